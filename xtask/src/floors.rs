@@ -35,7 +35,8 @@ const FLOORS: &[(&str, &str)] = &[
          srq: rng slab verbs memory events
          cq: planted rng slab verbs srq
          report: counters time wire congestion verbs
-         qp: counters planted rng time wire congestion verbs memory io events srq cq report
+         direct: verbs memory
+         qp: counters planted rng time wire congestion verbs memory io events srq cq report direct
          outbox: wire verbs io qp
          endpoint: *
          world: time wire verbs io endpoint",
@@ -109,6 +110,7 @@ const FLOORS: &[(&str, &str)] = &[
          driver: clock ready waiter
          udp: capture clock interfaces sockaddr waiter
          packet: udp
+         neighbours: interfaces
          device: capture clock interfaces packet ready skip udp waiter
          doctor: device interfaces packet udp
          fabric: fault pool ready udp

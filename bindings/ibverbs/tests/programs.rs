@@ -125,7 +125,36 @@ fn stopped_in_selective_repeat() {
         return skip::note(test, reason);
     }
     let mut command = Command::new(make("stopped_selective", "stopped"));
-    finish(test, command.env("DQUANT_RELIABILITY", "selective"), Some("lo"));
+    command.env("DQUANT_RELIABILITY", "selective").env("DQUANT_PATH", "udp");
+    finish(test, &mut command, Some("lo"));
+}
+
+/// A program between two processes of this machine, with or without packets.
+fn on_path(test: &str, name: &str, path: &str) {
+    let test = format!("programs::{test}");
+    match obstacle() {
+        Some(reason) => skip::note(&test, reason),
+        None => {
+            let program = format!("{name}_{path}");
+            finish(&test, Command::new(make(&program, name)).env("DQUANT_PATH", path), Some("lo"));
+        }
+    }
+}
+
+#[test]
+fn same_host_without_packets() {
+    on_path("same_host_without_packets", "same_host", "auto");
+}
+
+#[test]
+fn same_host_by_packets() {
+    on_path("same_host_by_packets", "same_host", "udp");
+}
+
+/// Without packets a stopped peer is no obstacle, which `same_host` covers.
+#[test]
+fn stopped() {
+    on_path("stopped", "stopped", "udp");
 }
 
 /// What a program that opens a device reports on stderr with this in its environment.
@@ -154,6 +183,7 @@ fn settings_that_are_no_good_are_complained_about() {
     let not_utf8 = OsStr::from_bytes(b"/tmp/\xff.pcap");
     for (name, bad, complaints) in [
         ("DQUANT_WINDOW", text("0"), 2),
+        ("DQUANT_PATH", text("shm"), 2),
         ("DQUANT_CONGESTION", text("dcqcn-mlnx:"), 2),
         ("DQUANT_CAPTURE", not_utf8, 2),
         ("DQUANT_DEVICES", text(""), 1),
@@ -220,7 +250,6 @@ programs! {
     datagrams on Some("lo");
     shared_receives on Some("lo");
     states on Some("lo");
-    stopped on Some("lo");
     notify on Some("lo");
     extended on Some("lo");
     queries on Some("lo");

@@ -12,7 +12,8 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::ptr;
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+use rustix::net::{recv, send, socket_with};
 
 use crate::sockaddr::Name;
 
@@ -129,6 +130,48 @@ fn duplicate_line(line: &str) -> Option<(IpAddr, u32)> {
     let index = u32::from_str_radix(fields.next()?, 16).ok()?;
     let flags = u32::from_str_radix(fields.nth(2)?, 16).ok()?;
     (flags & DUPLICATE != 0).then(|| (IpAddr::V6(address.into()), index))
+}
+
+/// Numbers of `linux/rtnetlink.h` and `linux/if_link.h`.
+const RTM_NEWLINK: u16 = 16;
+const RTM_GETLINK: u16 = 18;
+const NLM_F_REQUEST: u16 = 1;
+const IFLA_QDISC: u16 = 6;
+/// The header of netlink, and `ifinfomsg`, after which attributes follow.
+const LINK_BYTES: usize = 16 + 16;
+
+/// The queueing discipline of an interface: `noqueue` if its packets are not queued.
+///
+/// # Errors
+/// When the kernel does not report it.
+pub(crate) fn qdisc_of(index: u32) -> io::Result<String> {
+    // Protocol 0 of netlink sockets is NETLINK_ROUTE.
+    let kernel = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
+    let mut request = [0; LINK_BYTES];
+    request[..4].copy_from_slice(&(LINK_BYTES as u32).to_ne_bytes());
+    request[4..6].copy_from_slice(&RTM_GETLINK.to_ne_bytes());
+    request[6..8].copy_from_slice(&NLM_F_REQUEST.to_ne_bytes());
+    request[20..24].copy_from_slice(&index.to_ne_bytes());
+    send(&kernel, &request, SendFlags::empty())?;
+    let mut answer = vec![0_u8; 32 << 10];
+    // The kernel has replied by the time that `send` returns.
+    let (len, _) = recv(&kernel, &mut answer[..], RecvFlags::DONTWAIT)?;
+    qdisc_in(&answer[..len.min(answer.len())]).ok_or(io::ErrorKind::InvalidData.into())
+}
+
+fn qdisc_in(answer: &[u8]) -> Option<String> {
+    let kind = u16::from_ne_bytes(*answer.get(4..)?.first_chunk()?);
+    let mut attributes = answer.get(LINK_BYTES..).filter(|_| kind == RTM_NEWLINK)?;
+    loop {
+        let &[l0, l1, n0, n1] = attributes.first_chunk()?;
+        let len = usize::from(u16::from_ne_bytes([l0, l1]));
+        let value = attributes.get(4..len)?;
+        if u16::from_ne_bytes([n0, n1]) == IFLA_QDISC {
+            let text = CStr::from_bytes_until_nul(value).ok()?;
+            return Some(text.to_string_lossy().into_owned());
+        }
+        attributes = attributes.get(len.next_multiple_of(4)..)?;
+    }
 }
 
 /// The MTU of an interface of this network namespace (`/sys` may show another's).

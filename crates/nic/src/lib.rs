@@ -11,6 +11,7 @@
 //! | [`fabric`] | what engines run on: a device, its memory, and what moves its packets |
 //! | [`abi`] | structures and constants of `infiniband/verbs.h` |
 //! | [`loaded`] | devices behind a libibverbs that is found at run time |
+//! | [`neighbours`] | memory of other processes of this machine, reached without packets |
 //! | [`fault`] | a wire that loses packets on purpose |
 //! | [`pool`] | registered memory: one pre-faulted region |
 //! | [`waiter`], [`clock`] | sleeping and waking; time, CPU time, resident memory |
@@ -29,6 +30,7 @@ pub mod fabric;
 pub mod fault;
 pub mod interfaces;
 pub mod loaded;
+pub mod neighbours;
 pub mod packet;
 pub mod pool;
 pub mod ready;

@@ -161,6 +161,27 @@ counters! {
     cnps_sent,
     /// Packets that were held back by congestion control.
     paced_packets,
+
+    /// WRITEs carried out within the machine, without packets.
+    direct_writes,
+    /// READs carried out within the machine, without packets.
+    direct_reads,
+    /// Bytes of both.
+    direct_bytes,
+    /// Requests to a process of this machine sent as packets: requests before them were not done.
+    direct_refused_outstanding,
+    /// The same: the rate of their queue pair is limited.
+    direct_refused_paced,
+    /// The same: longer than a direct request may be.
+    direct_refused_length,
+    /// The same: a local buffer may not be used, or the completion queue was full.
+    direct_refused_local,
+    /// The same: the queue pair at the other end does not serve them.
+    direct_refused_peer,
+    /// The same: the peer has published no region with the key, the right and the bytes.
+    direct_refused_region,
+    /// The same: the operating system did not copy the bytes.
+    direct_refused_system,
 }
 
 /// The counters of one queue pair. Fields that do not apply to a queue pair stay zero.

@@ -246,6 +246,12 @@ impl CqTable {
         Pushed::Added
     }
 
+    /// Whether the queue takes another completion.
+    pub(crate) fn has_room(&self, cq: CqId) -> bool {
+        let room = |queue: &Cq| !queue.overrun && queue.entries.len() < queue.depth as usize;
+        self.slab.get(cq.0).is_some_and(room)
+    }
+
     /// Swaps the two completions added last; see [`planted`](crate::planted).
     pub(crate) fn swap_last(&mut self, cq: CqId) {
         if let Some(queue) = self.slab.get_mut(cq.0)

@@ -16,6 +16,7 @@ use core::net::{IpAddr, SocketAddr};
 
 use crate::congestion::rtt::RttMeter;
 use crate::cq::CqTable;
+use crate::direct::{Direct, QpCard};
 use crate::events::EventQueue;
 use crate::io::Origin;
 use crate::memory::pd::PdTable;
@@ -757,6 +758,27 @@ impl Endpoint {
     /// Queues a send work request: one of a batch of [`Device::post_send`](crate::verbs::device::Device).
     pub fn post_send(&mut self, now: Time, qpn: Qpn, wr: SendWr) -> Result<(), VerbsError> {
         self.on_qp(now, qpn, |qp, cx| qp.post_send(cx, wr))
+    }
+
+    /// Carries a send work request out at once if `direct` can, and queues it otherwise. Returns whether it
+    /// is done: then its completion is in the queue, and there is nothing to send.
+    pub fn post_send_direct(
+        &mut self,
+        now: Time,
+        qpn: Qpn,
+        wr: SendWr,
+        direct: &mut dyn Direct,
+    ) -> Result<bool, VerbsError> {
+        self.on_qp(now, qpn, |qp, cx| qp.post_direct(cx, wr, direct))
+    }
+
+    /// What neighbours need to know about a queue pair; `address` are the wire's own, by index.
+    pub fn qp_card(&self, qpn: Qpn, address: impl Fn(u8) -> Option<IpAddr>) -> Option<QpCard> {
+        let qp = &self.entry(qpn).ok()?.qp;
+        let (pd, access, serves, serves_reads) = qp.offers_directly();
+        let QpAttr { path, dest_qp, .. } = qp.query();
+        let (own, peer) = (address(path.source)?, path.remote.ip());
+        Some(QpCard { qpn, dest_qp, pd, own, peer, access, serves, serves_reads })
     }
 
     /// Queues a receive work request: one of a batch of [`Device::post_recv`](crate::verbs::device::Device).

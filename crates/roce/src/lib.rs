@@ -14,6 +14,7 @@
 //! | `io` | the [`world::Wire`] and [`world::Memory`] seams |
 //! | `events`, `srq`, `cq` | the queues that queue pairs share |
 //! | [`report`] | the state of queue pairs, and why they failed |
+//! | [`direct`] | requests within one machine that need no packets |
 //! | `qp` | queue pairs: the three services, loss recovery |
 //! | [`endpoint`] | one RoCE endpoint: memory regions, completion queues, queue pairs |
 //! | [`world`] | the loop between an endpoint, its wire and its memory |
@@ -33,6 +34,7 @@ pub mod congestion;
 mod counters;
 mod cq;
 mod deadlines;
+pub mod direct;
 pub mod endpoint;
 mod events;
 mod io;

@@ -9,6 +9,7 @@
 //! Order of locks: an engine's core, then the locks that listeners take.
 
 mod capture;
+mod direct;
 pub(crate) mod dmabuf;
 pub(crate) mod limits;
 mod memory;
@@ -23,6 +24,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use nic::clock;
 use nic::device::{DeviceConfig, DeviceWire};
 use nic::driver::Driver;
+use nic::neighbours;
 use nic::udp::UdpError;
 use roce::Time;
 use roce::endpoint::{AsyncEvent, Endpoint, EndpointConfig, Mtu};
@@ -58,6 +60,8 @@ pub(crate) struct Engine {
     pub(crate) mtu: Mtu,
     core: Mutex<Core>,
     progress: Progress,
+    /// What verbs use of the same-host path without the lock.
+    boards: Result<Arc<neighbours::Shared>, String>,
     sockets: Vec<Watched>,
     empty_polls: AtomicU32,
 }
@@ -68,6 +72,14 @@ pub(crate) struct Core {
     /// `None` once the device is closed.
     wire: Option<DeviceWire>,
     memory: ProcessMemory,
+    /// The same-host path, or why there is none.
+    neighbours: direct::Possible,
+    /// Why queue pairs have no neighbour, by number.
+    by_packets: HashMap<u32, String>,
+    /// A request posted since the last look has to be sent.
+    queued: bool,
+    /// The endpoint's count of failed queue pairs at the last look.
+    failed_before: u64,
     /// The time of the last turn. Posts use it: they are timed when they are sent, and reading the clock
     /// would take a tenth of a post's time.
     pub(crate) now: Time,
@@ -141,7 +153,13 @@ impl Engine {
             let open = engines.swap_remove(at);
             open.engine.progress.stop();
             fork::closed(&open.engine.socket_numbers());
-            let wire = open.engine.lock().wire.take();
+            let mut core = open.engine.lock();
+            let closed = Err("the device is closed".to_owned());
+            if let Ok(neighbours) = std::mem::replace(&mut core.neighbours, closed) {
+                fork::closed(&neighbours.fds());
+            }
+            let wire = core.wire.take();
+            drop(core);
             if !open.engine.sockets.iter().all(Watched::is_there) {
                 // The program has closed the descriptors, and their numbers may have been reused.
                 std::mem::forget(wire);
@@ -167,22 +185,35 @@ impl Engine {
         let mtu = Mtu::from_bytes(wire.payload_limit()).unwrap_or(Mtu::M256);
         let config = EndpointConfig { qpn_prefix: wire.slot(), mtu, seed, ..limits::ENDPOINT };
         let endpoint = Endpoint::new(config);
+        let settings = Settings::from_env();
+        let neighbours = direct::open(&wire, &settings);
+        let boards = match &neighbours {
+            Ok(neighbours) => {
+                fork::close_in_children(&neighbours.fds());
+                Ok(Arc::clone(neighbours.shared()))
+            }
+            Err(why) => Err(why.clone()),
+        };
         let core = Core {
             endpoint,
             wire: Some(wire),
             memory: ProcessMemory,
+            neighbours,
+            by_packets: HashMap::new(),
+            queued: false,
+            failed_before: 0,
             now: clock::now(),
             qps: HashMap::new(),
             cqs: HashMap::new(),
             srqs: HashMap::new(),
         };
-        let settings = Settings::from_env();
         let engine = Arc::new(Engine {
             interface,
             settings,
             mtu,
             core: Mutex::new(core),
             progress,
+            boards,
             sockets,
             empty_polls: AtomicU32::new(0),
         });
@@ -258,6 +289,7 @@ impl Core {
 
     /// Delivers completion events and asynchronous events.
     pub(crate) fn settle(&mut self) {
+        self.withdraw_failed();
         while let Some(id) = self.endpoint.poll_notified() {
             if let Some(cq) = self.cqs.get(&id) {
                 cq.notify(Notice::Completed);

@@ -21,7 +21,7 @@ const FORMAT: &str = "dquant-verbs/1";
 
 /// Why programs use UDP sockets.
 const WHY_UDP: &str = "UDP sockets are the one path that needs no driver, no root and no hardware; \
-                       this library has no faster one to choose";
+                       queue pairs with the path \"direct\" use it only for what is not a WRITE or READ";
 
 /// State of the wire.
 struct WireFacts {
@@ -92,19 +92,23 @@ fn device(engine: &Engine) -> Value {
     }
     let past = snapshot.past_errors.iter().map(|error| last_error(error, now));
     members.push(("past_errors", past.collect()));
-    members
-        .push(("queue_pairs", queue_pairs.iter().map(|report| queue_pair(report, now)).collect()));
+    let described = queue_pairs.iter().map(|(report, path)| queue_pair(report, path, now));
+    members.push(("queue_pairs", described.collect()));
     Value::Object(members)
 }
 
 /// Every queue pair. Those created or destroyed meanwhile may be missing.
-fn queue_pairs(engine: &Engine) -> Vec<QpReport> {
+fn queue_pairs(engine: &Engine) -> Vec<(QpReport, String)> {
     let mut all = Vec::new();
     loop {
         all.reserve(QPS_PER_LOCK);
         let before = all.len();
         let core = engine.lock();
-        all.extend(core.endpoint.queue_pairs().skip(before).take(QPS_PER_LOCK));
+        let some = core.endpoint.queue_pairs().skip(before).take(QPS_PER_LOCK);
+        all.extend(some.map(|report| {
+            let path = core.path_of(report.qpn);
+            (report, path)
+        }));
         drop(core);
         if all.len() < before + QPS_PER_LOCK {
             return all;
@@ -168,7 +172,7 @@ fn wire_counters(wire: &WireFacts) -> Vec<(&'static str, u64)> {
     ]
 }
 
-fn queue_pair(report: &QpReport, now: Time) -> Value {
+fn queue_pair(report: &QpReport, path: &str, now: Time) -> Value {
     let QpReport { qpn, transport, attr, sends, receives, flow, deadline, .. } = report;
     let mut members = vec![
         ("qpn", qpn.get().into()),
@@ -184,6 +188,7 @@ fn queue_pair(report: &QpReport, now: Time) -> Value {
         members.push(("mtu", attr.mtu.bytes().into()));
     }
     if *transport == Transport::Rc {
+        members.push(("path", path.into()));
         members.push(("timeout_ns", timeout_ns(attr.timeout).into()));
         members.push(("retry_count", attr.retry_count.into()));
         members.push(("rnr_retry", attr.rnr_retry.into()));

@@ -162,7 +162,7 @@ pub(super) unsafe extern "C" fn post_send(
     // SAFETY: null or the caller's place.
     let qp = peek::<Qp>(qp.cast()).inspect_err(|_| unsafe { name_refused(bad, list) });
     let posted = qp.and_then(|qp| {
-        qp.engine.verb(|core| {
+        qp.engine.post(|core| {
             // SAFETY: the caller's list, of valid requests; the lock is held.
             unsafe {
                 each(

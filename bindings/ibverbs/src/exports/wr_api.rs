@@ -93,7 +93,7 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     let draft = unsafe { qp.batch.draft() };
     let posted = match draft.error {
         Some(error) => Err(error),
-        None => qp.engine.verb(|core| qp.post_all(core, draft)),
+        None => qp.engine.post(|core| qp.post_all(core, draft)),
     };
     qp.batch.release();
     code(posted)

@@ -4,6 +4,7 @@ use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use roce::direct::RegionCard;
 use roce::verbs::{Access, MemoryRegion, PdId};
 use rustix::io::Errno;
 
@@ -170,8 +171,8 @@ impl Mr {
 
     pub(crate) fn deregister(&'static self) -> Outcome<()> {
         // First the region's lock, then the engine's, as where it is registered again.
-        let lkey = self.lkey();
-        self.engine.lock().endpoint.deregister(lkey).map_err(errno_of)?;
+        let shape = self.shape();
+        retire(&self.engine, &shape, self.rkey())?;
         self.unmap();
         Mr::arena().retire(self);
         Ok(())
@@ -193,7 +194,7 @@ impl Mr {
         }
         change.apply(self, &mut shape)?;
         if change.has(IBV_REREG_MR_CHANGE_TRANSLATION) {
-            let region = replace(&self.engine, &shape, now.lkey)?;
+            let region = replace(&self.engine, &shape, &now, self.rkey())?;
             shape.lkey = region.lkey;
             // SAFETY: the program must not use the region while it is being registered again.
             let c = unsafe { &mut *self.c.get() };
@@ -202,8 +203,12 @@ impl Mr {
         } else {
             let access = access_of(shape.access)?;
             populate(shape.addr, shape.len, access.local_write)?;
+            withdraw(&self.engine, &now, self.rkey())?;
             let mut core = self.engine.lock();
-            core.endpoint.change_region(now.lkey, shape.pd, access).map_err(errno_of)?;
+            let changed = core.endpoint.change_region(now.lkey, shape.pd, access);
+            let in_force = if changed.is_ok() { &shape } else { &*now };
+            core.publish_region(&card(in_force, self.rkey()));
+            changed.map_err(errno_of)?;
         }
         *now = shape;
         if change.has(IBV_REREG_MR_CHANGE_PD) {
@@ -217,15 +222,18 @@ impl Mr {
         *self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lkey(&self) -> u32 {
-        self.shape().lkey
+    fn rkey(&self) -> u32 {
+        // SAFETY: changed only while the region is registered again, when the program must not use it.
+        unsafe { (*self.c.get()).rkey }
     }
 
     /// Destroys it with its context.
     pub(super) fn end(&'static self) {
         if Mr::arena().retire(self) {
-            let lkey = self.lkey();
-            let _ = self.engine.lock().endpoint.deregister(lkey);
+            let shape = self.shape();
+            if retire(&self.engine, &shape, self.rkey()).is_err() {
+                let _ = self.engine.lock().endpoint.deregister(shape.lkey);
+            }
             self.unmap();
         }
     }
@@ -267,17 +275,51 @@ fn enlist(engine: &Engine, shape: &Shape) -> Outcome<MemoryRegion> {
     }
     populate(shape.addr, shape.len, access.local_write)?;
     let Shape { pd, iova, len, addr, .. } = *shape;
-    engine.lock().endpoint.register_at(pd, iova, len, addr, access).map_err(errno_of)
+    let mut core = engine.lock();
+    let region = core.endpoint.register_at(pd, iova, len, addr, access).map_err(errno_of)?;
+    core.publish_region(&card(shape, region.rkey));
+    Ok(region)
+}
+
+/// What neighbours learn about a region.
+fn card(shape: &Shape, rkey: u32) -> RegionCard {
+    let access = access_of(shape.access).unwrap_or_default();
+    let Shape { pd, iova, len, addr, .. } = *shape;
+    RegionCard { rkey, pd, addr: iova, len, backing: addr, access }
+}
+
+/// Takes a region from neighbours, and waits for those that use it.
+///
+/// # Errors
+/// `EBUSY` when one was stopped in the middle of an access: then nothing has changed.
+fn withdraw(engine: &Engine, shape: &Shape, rkey: u32) -> Outcome<()> {
+    engine.lock().withdraw_region(rkey);
+    if engine.quiesce() {
+        return Ok(());
+    }
+    engine.lock().publish_region(&card(shape, rkey));
+    Err(Errno::BUSY)
+}
+
+/// Deregisters a region: when this returns, nobody uses it.
+fn retire(engine: &Engine, shape: &Shape, rkey: u32) -> Outcome<()> {
+    withdraw(engine, shape, rkey)?;
+    let mut core = engine.lock();
+    core.endpoint.deregister(shape.lkey).map_err(|error| {
+        core.publish_region(&card(shape, rkey));
+        errno_of(error)
+    })
 }
 
 /// Registers `shape`, then deregisters the region that it replaces.
-fn replace(engine: &Engine, shape: &Shape, before: u32) -> Outcome<MemoryRegion> {
+fn replace(engine: &Engine, shape: &Shape, before: &Shape, rkey: u32) -> Outcome<MemoryRegion> {
     let region = enlist(engine, shape)?;
-    let mut core = engine.lock();
-    if let Err(error) = core.endpoint.deregister(before) {
-        // Windows are bound to the old region, so that stays.
+    if let Err(error) = retire(engine, before, rkey) {
+        // Windows are bound to the old region, so that stays. Nobody has the new key.
+        let mut core = engine.lock();
+        core.withdraw_region(region.rkey);
         let _ = core.endpoint.deregister(region.lkey);
-        return Err(errno_of(error));
+        return Err(error);
     }
     Ok(region)
 }

@@ -141,7 +141,7 @@ impl Qp {
     /// Posts one work request.
     #[inline]
     pub(crate) fn post_send(&self, core: &mut Core, wr: SendWr) -> Outcome<()> {
-        core.endpoint.post_send(core.now, self.number, wr).map_err(errno_of)?;
+        core.post_send(self.number, wr).map_err(errno_of)?;
         self.posted.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
@@ -177,6 +177,7 @@ impl Qp {
         }
         let _ = core.endpoint.destroy_qp(clock::now(), self.number);
         core.qps.remove(&self.number.get());
+        core.forget_qp(self.number);
         if let Some(inline) = &self.inline {
             inline.end(core);
         }
@@ -187,6 +188,7 @@ impl Qp {
     pub(super) fn end(&'static self) {
         if Qp::arena().retire(self) {
             self.leave(&mut self.engine.lock());
+            let _ = self.engine.quiesce();
         }
     }
 
@@ -194,6 +196,7 @@ impl Qp {
         // The last packets may still be pending: an acknowledgement, for example.
         self.engine.verb(|_| ());
         self.leave(&mut self.engine.lock());
+        let _ = self.engine.quiesce();
         Subject::Qp(self).forget();
         Qp::arena().retire(self);
     }

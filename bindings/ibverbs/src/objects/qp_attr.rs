@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use nic::clock;
 use roce::endpoint::{AttrMask, Mtu, QpAttr, QpState};
-use roce::verbs::{Access, Qpn};
+use roce::verbs::{Access, Qpn, Transport};
 use roce::wire::Psn;
 use roce::world::Path;
 use rustix::io::Errno;
@@ -155,9 +155,17 @@ impl Qp {
     /// Sets what `mask` names, as `ibv_modify_qp` does.
     pub(crate) fn modify(&self, attr: &ibv_qp_attr, mask: u32) -> Outcome<()> {
         let wanted = wanted(self, attr, mask)?;
-        self.engine
-            .verb(|core| core.endpoint.modify_qp(clock::now(), self.number, &wanted))
-            .map_err(errno_of)?;
+        let connects = mask & IBV_QP_STATE != 0 && wanted.state == QpState::Rtr;
+        let met = (connects && self.transport == Transport::Rc)
+            .then(|| self.engine.meet(&wanted.path, wanted.dest_qp));
+        let modified = self.engine.verb(|core| {
+            core.endpoint.modify_qp(clock::now(), self.number, &wanted)?;
+            core.follow_qp(self.number, met);
+            Ok(())
+        });
+        modified.map_err(errno_of)?;
+        // What the peer may not do any more it does not do from here on.
+        let _ = self.engine.quiesce();
         if mask & IBV_QP_STATE != 0 {
             // SAFETY: programs read the state of a queue pair; only modify and query write it.
             unsafe { (*self.base()).state = attr.qp_state };

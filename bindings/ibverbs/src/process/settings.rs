@@ -16,6 +16,8 @@ pub(crate) const WINDOW: &str = "DQUANT_WINDOW";
 pub(crate) const RELIABILITY: &str = "DQUANT_RELIABILITY";
 /// A variant of DCQCN, with the link's rate in Gbit/s after a colon.
 pub(crate) const CONGESTION: &str = "DQUANT_CONGESTION";
+/// `auto` or `udp`: whether WRITEs and READs within the machine may do without packets.
+pub(crate) const PATH: &str = "DQUANT_PATH";
 /// File for every packet in and out; `%d` stands for the device, `%p` for the process.
 pub(crate) const CAPTURE: &str = "DQUANT_CAPTURE";
 /// Directory with the view of `/sys/class/infiniband`.
@@ -30,12 +32,27 @@ pub(crate) struct Settings {
     pub(crate) window_packets: u32,
     pub(crate) reliability: Reliability,
     pub(crate) congestion: CongestionControl,
+    pub(crate) path: PathChoice,
+}
+
+/// How requests to processes of this machine go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PathChoice {
+    /// Without packets where possible.
+    Auto,
+    /// As packets.
+    Udp,
 }
 
 impl Settings {
     /// The settings in the environment. Values that do not parse are reported on stderr and ignored.
     pub(crate) fn from_env() -> Settings {
-        Settings { window_packets: window(), reliability: reliability(), congestion: congestion() }
+        Settings {
+            window_packets: window(),
+            reliability: reliability(),
+            congestion: congestion(),
+            path: path(),
+        }
     }
 }
 
@@ -68,6 +85,17 @@ fn reliability() -> Reliability {
         Some(other) => {
             complain(RELIABILITY, other);
             Reliability::GoBackN
+        }
+    }
+}
+
+fn path() -> PathChoice {
+    match text_of(PATH).as_deref() {
+        Some("auto") => PathChoice::Auto,
+        Some("udp") | None => PathChoice::Udp,
+        Some(other) => {
+            complain(PATH, other);
+            PathChoice::Udp
         }
     }
 }

@@ -22,6 +22,7 @@ mod codes;
 mod congestion;
 pub(crate) mod context;
 pub(crate) mod delivery;
+mod direct;
 mod executor;
 mod grh;
 mod inbound;

@@ -98,6 +98,9 @@ pub(super) struct QueuePair {
     pub(super) peer: Option<Peer>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) mtu: Option<u32>,
+    /// How WRITEs and READs go: "direct", or "packets" with the reason.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) path: Option<String>,
     /// Work requests posted and not completed.
     pub(super) sends: u32,
     /// Receives posted and not completed; none if they are shared.

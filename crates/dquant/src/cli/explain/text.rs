@@ -196,6 +196,9 @@ fn queue_pair(out: &mut String, qp: &QueuePair) {
     if let Some(flow) = &qp.flow {
         self::flow(out, flow, state);
     }
+    if let Some(path) = &qp.path {
+        fact(out, "path", path);
+    }
     timers(out, qp);
     if let Some(bps) = qp.rate_bps {
         fact(out, "rate", format_args!("{:.3} Gbit/s at most", bps as f64 / 1e9));

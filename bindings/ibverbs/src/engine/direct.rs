@@ -1,0 +1,165 @@
+//! The same-host path of an engine: which queue pairs use it, and what this process publishes for it.
+//!
+//! [`nic::neighbours`] does the work. Here the state of queue pairs and regions is copied to the board whenever it
+//! changes, under the engine's lock. Who withdraws something then calls [`Engine::quiesce`] without the lock, before
+//! the verb returns: from then on no neighbour touches it.
+
+use std::sync::Arc;
+
+use nic::device::DeviceWire;
+use nic::neighbours::{Neighbours, Target};
+use roce::direct::RegionCard;
+use roce::endpoint::QpState;
+use roce::verbs::{Qpn, SendWr, VerbsError};
+use roce::world::Path;
+
+use super::{Core, Engine};
+use crate::process::settings::{PATH, PathChoice, Settings};
+use crate::process::signals::SignalsBlocked;
+
+/// What an engine has of the same-host path: neighbours, or the reason for none.
+pub(super) type Possible = Result<Neighbours, String>;
+
+/// The number of bits below the slot in a queue pair number.
+const SLOT_SHIFT: u32 = 16;
+
+pub(super) fn open(wire: &DeviceWire, settings: &Settings) -> Possible {
+    if settings.path == PathChoice::Udp {
+        return Err(format!("{PATH}=udp"));
+    }
+    if wire.capture().is_some() {
+        return Err("packets are recorded".to_owned());
+    }
+    let _blocked = SignalsBlocked::all();
+    let opened = Neighbours::open(wire.slot(), wire.addresses());
+    opened.map_err(|error| format!("no board for neighbours: {error}"))
+}
+
+impl Engine {
+    /// Finds out whether a queue pair's peer is a neighbour, before it is connected.
+    pub(crate) fn meet(&self, path: &Path, dest: Qpn) -> Result<Arc<Target>, String> {
+        let shared = self.boards.as_ref().map_err(Clone::clone)?;
+        shared.meet(path.remote, (dest.get() >> SLOT_SHIFT) as u8)
+    }
+
+    /// Waits until no neighbour uses what was withdrawn before. Must be called without the engine's lock. Returns false
+    /// if one was stopped in the middle of an access.
+    #[must_use]
+    pub(crate) fn quiesce(&self) -> bool {
+        self.boards.as_ref().ok().is_none_or(|shared| shared.quiesce())
+    }
+
+    /// Posts sends, and sends what has to go as packets.
+    pub(crate) fn post<T>(&self, post: impl FnOnce(&mut Core) -> T) -> T {
+        let mut core = self.lock();
+        core.queued = false;
+        let done = post(&mut core);
+        if core.queued {
+            self.flush(&mut core);
+        } else {
+            core.settle();
+        }
+        done
+    }
+}
+
+impl Core {
+    /// Posts one work request, which may be done when this returns.
+    #[inline]
+    pub(crate) fn post_send(&mut self, qpn: Qpn, wr: SendWr) -> Result<(), VerbsError> {
+        let is_done = match &mut self.neighbours {
+            Ok(neighbours) => self.endpoint.post_send_direct(self.now, qpn, wr, neighbours)?,
+            Err(_) => {
+                self.endpoint.post_send(self.now, qpn, wr)?;
+                false
+            }
+        };
+        self.queued |= !is_done;
+        Ok(())
+    }
+
+    /// A queue pair was modified; `met` is what became of its peer, if it was just connected.
+    pub(crate) fn follow_qp(&mut self, qpn: Qpn, met: Option<Result<Arc<Target>, String>>) {
+        if self.endpoint.qp_state(qpn) == Some(QpState::Reset) {
+            return self.forget_qp(qpn);
+        }
+        let Ok(neighbours) = &mut self.neighbours else {
+            return;
+        };
+        match met {
+            Some(Ok(target)) => {
+                self.by_packets.remove(&qpn.get());
+                neighbours.route(qpn, Some(target));
+            }
+            Some(Err(why)) => {
+                self.by_packets.insert(qpn.get(), why);
+                neighbours.route(qpn, None);
+            }
+            None => {}
+        }
+        self.publish_qp(qpn);
+    }
+
+    /// A queue pair is gone, or not connected any more.
+    pub(crate) fn forget_qp(&mut self, qpn: Qpn) {
+        self.by_packets.remove(&qpn.get());
+        if let Ok(neighbours) = &mut self.neighbours {
+            neighbours.route(qpn, None);
+            neighbours.withdraw_qp(qpn);
+        }
+    }
+
+    fn publish_qp(&self, qpn: Qpn) {
+        let Core { endpoint, wire: Some(wire), neighbours: Ok(neighbours), .. } = self else {
+            return;
+        };
+        let address = |index: u8| wire.addresses().get(usize::from(index)).copied();
+        match endpoint.qp_card(qpn, address) {
+            Some(card) => neighbours.publish_qp(&card),
+            None => neighbours.withdraw_qp(qpn),
+        }
+    }
+
+    /// Withdraws queue pairs that have failed since the last call.
+    pub(super) fn withdraw_failed(&mut self) {
+        let failed = self.endpoint.counters().qp_errors;
+        if failed == std::mem::replace(&mut self.failed_before, failed) {
+            return;
+        }
+        for &qpn in self.qps.keys() {
+            self.publish_qp(Qpn::new(qpn));
+        }
+    }
+
+    /// A region is registered: neighbours with a right may use it.
+    pub(crate) fn publish_region(&self, card: &RegionCard) {
+        if let Ok(neighbours) = &self.neighbours
+            && (card.access.remote_write || card.access.remote_read)
+        {
+            neighbours.publish_region(card);
+        }
+    }
+
+    pub(crate) fn withdraw_region(&self, rkey: u32) {
+        if let Ok(neighbours) = &self.neighbours {
+            neighbours.withdraw_region(rkey);
+        }
+    }
+
+    /// The path of a queue pair's WRITEs and READs, in words.
+    pub(crate) fn path_of(&self, qpn: Qpn) -> String {
+        let by_packets = |why: &str| format!("packets: {why}");
+        let neighbours = match &self.neighbours {
+            Ok(neighbours) => neighbours,
+            Err(why) => return by_packets(why),
+        };
+        match neighbours.route_of(qpn).map(Target::why_not) {
+            Some(None) => "direct".to_owned(),
+            Some(Some(why)) => by_packets(why),
+            None => {
+                let why = self.by_packets.get(&qpn.get());
+                by_packets(why.map_or("not connected", String::as_str))
+            }
+        }
+    }
+}

@@ -1,0 +1,381 @@
+//! Boards: what a process publishes about its queue pairs and regions, in memory that others map read-only.
+//!
+//! A board is a memfd that cannot be resized, or mapped for writing by anyone after its owner has done so. Its entries
+//! are changed under a sequence number (odd while a change is under way), so a reader gets whole entries.
+//! Readers belong to other processes: they take nothing on a board for more than a number.
+//!
+//! Two words beside the entries:
+//! - `owner` is the number of a thread of the owner for as long as that process exists and has not executed
+//!   another program: the kernel marks it then, before the memory goes away (it is a robust futex, see
+//!   `guard`). It costs a reader one load, and needs no process id that may be reused;
+//! - `busy` announces that the owner accesses the memory of another process. Who withdraws an entry waits
+//!   until no announcement names it ([`Board::is_busy_with`]).
+
+use std::io;
+use std::net::{IpAddr, Ipv6Addr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use roce::direct::{QpCard, RegionCard};
+use roce::verbs::{Access, PdId, Qpn};
+use rustix::fs::{
+    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
+};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+
+/// Format and version; both sides run the same layout or none.
+const MAGIC: u64 = u64::from_le_bytes(*b"dqboard1");
+
+/// Queue pairs and regions that fit. What does not fit is not published, and reached by packets.
+const QPS: usize = 1 << 12;
+const REGIONS: usize = 1 << 14;
+
+/// Places where the entry of a key may be.
+const PROBES: usize = 8;
+
+/// Attempts to read an entry that its owner is changing.
+const ATTEMPTS: usize = 4;
+
+/// `FUTEX_OWNER_DIED` of linux/futex.h.
+const OWNER_DIED: u32 = 0x4000_0000;
+
+const SEALS: SealFlags =
+    SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE).union(SealFlags::SEAL);
+
+const WORDS: usize = 7;
+type Words = [u64; WORDS];
+
+#[repr(C, align(64))]
+struct Entry {
+    sequence: AtomicU64,
+    words: [AtomicU64; WORDS],
+}
+
+#[repr(C, align(64))]
+struct Page {
+    magic: AtomicU64,
+    owner: AtomicU32,
+    busy: AtomicU64,
+    qps: [Entry; QPS],
+    regions: [Entry; REGIONS],
+}
+
+const BYTES: usize = size_of::<Page>();
+
+/// The low half of an entry's first word; 0 in an empty one.
+fn key_of(first: u64) -> u32 {
+    first as u32
+}
+
+/// Places of a key in a table, in the order of preference.
+fn places(table: &[Entry], key: u32) -> impl Iterator<Item = &Entry> {
+    let start = (key.wrapping_mul(0x9e37_79b1) >> 8) as usize;
+    (0..PROBES).filter_map(move |step| table.get((start + step) % table.len()))
+}
+
+impl Entry {
+    /// Only its owner calls this, with its engine locked.
+    fn write(&self, words: &Words) {
+        let before = self.sequence.load(Ordering::Relaxed);
+        self.sequence.store(before | 1, Ordering::Relaxed);
+        fence(Ordering::Release);
+        for (place, word) in self.words.iter().zip(words) {
+            place.store(*word, Ordering::Relaxed);
+        }
+        self.sequence.store((before | 1).wrapping_add(1), Ordering::Release);
+    }
+
+    fn key(&self) -> u32 {
+        key_of(self.words[0].load(Ordering::Relaxed))
+    }
+
+    /// The whole entry, if it has this key.
+    fn read(&self, key: u32) -> Option<Words> {
+        for _ in 0..ATTEMPTS {
+            let before = self.sequence.load(Ordering::Acquire);
+            let words = self.words.each_ref().map(|word| word.load(Ordering::Relaxed));
+            fence(Ordering::Acquire);
+            if before & 1 == 0 && self.sequence.load(Ordering::Relaxed) == before {
+                return (key_of(words[0]) == key).then_some(words);
+            }
+        }
+        None
+    }
+}
+
+fn put(table: &[Entry], words: &Words) -> bool {
+    let key = key_of(words[0]);
+    let own = places(table, key).find(|entry| entry.key() == key);
+    let place = own.or_else(|| places(table, key).find(|entry| entry.key() == 0));
+    place.map(|entry| entry.write(words)).is_some()
+}
+
+fn remove(table: &[Entry], key: u32) {
+    for entry in places(table, key).filter(|entry| key != 0 && entry.key() == key) {
+        entry.write(&[0; WORDS]);
+    }
+}
+
+fn get(table: &[Entry], key: u32) -> Option<Words> {
+    let mut candidates = places(table, key).filter(|entry| key != 0 && entry.key() == key);
+    candidates.find_map(|entry| entry.read(key))
+}
+
+fn bits(access: Access) -> u64 {
+    u64::from(access.remote_write) | u64::from(access.remote_read) << 1
+}
+
+fn access(bits: u64) -> Access {
+    Access { remote_write: bits & 1 != 0, remote_read: bits & 2 != 0, ..Access::default() }
+}
+
+fn halves(ip: IpAddr) -> [u64; 2] {
+    let bits = match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().to_bits(),
+        IpAddr::V6(ip) => ip.to_bits(),
+    };
+    [(bits >> 64) as u64, bits as u64]
+}
+
+fn ip([high, low]: [u64; 2]) -> IpAddr {
+    let bits = u128::from(high) << 64 | u128::from(low);
+    IpAddr::V6(Ipv6Addr::from_bits(bits)).to_canonical()
+}
+
+/// A board in this process's memory. Its owner's is writable, all others are not: the methods that write are
+/// on [`OwnBoard`].
+pub(super) struct Board(NonNull<Page>);
+
+// SAFETY: everything behind the pointer is atomic, and it is mapped for as long as the board lives.
+unsafe impl Send for Board {}
+// SAFETY: as above.
+unsafe impl Sync for Board {}
+
+impl Board {
+    /// Maps a board that another process has sent.
+    ///
+    /// # Errors
+    /// When it is not one, or its owner could still resize it, which would end this process on access.
+    pub(super) fn of_other(file: &OwnedFd) -> io::Result<Board> {
+        let wrong = |what| io::Error::new(io::ErrorKind::InvalidData, what);
+        if !fcntl_get_seals(file)?.contains(SEALS) {
+            return Err(wrong("the board can be resized"));
+        }
+        if fstat(file)?.st_size != BYTES as i64 {
+            return Err(wrong("the board has another size"));
+        }
+        let board = Board::map(file.as_fd(), ProtFlags::READ)?;
+        match board.page().magic.load(Ordering::Acquire) {
+            MAGIC => Ok(board),
+            _ => Err(wrong("the board has another format")),
+        }
+    }
+
+    fn map(file: BorrowedFd<'_>, access: ProtFlags) -> io::Result<Board> {
+        // SAFETY: a new mapping of a file whose size cannot change; only atomics are reached through it.
+        let at = unsafe { mmap(std::ptr::null_mut(), BYTES, access, MapFlags::SHARED, file, 0)? };
+        let board = Board(NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?);
+        // SAFETY: the mapping just made. A forked child has no use for it: its calls with the parent's
+        // objects fail before they get here.
+        unsafe { madvise(at, BYTES, Advice::LinuxDontFork)? };
+        Ok(board)
+    }
+
+    fn page(&self) -> &Page {
+        // SAFETY: `BYTES` are mapped at the pointer, page-aligned, until the board is dropped; any bytes are
+        // valid atomics. Other processes change them only as atomics or make them wrong numbers.
+        unsafe { self.0.as_ref() }
+    }
+
+    /// Whether its owner still runs the program that made it.
+    pub(super) fn is_owned(&self) -> bool {
+        let owner = self.page().owner.load(Ordering::Acquire);
+        owner != 0 && owner & OWNER_DIED == 0
+    }
+
+    /// Whether its owner accesses the memory of the process with this slot, and since which announcement.
+    pub(super) fn busy_with(&self, slot: u8) -> Option<u64> {
+        let busy = self.page().busy.load(Ordering::SeqCst);
+        (busy as u8 == slot).then_some(busy)
+    }
+
+    pub(super) fn qp(&self, qpn: Qpn) -> Option<QpCard> {
+        let [first, second, own_high, own_low, peer_high, peer_low, _] =
+            get(&self.page().qps, qpn.get())?;
+        let flags = first >> 32;
+        Some(QpCard {
+            qpn,
+            dest_qp: Qpn::new(second as u32),
+            pd: PdId((second >> 32) as u32),
+            own: ip([own_high, own_low]),
+            peer: ip([peer_high, peer_low]),
+            access: access(flags),
+            serves: flags & 4 != 0,
+            serves_reads: flags & 8 != 0,
+        })
+    }
+
+    pub(super) fn region(&self, rkey: u32) -> Option<RegionCard> {
+        let [first, pd, addr, len, backing, _, _] = get(&self.page().regions, rkey)?;
+        Some(RegionCard {
+            rkey,
+            pd: PdId(pd as u32),
+            addr,
+            len,
+            backing,
+            access: access(first >> 32),
+        })
+    }
+}
+
+impl Drop for Board {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this board's own, and nothing refers to it any more.
+        let _ = unsafe { munmap(self.0.as_ptr().cast(), BYTES) };
+    }
+}
+
+/// The board of this process.
+pub(super) struct OwnBoard(Board);
+
+impl OwnBoard {
+    /// A new, empty board, and the file to send to others.
+    pub(super) fn create() -> io::Result<(OwnBoard, OwnedFd)> {
+        let file = memfd_create("dquant-board", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&file, BYTES as u64)?;
+        let board = Board::map(file.as_fd(), ProtFlags::READ | ProtFlags::WRITE)?;
+        fcntl_add_seals(&file, SEALS)?;
+        board.page().magic.store(MAGIC, Ordering::Release);
+        Ok((OwnBoard(board), file))
+    }
+
+    /// The word that the kernel marks when the thread that holds it ends.
+    pub(super) fn owner(&self) -> &AtomicU32 {
+        &self.0.page().owner
+    }
+
+    /// Announces an access to the process with this slot. What is read from its board afterwards is either
+    /// still valid, or its owner waits for the end of the access.
+    pub(super) fn announce(&self, slot: u8, count: u64) {
+        self.0.page().busy.store(count << 8 | u64::from(slot), Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// The access is over.
+    pub(super) fn retire(&self) {
+        self.0.page().busy.store(0, Ordering::SeqCst);
+    }
+
+    /// Publishes a queue pair, or withdraws it if it serves nothing. Returns false if there is no room.
+    pub(super) fn put_qp(&self, card: &QpCard) -> bool {
+        let qpn = card.qpn.get();
+        if !card.serves {
+            self.remove_qp(card.qpn);
+            return true;
+        }
+        let flags = bits(card.access) | 4 | u64::from(card.serves_reads) << 3;
+        let [own_high, own_low] = halves(card.own);
+        let [peer_high, peer_low] = halves(card.peer);
+        let first = u64::from(qpn) | flags << 32;
+        let second = u64::from(card.dest_qp.get()) | u64::from(card.pd.0) << 32;
+        put(&self.0.page().qps, &[first, second, own_high, own_low, peer_high, peer_low, 0])
+    }
+
+    pub(super) fn remove_qp(&self, qpn: Qpn) {
+        remove(&self.0.page().qps, qpn.get());
+    }
+
+    /// Publishes a region. Returns false if there is no room.
+    pub(super) fn put_region(&self, card: &RegionCard) -> bool {
+        let first = u64::from(card.rkey) | bits(card.access) << 32;
+        let words = [first, card.pd.0.into(), card.addr, card.len, card.backing, 0, 0];
+        put(&self.0.page().regions, &words)
+    }
+
+    pub(super) fn remove_region(&self, rkey: u32) {
+        remove(&self.0.page().regions, rkey);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn region(rkey: u32) -> RegionCard {
+        let access = Access { remote_read: true, ..Access::default() };
+        RegionCard { rkey, pd: PdId(3), addr: 0x1000, len: 64, backing: 0x2000, access }
+    }
+
+    #[test]
+    fn a_reader_sees_what_the_owner_publishes_until_it_is_withdrawn() {
+        let (own, file) = OwnBoard::create().expect("memfd");
+        let other = Board::of_other(&file).expect("a board");
+        assert!(!other.is_owned());
+        assert!(own.put_region(&region(7)) && own.put_region(&region(8)));
+        assert_eq!(other.region(7), Some(region(7)));
+        own.remove_region(7);
+        assert_eq!((other.region(7), other.region(8)), (None, Some(region(8))));
+        assert_eq!(other.region(0), None);
+        let [own_ip, peer_ip] = ["127.0.0.1", "fe80::1"].map(|ip| ip.parse().expect("good"));
+        let card = QpCard {
+            qpn: Qpn::new(0x10005),
+            dest_qp: Qpn::new(0x20006),
+            pd: PdId(9),
+            own: own_ip,
+            peer: peer_ip,
+            access: Access { remote_write: true, ..Access::default() },
+            serves: true,
+            serves_reads: false,
+        };
+        assert!(own.put_qp(&card));
+        assert_eq!(other.qp(card.qpn), Some(card));
+        assert!(own.put_qp(&QpCard { serves: false, ..card }));
+        assert_eq!(other.qp(card.qpn), None);
+    }
+
+    #[test]
+    fn a_full_board_refuses_and_a_freed_place_is_used_again() {
+        let (own, file) = OwnBoard::create().expect("memfd");
+        let other = Board::of_other(&file).expect("a board");
+        let published: Vec<u32> =
+            (1..40_000).filter(|&rkey| own.put_region(&region(rkey))).collect();
+        assert!(published.len() > REGIONS / 2 && published.len() <= REGIONS);
+        assert!(published.iter().all(|&rkey| other.region(rkey) == Some(region(rkey))));
+        published.iter().for_each(|&rkey| own.remove_region(rkey));
+        assert!(published.iter().all(|&rkey| other.region(rkey).is_none()));
+        assert!(published.iter().all(|&rkey| own.put_region(&region(rkey))));
+    }
+
+    #[test]
+    fn files_that_are_no_boards_are_refused() {
+        let file = memfd_create("other", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
+        let file = file.expect("memfd");
+        assert!(Board::of_other(&file).is_err(), "not sealed");
+        fcntl_add_seals(&file, SEALS).expect("sealing is allowed");
+        assert!(Board::of_other(&file).is_err(), "empty");
+        let file = memfd_create("other", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
+        let file = file.expect("memfd");
+        ftruncate(&file, BYTES as u64).expect("its own file");
+        fcntl_add_seals(&file, SEALS).expect("sealing is allowed");
+        assert!(Board::of_other(&file).is_err(), "without a format");
+    }
+
+    #[test]
+    fn nobody_else_can_write_a_board() {
+        let (_own, file) = OwnBoard::create().expect("memfd");
+        assert!(Board::map(file.as_fd(), ProtFlags::READ | ProtFlags::WRITE).is_err());
+        assert!(rustix::io::pwrite(&file, &[1], 0).is_err());
+    }
+
+    #[test]
+    fn announcements_name_one_process() {
+        let (own, file) = OwnBoard::create().expect("memfd");
+        let other = Board::of_other(&file).expect("a board");
+        assert_eq!(other.busy_with(4), None);
+        own.announce(4, 7);
+        assert!(other.busy_with(4).is_some() && other.busy_with(5).is_none());
+        own.retire();
+        assert_eq!(other.busy_with(4), None);
+    }
+}

@@ -1,0 +1,53 @@
+//! Copies between this process and another, by the kernel (`process_vm_readv`, `process_vm_writev`).
+
+use std::io;
+
+use roce::direct::{DirectKind, DirectRequest};
+use roce::verbs::MAX_SGE;
+
+/// Bytes of a cache line: the end of a WRITE that a program may poll.
+const LINE: u64 = 64;
+
+/// Copies all bytes of a request, those of a WRITE in ascending order with the last line last, so that a program
+/// that polls the last byte sees all others.
+///
+/// # Errors
+/// When not all bytes were copied; `ESRCH` when the process is gone, `EPERM` when its memory may not be accessed.
+pub(super) fn copy(pid: i32, first: u64, request: &DirectRequest<'_>) -> io::Result<()> {
+    let mut local = [EMPTY; MAX_SGE];
+    let pieces = local.iter_mut().zip(request.local);
+    let count =
+        pieces.map(|(place, piece)| *place = span(piece.addr, u64::from(piece.len))).count();
+    let len = u64::from(request.len);
+    let last = first + len - 1;
+    let tail = (last / LINE * LINE).max(first);
+    // The kernel copies one span after the other.
+    let remote = [span(first, tail - first), span(tail, last + 1 - tail)];
+    let remote = if tail == first || request.kind == DirectKind::Read {
+        &[span(first, len)][..]
+    } else {
+        &remote[..]
+    };
+    let (from, to) = (local.as_ptr(), remote.as_ptr());
+    let (count, spans) = (count as libc::c_ulong, remote.len() as libc::c_ulong);
+    // SAFETY: the lists are valid for their lengths. The local bytes lie in registered regions, whose rights
+    // the endpoint has checked; the kernel checks every byte on both sides and returns an error for
+    // bytes that are not mapped.
+    let copied = unsafe {
+        match request.kind {
+            DirectKind::Write => libc::process_vm_writev(pid, from, count, to, spans, 0),
+            DirectKind::Read => libc::process_vm_readv(pid, from, count, to, spans, 0),
+        }
+    };
+    match u64::try_from(copied) {
+        Err(_) => Err(io::Error::last_os_error()),
+        Ok(copied) if copied == len => Ok(()),
+        Ok(_) => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
+const EMPTY: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+
+fn span(addr: u64, len: u64) -> libc::iovec {
+    libc::iovec { iov_base: addr as *mut libc::c_void, iov_len: len as usize }
+}

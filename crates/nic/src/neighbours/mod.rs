@@ -1,0 +1,457 @@
+//! Neighbours: processes of this machine, user and network namespace whose registered memory this process reads and
+//! writes without packets.
+//!
+//! Each process publishes its queue pairs and regions on a board ([`board`]) and swaps boards with the processes
+//! that its queue pairs connect to ([`exchange`]). `roce::direct` decides, from the boards, whether a request can be
+//! carried out at once; this module carries it out ([`copy`]). Everything else goes as packets, and so does all
+//! traffic to a peer that is not a neighbour; [`Shared::meet`] returns why.
+//!
+//! No access outlives the permission for it. An initiator announces an access before it reads the boards of the
+//! target. A target that withdraws an entry then waits until no announcement is left that may have seen the
+//! entry ([`Shared::quiesce`]). Both sides use sequentially consistent stores and loads, so one of the two sees the
+//! other.
+//!
+//! A veth, a tenant, loss or shaping is never bypassed: both addresses must belong to this namespace, which
+//! routes them over loopback, and loopback must have no queueing discipline.
+
+mod board;
+mod copy;
+mod exchange;
+mod guard;
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use roce::direct::{Direct, DirectRefusal, DirectRequest, QpCard, RegionCard, admit};
+use roce::verbs::Qpn;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::fstat;
+use rustix::io::Errno;
+use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::interfaces;
+use board::{Board, OwnBoard};
+use exchange::Other;
+use guard::Guard;
+
+/// Most processes that may read this process's board at a time.
+const MAX_INITIATORS: usize = 256;
+
+/// Neighbours that did not answer, kept so that a thousand queue pairs do not each wait for one of them.
+const MAX_ABSENT: usize = 64;
+const ABSENT_FOR: Duration = Duration::from_secs(5);
+
+/// How long [`Shared::quiesce`] waits for one initiator: a copy takes under a millisecond, unless its process was
+/// stopped in the middle.
+const QUIESCE: Duration = Duration::from_secs(5);
+
+/// A descriptor that is closed only if the program has not closed it before, and reused its number.
+struct Kept {
+    /// -1 once it is closed.
+    fd: AtomicI32,
+    file: (u64, u64),
+}
+
+impl Kept {
+    fn new(fd: OwnedFd) -> io::Result<Kept> {
+        let file = file_of(fd.as_fd())?;
+        Ok(Kept { fd: AtomicI32::new(fd.into_raw_fd()), file })
+    }
+
+    /// The descriptor, unless it is closed.
+    fn get(&self) -> Option<BorrowedFd<'_>> {
+        let fd = self.fd.load(Ordering::Relaxed);
+        // SAFETY: open until this closes it, on the thread that ends the engine; if the program closes it, calls
+        // fail or are not made.
+        let fd = (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })?;
+        file_of(fd).is_ok_and(|file| file == self.file).then_some(fd)
+    }
+
+    fn close(&self) {
+        let is_ours = self.get().is_some();
+        let fd = self.fd.swap(-1, Ordering::Relaxed);
+        if is_ours && fd >= 0 {
+            // SAFETY: the number still refers to the file that this owns.
+            unsafe { libc::close(fd) };
+        }
+    }
+}
+
+fn file_of(fd: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
+    let found = fstat(fd)?;
+    Ok((found.st_dev, found.st_ino))
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// A process that has this process's board.
+struct Initiator {
+    board: Board,
+    pid: i32,
+}
+
+/// A process whose board this process has.
+pub struct Target {
+    board: Board,
+    pid: i32,
+    ip: IpAddr,
+    slot: u8,
+    /// Why it is reached by packets from now on.
+    why_not: OnceLock<&'static str>,
+}
+
+impl Target {
+    /// Why requests to it go as packets, if they do.
+    pub fn why_not(&self) -> Option<&'static str> {
+        match self.why_not.get() {
+            None if !self.board.is_owned() => Some("the peer's process has ended"),
+            known => known.copied(),
+        }
+    }
+}
+
+/// A process that was not found to be a neighbour.
+struct Absent {
+    ip: IpAddr,
+    slot: u8,
+    since: Instant,
+    why: String,
+}
+
+/// What several threads use: the board, and who has it.
+pub struct Shared {
+    own: OwnBoard,
+    file: Kept,
+    listeners: Vec<Kept>,
+    addresses: Vec<IpAddr>,
+    slot: u8,
+    initiators: Mutex<Vec<Initiator>>,
+    targets: Mutex<Vec<Weak<Target>>>,
+    absent: Mutex<Vec<Absent>>,
+    stops: AtomicBool,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    /// Makes the acquaintance of the process with a slot of an address, or returns why it is reached by packets.
+    ///
+    /// # Errors
+    /// The reason, in words.
+    pub fn meet(&self, remote: SocketAddr, slot: u8) -> Result<Arc<Target>, String> {
+        let ip = remote.ip().to_canonical();
+        if slot == self.slot && self.addresses.contains(&ip) {
+            return Err("both queue pairs are in this process".to_owned());
+        }
+        check_loopback(ip)?;
+        let known = |target: &Arc<Target>| {
+            target.ip == ip && target.slot == slot && target.why_not().is_none()
+        };
+        let mut targets = locked(&self.targets);
+        targets.retain(|target| target.strong_count() > 0);
+        if let Some(target) = targets.iter().filter_map(Weak::upgrade).find(known) {
+            return Ok(target);
+        }
+        drop(targets);
+        let mut absent = locked(&self.absent);
+        absent.retain(|one| one.since.elapsed() < ABSENT_FOR);
+        if let Some(one) = absent.iter().find(|one| one.ip == ip && one.slot == slot) {
+            return Err(one.why.clone());
+        }
+        drop(absent);
+        match self.swap(ip, slot) {
+            Ok(target) => {
+                let target = Arc::new(target);
+                locked(&self.targets).push(Arc::downgrade(&target));
+                Ok(target)
+            }
+            Err(error) => {
+                let why = format!("no exchange with the peer's process: {error}");
+                let mut absent = locked(&self.absent);
+                if absent.len() < MAX_ABSENT && error.kind() != io::ErrorKind::ConnectionRefused {
+                    let (since, why) = (Instant::now(), why.clone());
+                    absent.push(Absent { ip, slot, since, why });
+                }
+                Err(why)
+            }
+        }
+    }
+
+    fn swap(&self, ip: IpAddr, slot: u8) -> io::Result<Target> {
+        let other = Other::at(ip, slot)?;
+        other.send(self.file.get().ok_or(io::ErrorKind::NotConnected)?)?;
+        let board = other.receive()?;
+        Ok(Target { board, pid: other.pid, ip, slot, why_not: OnceLock::new() })
+    }
+
+    /// Waits until no other process accesses this one on the strength of an entry that was on the board
+    /// before this call. Returns false if one of them does not finish: it was stopped in the middle of an access.
+    #[must_use]
+    pub fn quiesce(&self) -> bool {
+        std::sync::atomic::fence(Ordering::SeqCst);
+        locked(&self.initiators).iter().all(|initiator| self.has_finished(initiator))
+    }
+
+    fn has_finished(&self, initiator: &Initiator) -> bool {
+        let Some(busy) = initiator.board.busy_with(self.slot) else {
+            return true;
+        };
+        let begun = Instant::now();
+        while initiator.board.busy_with(self.slot) == Some(busy) {
+            if !initiator.board.is_owned() && has_ended(initiator.pid) {
+                return true;
+            }
+            match begun.elapsed() {
+                waited if waited >= QUIESCE => return false,
+                waited if waited < Duration::from_micros(100) => std::thread::yield_now(),
+                _ => std::thread::sleep(Duration::from_micros(200)),
+            }
+        }
+        true
+    }
+
+    /// Answers other processes until it is stopped.
+    fn serve(&self) {
+        let yama = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
+        let restricted = yama.is_ok_and(|scope| scope.trim() == "1");
+        while !self.stops.load(Ordering::Acquire) {
+            let listeners: Option<Vec<_>> = self.listeners.iter().map(Kept::get).collect();
+            // The program may have closed them, and opened something else under their numbers.
+            let Some(listeners) = listeners else {
+                return;
+            };
+            let watch = |listener| PollFd::from_borrowed_fd(listener, PollFlags::IN);
+            let mut polled: Vec<PollFd<'_>> = listeners.into_iter().map(watch).collect();
+            match poll(&mut polled, None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(_) => return,
+            }
+            let ready: Vec<bool> = polled.iter().map(|one| !one.revents().is_empty()).collect();
+            for (listener, _) in self.listeners.iter().zip(ready).filter(|(_, ready)| *ready) {
+                let open = listener.get().filter(|_| !self.stops.load(Ordering::Acquire));
+                let Some(listener) = open else {
+                    return;
+                };
+                match accept_with(listener, SocketFlags::CLOEXEC) {
+                    // An exchange that fails is the other side's to report: it goes on with packets.
+                    Ok(connection) => drop(self.answer(connection, restricted)),
+                    Err(Errno::INTR | Errno::CONNABORTED) => {}
+                    Err(Errno::MFILE | Errno::NFILE) => {
+                        std::thread::sleep(Duration::from_millis(100));
+                    }
+                    Err(_) => return,
+                }
+            }
+        }
+    }
+
+    fn answer(&self, connection: OwnedFd, restricted: bool) -> io::Result<()> {
+        let other = Other::arrived(connection)?;
+        let board = other.receive()?;
+        let mut initiators = locked(&self.initiators);
+        initiators.retain(|initiator| initiator.board.is_owned() || !has_ended(initiator.pid));
+        if initiators.len() >= MAX_INITIATORS {
+            return Err(io::ErrorKind::QuotaExceeded.into());
+        }
+        initiators.push(Initiator { board, pid: other.pid });
+        drop(initiators);
+        if restricted {
+            // SAFETY: no memory is involved. Yama lets one process at a time access this one's memory; another
+            // gets an error, and uses packets.
+            unsafe { libc::prctl(libc::PR_SET_PTRACER, other.pid) };
+        }
+        other.send(self.file.get().ok_or(io::ErrorKind::NotConnected)?)
+    }
+}
+
+/// Whether all threads of a process have ended.
+fn has_ended(pid: i32) -> bool {
+    let Some(pid) = Pid::from_raw(pid) else {
+        return true;
+    };
+    let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else {
+        return true;
+    };
+    let mut polled = [PollFd::new(&process, PollFlags::IN)];
+    poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
+}
+
+/// Checks that packets to `ip` would take nothing but the bare loopback interface.
+fn check_loopback(ip: IpAddr) -> Result<(), String> {
+    let all =
+        interfaces::interfaces().map_err(|error| format!("no list of interfaces: {error}"))?;
+    let is_own = ip.is_loopback() || all.iter().any(|one| one.addresses.contains(&ip));
+    if !is_own {
+        return Err("the peer's address is not one of this network namespace".to_owned());
+    }
+    let loopback = all.iter().find(|one| one.loopback).ok_or("there is no loopback interface")?;
+    match interfaces::qdisc_of(loopback.index) {
+        Ok(qdisc) if qdisc == "noqueue" => Ok(()),
+        Ok(qdisc) => Err(format!("{} has the queueing discipline {qdisc}", loopback.name)),
+        Err(error) => Err(format!("the queueing discipline of {}: {error}", loopback.name)),
+    }
+}
+
+/// The neighbours of one device.
+pub struct Neighbours {
+    shared: Arc<Shared>,
+    /// By queue pair number.
+    routes: HashMap<u32, Arc<Target>>,
+    announced: AtomicU64,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Neighbours {
+    /// Publishes an empty board for the process with this slot, and starts the thread that answers others. Call it
+    /// with signals blocked, so that the thread blocks them too.
+    ///
+    /// # Errors
+    /// When the kernel lacks something for it: memfds with seals, robust futexes, Unix sockets.
+    pub fn open(slot: u8, addresses: &[IpAddr]) -> io::Result<Neighbours> {
+        let (own, file) = OwnBoard::create()?;
+        let listen = |ip: &IpAddr| exchange::listener(*ip, slot).and_then(Kept::new);
+        let listeners = addresses.iter().map(listen).collect::<io::Result<Vec<Kept>>>()?;
+        let shared = Arc::new(Shared {
+            own,
+            file: Kept::new(file)?,
+            listeners,
+            addresses: addresses.to_vec(),
+            slot,
+            initiators: Mutex::default(),
+            targets: Mutex::default(),
+            absent: Mutex::default(),
+            stops: AtomicBool::new(false),
+        });
+        let serving = Arc::clone(&shared);
+        let (sender, held) = std::sync::mpsc::sync_channel(1);
+        let thread = std::thread::Builder::new().name("dquant-boards".to_owned());
+        let thread = thread.spawn(move || {
+            let guard = Guard::hold(serving.own.owner());
+            let guard = match guard {
+                Ok(guard) => guard,
+                Err(error) => return drop(sender.send(Err(error))),
+            };
+            let _ = sender.send(Ok(()));
+            serving.serve();
+            guard.release(serving.own.owner());
+        })?;
+        held.recv().map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))??;
+        let (routes, announced) = (HashMap::new(), AtomicU64::new(0));
+        Ok(Neighbours { shared, routes, announced, thread: Some(thread) })
+    }
+
+    /// The part that is used without the engine's lock.
+    pub fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Its descriptors, which forked children close.
+    pub fn fds(&self) -> Vec<RawFd> {
+        let listeners = self.shared.listeners.iter();
+        let kept = listeners.chain([&self.shared.file]);
+        kept.map(|kept| kept.fd.load(Ordering::Relaxed)).filter(|&fd| fd >= 0).collect()
+    }
+
+    /// From now on the requests of a queue pair go to this process where possible, or all as packets.
+    pub fn route(&mut self, qpn: Qpn, target: Option<Arc<Target>>) {
+        match target {
+            Some(target) => self.routes.insert(qpn.get(), target),
+            None => self.routes.remove(&qpn.get()),
+        };
+    }
+
+    /// Where the requests of a queue pair go.
+    pub fn route_of(&self, qpn: Qpn) -> Option<&Target> {
+        self.routes.get(&qpn.get()).map(|target| &**target)
+    }
+
+    /// Publishes the state of a queue pair.
+    pub fn publish_qp(&self, card: &QpCard) {
+        // What does not fit is reached by packets.
+        self.shared.own.put_qp(card);
+    }
+
+    /// Withdraws a queue pair; [`Shared::quiesce`] then waits for requests that are under way.
+    pub fn withdraw_qp(&self, qpn: Qpn) {
+        self.shared.own.remove_qp(qpn);
+    }
+
+    /// Publishes a region.
+    pub fn publish_region(&self, card: &RegionCard) {
+        self.shared.own.put_region(card);
+    }
+
+    /// Withdraws a region; [`Shared::quiesce`] then waits for requests that are under way.
+    pub fn withdraw_region(&self, rkey: u32) {
+        self.shared.own.remove_region(rkey);
+    }
+
+    fn perform(&self, target: &Target, request: &DirectRequest<'_>) -> Result<(), DirectRefusal> {
+        let own = self.shared.addresses.get(usize::from(request.path.source));
+        let own = *own.ok_or(DirectRefusal::Peer)?;
+        let board = &target.board;
+        if !board.is_owned() {
+            return Err(DirectRefusal::System);
+        }
+        let qp = board.qp(request.dest_qp).ok_or(DirectRefusal::Peer)?;
+        let region = board.region(request.rkey).ok_or(DirectRefusal::Region)?;
+        let first = admit(request, own, &qp, &region)?;
+        copy::copy(target.pid, first, request).map_err(|error| {
+            let why = match error.raw_os_error() {
+                Some(libc::ESRCH) => Some("the peer's process has ended"),
+                Some(libc::EPERM) => Some("the kernel does not permit access to the peer's memory"),
+                Some(libc::ENOSYS) => Some("the kernel has no process_vm_writev"),
+                _ => None,
+            };
+            if let Some(why) = why {
+                let _ = target.why_not.set(why);
+            }
+            DirectRefusal::System
+        })
+    }
+}
+
+impl Direct for Neighbours {
+    fn carry_out(&mut self, request: &DirectRequest<'_>) -> Result<(), DirectRefusal> {
+        let target = self.routes.get(&request.qpn.get()).ok_or(DirectRefusal::NotDirect)?;
+        if target.why_not.get().is_some() {
+            return Err(DirectRefusal::NotDirect);
+        }
+        let count = self.announced.fetch_add(1, Ordering::Relaxed) + 1;
+        self.shared.own.announce(target.slot, count);
+        let done = self.perform(target, request);
+        self.shared.own.retire();
+        done
+    }
+}
+
+impl Drop for Neighbours {
+    fn drop(&mut self) {
+        self.shared.stops.store(true, Ordering::Release);
+        self.shared.own.owner().store(0, Ordering::Release);
+        let listeners: Vec<_> = self.shared.listeners.iter().filter_map(Kept::get).collect();
+        let woken = listeners.iter().all(|listener| shutdown(listener, Shutdown::Both).is_ok());
+        // A program that has closed the descriptors has left the thread asleep for ever.
+        if let Some(thread) = self.thread.take()
+            && woken
+            && listeners.len() == self.shared.listeners.len()
+            && !listeners.is_empty()
+        {
+            let _ = thread.join();
+        }
+        self.shared.listeners.iter().chain([&self.shared.file]).for_each(Kept::close);
+    }
+}

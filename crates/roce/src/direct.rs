@@ -1,0 +1,246 @@
+//! Requests between processes of one machine that are carried out without packets.
+//!
+//! Where the initiator can reach the peer's memory itself, an RDMA WRITE or READ needs no packet. The
+//! rule that keeps the semantics in one place: a request is carried out directly only if it can succeed
+//! completely at once. Anything else (a doubt, a check that fails, a request before it that is not
+//! done) goes as packets, so that every error, NAK and retry comes from the one protocol machine. A
+//! refusal is therefore never an error, only a reason.
+//!
+//! What a neighbour publishes about its queue pairs and regions are *cards*. [`admit`] decides from
+//! them as the peer's responder would: the two ends name each other, the peer serves requests, the key
+//! is that of a region of the queue pair's domain, with the right and the bytes. Cards come from another
+//! process: they are compared, and nothing in this process is addressed by them.
+//!
+//! Requests on one queue pair stay in order because one is direct only when its send queue is empty:
+//! all before it are acknowledged, or were direct.
+
+use core::net::IpAddr;
+
+use crate::memory::sg::Placement;
+use crate::verbs::{Access, Path, PdId, Qpn};
+
+/// Longest direct request: the post copies it with the endpoint locked, in about half a millisecond. What
+/// is longer goes as packets, which let other threads in between bursts.
+pub const MAX_DIRECT_BYTES: u32 = 4 << 20;
+
+/// What a direct request does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DirectKind {
+    /// Copies local bytes to the peer.
+    Write,
+    /// Copies the peer's bytes here.
+    Read,
+}
+
+/// A request that could be carried out now, as far as its own side can tell.
+#[derive(Clone, Copy, Debug)]
+pub struct DirectRequest<'a> {
+    /// What it does.
+    pub kind: DirectKind,
+    /// The path of its queue pair.
+    pub path: Path,
+    /// Its queue pair.
+    pub qpn: Qpn,
+    /// The queue pair at the other end.
+    pub dest_qp: Qpn,
+    /// The peer's key.
+    pub rkey: u32,
+    /// First byte, as the peer's region addresses it.
+    pub remote_addr: u64,
+    /// Length in bytes, never 0.
+    pub len: u32,
+    /// Where its bytes are, or go, on this side: checked, and `len` bytes together.
+    pub local: &'a [Placement],
+}
+
+/// What a neighbour publishes about a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpCard {
+    /// Its number.
+    pub qpn: Qpn,
+    /// The queue pair it is connected to.
+    pub dest_qp: Qpn,
+    /// Its protection domain.
+    pub pd: PdId,
+    /// Its own address.
+    pub own: IpAddr,
+    /// Its peer's address.
+    pub peer: IpAddr,
+    /// What its peer may do.
+    pub access: Access,
+    /// Whether it serves requests: reliable, connected, and not failed. A queue pair in RTR has an
+    /// event to raise for its first packet, so it gets packets.
+    pub serves: bool,
+    /// Whether it serves READs.
+    pub serves_reads: bool,
+}
+
+/// What a neighbour publishes about a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegionCard {
+    /// Its remote key.
+    pub rkey: u32,
+    /// Its protection domain.
+    pub pd: PdId,
+    /// First byte, as peers address it.
+    pub addr: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// Where the first byte is in the neighbour's memory.
+    pub backing: u64,
+    /// What peers may do.
+    pub access: Access,
+}
+
+/// Why a request goes as packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DirectRefusal {
+    /// The queue pair has no neighbour, or the operation is never direct. Not counted.
+    NotDirect,
+    /// Requests before it are not done, or the queue pair does not send.
+    Outstanding,
+    /// The queue pair's rate is limited.
+    Paced,
+    /// Longer than [`MAX_DIRECT_BYTES`].
+    Length,
+    /// A local buffer may not be used, or the completion queue is full.
+    Local,
+    /// The queue pair at the other end is not connected to this one, or does not serve it.
+    Peer,
+    /// No region with the key, the domain, the right and the bytes.
+    Region,
+    /// The operating system did not copy all of it: the peer is gone, for example.
+    System,
+}
+
+/// Reaches the memory of neighbours.
+pub trait Direct {
+    /// Carries out the whole request now, the last bytes of a WRITE last, or refuses it. A refused one may have
+    /// copied some bytes: it is then executed again as packets.
+    ///
+    /// # Errors
+    /// Why it goes as packets.
+    fn carry_out(&mut self, request: &DirectRequest<'_>) -> Result<(), DirectRefusal>;
+}
+
+/// Whether the peer would execute the request, judged by its cards. Returns the first byte in the peer's memory.
+///
+/// # Errors
+/// Why it goes as packets.
+pub fn admit(
+    request: &DirectRequest<'_>,
+    own: IpAddr,
+    qp: &QpCard,
+    region: &RegionCard,
+) -> Result<u64, DirectRefusal> {
+    let connected = qp.qpn == request.dest_qp
+        && qp.dest_qp == request.qpn
+        && qp.own == request.path.remote.ip()
+        && qp.peer == own;
+    let allows = |access: Access| match request.kind {
+        DirectKind::Write => access.remote_write,
+        DirectKind::Read => access.remote_read,
+    };
+    let serves = qp.serves && (request.kind == DirectKind::Write || qp.serves_reads);
+    if !connected || !serves || !allows(qp.access) {
+        return Err(DirectRefusal::Peer);
+    }
+    if region.rkey != request.rkey || region.pd != qp.pd || !allows(region.access) {
+        return Err(DirectRefusal::Region);
+    }
+    let len = u64::from(request.len);
+    let offset = request.remote_addr.checked_sub(region.addr).ok_or(DirectRefusal::Region)?;
+    let first = region.backing.checked_add(offset).ok_or(DirectRefusal::Region)?;
+    let holds = len > 0 && offset <= region.len && len <= region.len - offset;
+    let exists = first.checked_add(len).is_some();
+    if holds && exists { Ok(first) } else { Err(DirectRefusal::Region) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::net::SocketAddr;
+
+    const OWN: IpAddr = IpAddr::V4(core::net::Ipv4Addr::new(127, 0, 0, 1));
+
+    fn request(kind: DirectKind) -> DirectRequest<'static> {
+        DirectRequest {
+            kind,
+            path: Path::new(SocketAddr::new(OWN, 4791)),
+            qpn: Qpn::new(0x1_0001),
+            dest_qp: Qpn::new(0x2_0001),
+            rkey: 77,
+            remote_addr: 0x1000,
+            len: 0x100,
+            local: &[],
+        }
+    }
+
+    fn cards() -> (QpCard, RegionCard) {
+        let (qpn, dest_qp, pd) = (Qpn::new(0x2_0001), Qpn::new(0x1_0001), PdId(5));
+        let access = Access::ALL;
+        let (serves, serves_reads) = (true, true);
+        let qp = QpCard { qpn, dest_qp, pd, own: OWN, peer: OWN, access, serves, serves_reads };
+        let (addr, len, backing) = (0x1000, 0x100, 0x70_0000);
+        (qp, RegionCard { rkey: 77, pd, addr, len, backing, access })
+    }
+
+    #[test]
+    fn what_the_responder_would_execute_is_admitted() {
+        let (qp, region) = cards();
+        for kind in [DirectKind::Write, DirectKind::Read] {
+            assert_eq!(admit(&request(kind), OWN, &qp, &region), Ok(0x70_0000));
+        }
+        let last = DirectRequest { remote_addr: 0x10ff, len: 1, ..request(DirectKind::Read) };
+        assert_eq!(admit(&last, OWN, &qp, &region), Ok(0x70_00ff));
+    }
+
+    #[test]
+    fn bounds_are_exact_and_hostile_numbers_do_not_wrap() {
+        let (qp, region) = cards();
+        let base = request(DirectKind::Write);
+        let refused = |request: DirectRequest<'_>, region: &RegionCard| {
+            assert_eq!(admit(&request, OWN, &qp, region), Err(DirectRefusal::Region));
+        };
+        refused(DirectRequest { len: 0x101, ..base }, &region);
+        refused(DirectRequest { len: 0, ..base }, &region);
+        refused(DirectRequest { remote_addr: 0xfff, ..base }, &region);
+        refused(DirectRequest { remote_addr: 0x1001, ..base }, &region);
+        refused(DirectRequest { remote_addr: u64::MAX, len: u32::MAX, ..base }, &region);
+        refused(base, &RegionCard { len: u64::MAX, backing: u64::MAX, ..region });
+        refused(base, &RegionCard { backing: u64::MAX - 0x10, ..region });
+        refused(base, &RegionCard { addr: u64::MAX, len: u64::MAX, ..region });
+    }
+
+    #[test]
+    fn each_condition_of_the_peer_counts() {
+        let (qp, region) = cards();
+        let other = IpAddr::from([127, 0, 0, 2]);
+        let none = Access::LOCAL_READ;
+        let peers = [
+            QpCard { qpn: Qpn::new(9), ..qp },
+            QpCard { dest_qp: Qpn::new(9), ..qp },
+            QpCard { own: other, ..qp },
+            QpCard { peer: other, ..qp },
+            QpCard { serves: false, ..qp },
+            QpCard { serves_reads: false, ..qp },
+            QpCard { access: none, ..qp },
+        ];
+        for bad in peers {
+            let read = request(DirectKind::Read);
+            assert_eq!(admit(&read, OWN, &bad, &region), Err(DirectRefusal::Peer), "{bad:?}");
+        }
+        let regions = [
+            RegionCard { rkey: 78, ..region },
+            RegionCard { pd: PdId(6), ..region },
+            RegionCard { access: none, ..region },
+            RegionCard { access: Access { remote_write: false, ..Access::ALL }, ..region },
+        ];
+        for bad in regions {
+            let write = request(DirectKind::Write);
+            assert_eq!(admit(&write, OWN, &qp, &bad), Err(DirectRefusal::Region), "{bad:?}");
+        }
+        let writes_only = QpCard { serves_reads: false, ..qp };
+        assert!(admit(&request(DirectKind::Write), OWN, &writes_only, &region).is_ok());
+    }
+}
