@@ -9,7 +9,7 @@
 //!   another program: the kernel marks it then, before the memory goes away (it is a robust futex, see
 //!   `guard`). It costs a reader one load, and needs no process id that may be reused;
 //! - `busy` announces that the owner accesses the memory of another process. Who withdraws an entry waits
-//!   until no announcement names it ([`Board::is_busy_with`]).
+//!   until no announcement names it ([`Board::busy_with`]).
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
