@@ -24,6 +24,19 @@ const USUAL: &[(&str, &str)] = &[
     ("out_of_order_packets", "packets received out of order"),
     ("overlapped_packets", "packets placed in part, where later ones had arrived before"),
     ("paced_packets", "packets held back by congestion control"),
+    ("direct_writes", "WRITEs without packets"),
+    ("direct_reads", "READs without packets"),
+    ("direct_bytes", "bytes without packets"),
+    ("direct_refused_outstanding", "requests by packets: others before them were not done"),
+    ("direct_refused_paced", "requests by packets: the rate is limited"),
+    ("direct_refused_length", "requests by packets: too long for one copy"),
+    ("direct_refused_local", "requests by packets: a local buffer or the completion queue"),
+    ("direct_refused_peer", "requests by packets: the peer's queue pair does not serve them"),
+    ("direct_refused_region", "requests by packets: no such region, right or bytes"),
+    (
+        "direct_refused_system",
+        "requests by packets: the kernel did not copy, or the peer has ended",
+    ),
 ];
 
 /// All others: each of them is a loss, a wait, a refusal or a failure.
