@@ -56,7 +56,8 @@ const FLOORS: &[(&str, &str)] = &[
          chaos: chance fabric faults graph link memory pressure
          streams: fabric graph link memory
          goodput: fabric faults graph link memory streams
-         incast: fabric goodput graph link memory streams",
+         incast: fabric goodput graph link memory streams
+         neighbour: fabric faults goodput graph link memory streams",
     ),
     (
         "crates/sim/src/chaos",
@@ -106,6 +107,7 @@ const FLOORS: &[(&str, &str)] = &[
          fault
          capture: clock
          interfaces: sockaddr
+         congestion: interfaces
          pool: clock
          driver: clock ready waiter
          udp: capture clock interfaces sockaddr waiter

@@ -16,6 +16,7 @@
 //! | [`chaos`] | random programs under faults, then healing; every completion and byte checked |
 //! | [`goodput`] | the goodput of one stream over a link that loses packets |
 //! | [`incast`] | many senders, one receiver: the queue, and each sender's share |
+//! | [`neighbour`] | streams that share a slow link with each other, and with a TCP flow |
 //!
 //! No threads, clocks, files or hash maps in here. To use several cores, run several simulations.
 #![no_std]
@@ -36,6 +37,7 @@ pub mod graph;
 pub mod incast;
 pub mod link;
 pub mod memory;
+pub mod neighbour;
 mod packet;
 mod port;
 pub mod pressure;

@@ -108,6 +108,11 @@ impl Stream {
         Ok(())
     }
 
+    /// Whether it has messages posted: it has started.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.outstanding > 0
+    }
+
     /// Payload bytes that have arrived in order.
     pub(crate) fn arrived(&self, fabric: &Fabric<Phantom>) -> u64 {
         let counters = fabric.node(self.to).endpoint.qp_counters(self.peer_qpn);

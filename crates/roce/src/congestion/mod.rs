@@ -3,16 +3,18 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`dcqcn`] | a rate from notifications: DCQCN |
+//! | [`delay`] | a window from measured delay, in the manner of Swift, that also competes |
 //! | [`fixed`] | a rate that does not adapt, or none |
 //! | [`pacer`] | the time of the next packet at a rate; the distance of notifications |
 //! | [`rtt`] | round-trip times: smoothed, and counted |
 //!
 //! A [`Controller`] is a state machine per queue pair without a clock. It takes [`Event`]s and returns
-//! [`Limits`]: a rate, a window, or both. Delay-based algorithms need [`Event::Acknowledged`]; switch
+//! [`Limits`]: a rate, a window, or both. Delay-based algorithms use [`Event::Acknowledged`]; switch
 //! telemetry (INT) would be a field of it, and credits another event. [`CongestionControl`] selects the
 //! algorithm of a queue pair.
 
 pub mod dcqcn;
+pub mod delay;
 pub mod fixed;
 pub mod pacer;
 pub mod rtt;
@@ -21,6 +23,7 @@ use core::num::NonZeroU32;
 
 use crate::time::{Duration, Time};
 pub use dcqcn::{Dcqcn, DcqcnParams};
+pub use delay::{Delay, DelayParams};
 use fixed::FixedRate;
 
 /// Minimum time between two notifications to a peer, unless the parameters set it.
@@ -33,6 +36,8 @@ pub enum Event {
     Acknowledged {
         /// How many.
         packets: u32,
+        /// How many request packets are unacknowledged now.
+        in_flight: u32,
         /// Round-trip time of one of them that was sent only once, if it was measured.
         rtt: Option<Duration>,
     },
@@ -86,24 +91,32 @@ pub enum CongestionControl {
     Fixed(u64),
     /// DCQCN.
     Dcqcn(DcqcnParams),
+    /// A window from measured delay. It limits the requests of reliable connections; READ responses are
+    /// not acknowledged, so their delay is not known.
+    Delay(DelayParams),
 }
 
 impl CongestionControl {
-    /// The controller of a queue pair that starts.
-    pub(crate) fn controller(self) -> AnyController {
+    /// The controller of a queue pair that starts, with full packets of `packet_bytes` and its own window.
+    pub(crate) fn controller(self, packet_bytes: u32, window_packets: u32) -> AnyController {
         match self {
             CongestionControl::Off => AnyController::default(),
             CongestionControl::Fixed(bps) => {
                 AnyController::Fixed(FixedRate { rate_bps: Some(bps) })
             }
             CongestionControl::Dcqcn(params) => AnyController::Dcqcn(Dcqcn::new(params)),
+            CongestionControl::Delay(params) => {
+                AnyController::Delay(Delay::new(params, packet_bytes, window_packets))
+            }
         }
     }
 
     /// Minimum time between two notifications to the peer.
     pub(crate) fn cnp_interval(self) -> Duration {
         match self {
-            CongestionControl::Off | CongestionControl::Fixed(_) => CNP_INTERVAL,
+            CongestionControl::Off | CongestionControl::Fixed(_) | CongestionControl::Delay(_) => {
+                CNP_INTERVAL
+            }
             CongestionControl::Dcqcn(params) => params.cnp_interval,
         }
     }
@@ -114,6 +127,7 @@ impl CongestionControl {
 pub(crate) enum AnyController {
     Fixed(FixedRate),
     Dcqcn(Dcqcn),
+    Delay(Delay),
 }
 
 impl Default for AnyController {
@@ -127,6 +141,7 @@ impl Controller for AnyController {
         match self {
             AnyController::Fixed(fixed) => fixed.handle(now, event),
             AnyController::Dcqcn(dcqcn) => dcqcn.handle(now, event),
+            AnyController::Delay(delay) => delay.handle(now, event),
         }
     }
 
@@ -134,6 +149,7 @@ impl Controller for AnyController {
         match self {
             AnyController::Fixed(fixed) => fixed.limits(),
             AnyController::Dcqcn(dcqcn) => dcqcn.limits(),
+            AnyController::Delay(delay) => delay.limits(),
         }
     }
 
@@ -141,6 +157,7 @@ impl Controller for AnyController {
         match self {
             AnyController::Fixed(fixed) => fixed.poll_timeout(),
             AnyController::Dcqcn(dcqcn) => Controller::poll_timeout(dcqcn),
+            AnyController::Delay(delay) => delay.poll_timeout(),
         }
     }
 }

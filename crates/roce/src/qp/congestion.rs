@@ -24,6 +24,9 @@ const CNP_DSCP: u8 = 48;
 const IPV4_UDP_BYTES: u64 = 28;
 const IPV6_UDP_BYTES: u64 = 48;
 
+/// Headers of a full packet, roughly: IPv4, UDP, BTH and ICRC.
+const PACKET_OVERHEAD: u32 = 44;
+
 /// See the module's text.
 #[derive(Debug, Default)]
 pub(super) struct Congestion {
@@ -42,7 +45,10 @@ impl Congestion {
     /// Starts with the given attributes.
     pub(super) fn start(qpc: &QpContext) -> Congestion {
         Congestion {
-            controller: qpc.peer.congestion.controller(),
+            controller: qpc
+                .peer
+                .congestion
+                .controller(qpc.mtu + PACKET_OVERHEAD, qpc.peer.window_packets),
             limit_bps: (qpc.rate_limit_bps > 0).then_some(qpc.rate_limit_bps),
             cnp_interval: qpc.peer.congestion.cnp_interval(),
             ..Congestion::default()
@@ -80,9 +86,9 @@ impl Congestion {
 
     /// Reports the progress of request packets.
     pub(super) fn note_progress(&mut self, now: Time, progress: Progress) {
-        let Progress { acknowledged: packets, rtt, lost, has_timed_out } = progress;
+        let Progress { acknowledged: packets, in_flight, rtt, lost, has_timed_out } = progress;
         if packets > 0 {
-            self.controller.handle(now, Event::Acknowledged { packets, rtt });
+            self.controller.handle(now, Event::Acknowledged { packets, in_flight, rtt });
         }
         if lost > 0 {
             self.controller.handle(now, Event::Lost { packets: lost });

@@ -82,7 +82,11 @@ impl Requester {
     pub(super) fn take_progress(&mut self) -> Option<Progress> {
         let Progress { acknowledged, lost, has_timed_out, .. } = self.requests.progress;
         let has_news = acknowledged > 0 || lost > 0 || has_timed_out;
-        has_news.then(|| core::mem::take(&mut self.requests.progress))
+        has_news.then(|| {
+            let requests = &self.requests;
+            let in_flight = with_mode!(&self.recovery, mode => mode.in_flight(requests));
+            Progress { in_flight, ..core::mem::take(&mut self.requests.progress) }
+        })
     }
 
     /// Limits the request packets in flight to what congestion control allows.

@@ -74,6 +74,9 @@ pub(super) enum Credit {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Progress {
     pub(super) acknowledged: u32,
+    /// Request packets still unacknowledged.
+    pub(super) in_flight: u32,
+    /// Not while READs or atomics are outstanding: the peer's responses to them delay its answers.
     pub(super) rtt: Option<Duration>,
     /// Marked lost; in go-back-N one for each loss.
     pub(super) lost: u32,
@@ -239,7 +242,6 @@ impl Requests {
         }
         let is_begun = request.first_psn.is_before(self.sent_end);
         recovery.room(self, qpc) > 0
-            && self.congestion_window.is_none_or(|most| self.unacknowledged() < most)
             && self.psns_are_distinct(request)
             && (self.next_packet > 0 || self.may_begin(recovery, request, is_begun))
             && (!request.awaits_response() || self.may_await(recovery, qpc))
@@ -277,6 +279,22 @@ impl Requests {
         self.next += 1;
         self.complete_executed(cx);
         Ok(())
+    }
+
+    /// The window, as far as congestion control allows.
+    pub(super) fn allowed(&self, window: u32) -> u32 {
+        self.congestion_window.map_or(window, |most| window.min(most))
+    }
+
+    /// New packets for which a window has room. A window that has shrunk takes one more, which requests
+    /// an acknowledgement, if the latest packet did not: otherwise none would come.
+    pub(super) fn room_in(&self, window: u32, in_flight: u32) -> u32 {
+        let is_unasked = self.packets_since_ack_req > 0 && in_flight < window;
+        let allowed = self.allowed(window);
+        match allowed.saturating_sub(in_flight) {
+            0 if allowed < window && is_unasked => 1,
+            room => room,
+        }
     }
 
     /// Request packets between `una` and the cursor.
@@ -528,7 +546,7 @@ impl Requests {
     /// A round-trip time was measured.
     pub(super) fn sample_rtt(&mut self, rtt: Duration) {
         self.rtt.sample(rtt);
-        self.progress.rtt = Some(rtt);
+        self.progress.rtt = Some(rtt).filter(|_| self.awaited == 0);
     }
 
     /// A packet from the peer restores the retries.

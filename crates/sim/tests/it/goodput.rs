@@ -8,6 +8,7 @@ use std::fmt;
 
 use roce::Duration;
 use roce::Time;
+use roce::congestion::{CongestionControl, DelayParams};
 use roce::device;
 use roce::endpoint::{Connect, Mtu, QpConfig};
 use roce::verbs::{Access, CqId, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, WcStatus};
@@ -31,6 +32,7 @@ struct Case {
     stream: Stream,
     mtu: Mtu,
     is_selective: bool,
+    congestion: CongestionControl,
     window_packets: u32,
     loss_ppm: u32,
     message_bytes: u32,
@@ -48,6 +50,7 @@ impl Case {
             stream,
             mtu,
             is_selective: true,
+            congestion: CongestionControl::Off,
             window_packets: 512,
             loss_ppm: 0,
             message_bytes: 1 << 20,
@@ -111,7 +114,9 @@ fn ends(case: &Case) -> Ends {
         // 4 ms: longer than 16 MiB take, which a READ of go-back-N may have to wait for.
         let (endpoint, qpn) = (&mut fabric.node_mut(own).endpoint, made[own as usize].0);
         let local_psn = endpoint.query_qp(qpn).unwrap().sq_psn;
-        let connect = Connect { mtu: case.mtu, window_packets, timeout: 10, local_psn, ..mode };
+        let congestion = case.congestion;
+        let connect =
+            Connect { mtu: case.mtu, window_packets, timeout: 10, local_psn, congestion, ..mode };
         device::connect(endpoint, Time::ZERO, qpn, &connect).unwrap();
     }
     Ends {
@@ -227,6 +232,20 @@ fn messages_that_reuse_one_buffer_keep_their_goodput_under_loss() {
             // 64,000 packets; a lost packet is retransmitted until it arrives.
             let most = 64_000 * u64::from(loss_ppm) / 1_000_000 * 3 / 2;
             assert!(retransmitted <= most, "{lossy}: {retransmitted} retransmitted, not {most}");
+        }
+    }
+}
+
+/// Losses on a link without a queue are not congestion.
+#[test]
+fn delay_based_control_costs_no_goodput_on_a_link_that_only_loses() {
+    for stream in [Stream::Write, Stream::Read] {
+        for loss_ppm in [1_000, 30_000] {
+            let case = Case { loss_ppm, messages: 100, ..Case::new(stream, Mtu::M4096) };
+            let congestion = CongestionControl::Delay(DelayParams::DEFAULT);
+            let (free, held) = (goodput(&case), goodput(&Case { congestion, ..case }));
+            println!("{case} loss {loss_ppm} ppm: {free:.2}, with control {held:.2} Gbit/s");
+            assert!(held >= 0.98 * free, "{case} loss {loss_ppm} ppm: {held:.2} of {free:.2}");
         }
     }
 }

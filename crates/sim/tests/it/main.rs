@@ -5,5 +5,6 @@
 mod chaos;
 mod goodput;
 mod incast;
+mod neighbour;
 #[path = "../../../../testing/seeds.rs"]
 mod seeds;

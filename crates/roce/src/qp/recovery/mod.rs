@@ -45,6 +45,9 @@ pub(super) trait SendRecovery {
     /// New request packets that may be sent before an acknowledgement arrives.
     fn room(&self, requests: &Requests, qpc: &QpContext) -> u32;
 
+    /// Request packets in flight.
+    fn in_flight(&self, requests: &Requests) -> u32;
+
     /// Whether the outstanding responses leave room for those of another READ or atomic.
     fn may_await(&self) -> bool;
 

@@ -43,7 +43,11 @@ impl Default for GoBackN {
 
 impl SendRecovery for GoBackN {
     fn room(&self, requests: &Requests, qpc: &QpContext) -> u32 {
-        self.window(qpc).saturating_sub(requests.unacknowledged())
+        requests.room_in(self.window(qpc), requests.unacknowledged())
+    }
+
+    fn in_flight(&self, requests: &Requests) -> u32 {
+        requests.unacknowledged()
     }
 
     fn may_await(&self) -> bool {
@@ -64,7 +68,7 @@ impl SendRecovery for GoBackN {
 
     /// At regular intervals, and whenever sending stops until an acknowledgement arrives.
     fn wants_ack(&self, requests: &Requests, qpc: &QpContext) -> bool {
-        requests.ack_is_overdue(self.window(qpc)) || self.room(requests, qpc) <= 1
+        requests.ack_is_overdue(requests.allowed(self.window(qpc))) || self.room(requests, qpc) <= 1
     }
 
     fn sent(&mut self, requests: &Requests, cx: &Scope<'_, '_>, header: &PacketHeaders) {

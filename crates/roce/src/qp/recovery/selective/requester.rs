@@ -33,6 +33,11 @@ const FIRST_TIMEOUT: Duration = Duration::from_millis(1);
 /// Minimum time after which an acknowledgement or response counts as overdue.
 const LEAST_TIMEOUT: Duration = Duration::from_micros(50);
 
+/// The same for an acknowledgement while congestion control allows no more than this. The queues of others
+/// come and go, and if all of a few packets are retransmitted too early, no round-trip time is measured.
+const LEAST_SMALL_TIMEOUT: Duration = Duration::from_millis(10);
+const SMALL_WINDOW: u32 = 4;
+
 /// How often the probe interval doubles.
 const MAX_BACKOFF: u32 = 12;
 
@@ -55,9 +60,13 @@ pub(in crate::qp) struct Selective {
 
 impl SendRecovery for Selective {
     /// The window counts packets in flight; the scoreboard holds all since `una`.
-    fn room(&self, _: &Requests, _: &QpContext) -> u32 {
-        let in_flight = self.window.saturating_sub(self.board.in_flight());
-        in_flight.min(horizon(self.window).saturating_sub(self.board.span()))
+    fn room(&self, requests: &Requests, _: &QpContext) -> u32 {
+        let room = requests.room_in(self.window, self.board.in_flight());
+        room.min(horizon(self.window).saturating_sub(self.board.span()))
+    }
+
+    fn in_flight(&self, _: &Requests) -> u32 {
+        self.board.in_flight()
     }
 
     /// Responses count towards the window, too, or the peer would fill a queue on the path in which
@@ -75,8 +84,11 @@ impl SendRecovery for Selective {
         requests.awaited > 0
     }
 
-    fn wants_ack(&self, requests: &Requests, _: &QpContext) -> bool {
-        requests.ack_is_overdue(self.window)
+    fn wants_ack(&self, requests: &Requests, qpc: &QpContext) -> bool {
+        let window = requests.allowed(self.window);
+        // A small window must not wait for an acknowledgement that nobody requested.
+        let is_last = || window < self.window && self.room(requests, qpc) <= 1;
+        requests.ack_is_overdue(window) || is_last()
     }
 
     fn sent(&mut self, requests: &Requests, cx: &Scope<'_, '_>, _: &PacketHeaders) {
@@ -189,7 +201,7 @@ impl SendRecovery for Selective {
     fn deadline(&self, requests: &Requests) -> Option<(Time, TimeoutReason)> {
         let rtt = &requests.rtt.estimator;
         let others = [
-            self.probe_time(rtt),
+            self.probe_time(requests),
             self.board.loss_time(reorder_timeout(rtt)),
             self.reads.poll_timeout(self.board.una(), self.response_timeout(rtt)),
         ];
@@ -218,7 +230,7 @@ impl SendRecovery for Selective {
         requests.progress.lost += lost;
         let timeout = self.response_timeout(rtt);
         self.reads.handle_timeout(self.board.una(), timeout, cx.now);
-        if lost == 0 && self.probe_time(rtt).is_some_and(|at| at <= cx.now) {
+        if lost == 0 && self.probe_time(requests).is_some_and(|at| at <= cx.now) {
             self.board.mark_latest_lost();
             self.backoff += 1;
             self.probed_at = cx.now;
@@ -264,10 +276,12 @@ impl Selective {
         self.timeout.map_or(interval, |timeout| interval.min(timeout))
     }
 
-    fn probe_time(&self, rtt: &RttEstimator) -> Option<Time> {
+    fn probe_time(&self, requests: &Requests) -> Option<Time> {
         let since = self.board.latest_sent().unwrap_or(self.quiet_since).max(self.probed_at);
-        let interval =
-            self.capped(self.response_timeout(rtt) * (1 << self.backoff.min(MAX_BACKOFF)));
+        let usual = self.response_timeout(&requests.rtt.estimator);
+        let is_small = requests.allowed(self.window) <= SMALL_WINDOW.min(self.window - 1);
+        let usual = if is_small { usual.max(LEAST_SMALL_TIMEOUT) } else { usual };
+        let interval = self.capped(usual * (1 << self.backoff.min(MAX_BACKOFF)));
         (!self.board.is_empty()).then_some(since.max(self.quiet_since) + interval)
     }
 
