@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use host::attach::Connection;
+use nic::congestion::Choice;
 use roce::wire::ROCE_PORT;
 use tokio::runtime::Runtime;
 use xio::documents::MAX_DOCUMENTS;
@@ -90,7 +91,8 @@ impl Drop for LocalDpu {
 /// Engine settings for this address.
 fn host_config(config: &LocalConfig, roce: SocketAddr) -> Result<HostConfig, Error> {
     let LocalConfig { memory, loss_ppm, .. } = *config;
-    Ok(HostConfig { roce, device: None, memory, loss_ppm, seed: fresh_seed()? })
+    let congestion = Choice::default();
+    Ok(HostConfig { roce, device: None, memory, congestion, loss_ppm, seed: fresh_seed()? })
 }
 
 /// Starts an engine at the configured address, or at one from which the target can be reached: on the RoCE

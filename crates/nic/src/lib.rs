@@ -5,6 +5,7 @@
 //! | [`udp`] | the UDP wire: segmented sends, coalesced receives, ICRC, DSCP and ECN |
 //! | [`device`] | the wire of a device: several addresses, shared by the processes of a machine |
 //! | [`capture`] | what a wire sends and accepts, as a pcap file |
+//! | [`congestion`] | which congestion control a connection gets |
 //! | [`packet`] | the RoCE packets on the interfaces of this machine, for captures |
 //! | [`interfaces`] | network interfaces and their addresses |
 //! | [`doctor`] | whether this machine is fit for it |
@@ -23,6 +24,7 @@
 pub mod abi;
 pub mod capture;
 pub mod clock;
+pub mod congestion;
 pub mod device;
 pub mod doctor;
 pub mod driver;

@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 
 use nic::clock;
+use roce::congestion::CongestionControl;
 use roce::endpoint::{AttrMask, Mtu, QpAttr, QpState};
 use roce::verbs::{Access, Qpn, Transport};
 use roce::wire::Psn;
@@ -88,6 +89,8 @@ fn wanted(qp: &Qp, attr: &ibv_qp_attr, mask: u32) -> Outcome<QpAttr> {
     }
     if has(IBV_QP_AV) {
         all.path = ah::path_of(&qp.engine, &attr.ah_attr)?;
+        // It is not known who the peer is, but every reliable one acknowledges, which is all it takes.
+        all.congestion = qp.engine.settings.congestion.toward(all.path.remote.ip(), true);
     }
     if has(IBV_QP_PATH_MTU) {
         let bytes = 128_u32.checked_shl(attr.path_mtu).filter(|_| attr.path_mtu <= IBV_MTU_4096);
@@ -147,7 +150,7 @@ fn blank(qp: &Qp) -> QpAttr {
         rate_limit_bps: 0,
         window_packets: qp.engine.settings.window_packets,
         reliability: qp.engine.settings.reliability,
-        congestion: qp.engine.settings.congestion,
+        congestion: CongestionControl::Off,
     }
 }
 

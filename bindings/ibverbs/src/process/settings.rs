@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 
 use nic::capture::Capture;
-use roce::congestion::{CongestionControl, DcqcnParams};
+use nic::congestion::Choice;
 use roce::endpoint::Reliability;
 
 use super::errors::say;
@@ -14,7 +14,7 @@ pub(crate) const DEVICES: &str = "DQUANT_DEVICES";
 pub(crate) const WINDOW: &str = "DQUANT_WINDOW";
 /// `go-back-n` or `selective`.
 pub(crate) const RELIABILITY: &str = "DQUANT_RELIABILITY";
-/// A variant of DCQCN, with the link's rate in Gbit/s after a colon.
+/// `auto`, `off`, `delay`, or a variant of DCQCN with the link's rate in Gbit/s after a colon.
 pub(crate) const CONGESTION: &str = "DQUANT_CONGESTION";
 /// `auto` or `udp`: whether WRITEs and READs within the machine may do without packets.
 pub(crate) const PATH: &str = "DQUANT_PATH";
@@ -31,7 +31,7 @@ const DEFAULT_WINDOW_PACKETS: u32 = 512;
 pub(crate) struct Settings {
     pub(crate) window_packets: u32,
     pub(crate) reliability: Reliability,
-    pub(crate) congestion: CongestionControl,
+    pub(crate) congestion: Choice,
     pub(crate) path: PathChoice,
 }
 
@@ -100,25 +100,14 @@ fn path() -> PathChoice {
     }
 }
 
-/// Rate of a link when the setting does not give it.
-const DEFAULT_GBPS: u64 = 100;
-
-fn congestion() -> CongestionControl {
+fn congestion() -> Choice {
     let Some(text) = text_of(CONGESTION) else {
-        return CongestionControl::Off;
+        return Choice::default();
     };
-    let (name, gbps) = match text.split_once(':') {
-        Some((name, rate)) => (name, rate.parse().ok()),
-        None => (text.as_str(), Some(DEFAULT_GBPS)),
-    };
-    let rate = gbps.filter(|gbps| (1..=1600).contains(gbps)).map(|gbps| gbps * 1_000_000_000);
-    match rate.and_then(|bps| DcqcnParams::named(name, bps)) {
-        Some(params) => CongestionControl::Dcqcn(params),
-        None => {
-            complain(CONGESTION, &text);
-            CongestionControl::Off
-        }
-    }
+    text.parse().unwrap_or_else(|_| {
+        complain(CONGESTION, &text);
+        Choice::default()
+    })
 }
 
 /// Longest capture: a forgotten setting must not fill the disk.

@@ -18,6 +18,7 @@ use engine::control::peer::{check_port, with_port};
 use engine::daemon::Ready;
 use engine::data::{DeviceChoice, HostConfig, is_specific};
 use engine::seed::fresh_seed;
+use nic::congestion::Choice;
 use nic::loaded::DEFAULT_LIBRARY;
 
 /// A time as people write it.
@@ -97,6 +98,13 @@ pub(super) struct WireArgs {
     #[arg(long, value_name = "FILE", default_value = DEFAULT_LIBRARY, requires = "device")]
     verbs_library: PathBuf,
 
+    /// Congestion control of its connections: auto, off, delay, dcqcn-mlnx:GBPS
+    ///
+    /// auto: from measured delay towards other machines that run this program, off otherwise.
+    /// dcqcn-mlnx, dcqcn-paper and dcqcn-uet take the rate of the link in Gbit/s.
+    #[arg(long, value_name = "NAME", default_value = "off", verbatim_doc_comment)]
+    cc: Choice,
+
     /// Drop this share of received packets, for tests: 1%, 0.1%
     #[arg(long, value_name = "SHARE", default_value = "0%", value_parser = units::fraction_ppm)]
     loss: u32,
@@ -118,7 +126,8 @@ impl WireArgs {
         let seed = self.seed.map_or_else(fresh_seed, Ok)?;
         let (library, name) = (self.verbs_library.clone(), self.device.clone());
         let device = name.map(|name| DeviceChoice { library, name });
-        Ok(HostConfig { roce, device, memory, loss_ppm: self.loss, seed })
+        let (congestion, loss_ppm) = (self.cc, self.loss);
+        Ok(HostConfig { roce, device, memory, congestion, loss_ppm, seed })
     }
 }
 

@@ -7,6 +7,7 @@
 use std::net::SocketAddr;
 
 use nic::clock;
+use nic::congestion::Choice;
 use nic::fabric::Fabric;
 use nic::pool::Pool;
 use roce::device::{self, Device, InitialPsns};
@@ -129,6 +130,7 @@ impl Ends {
                 local_psn: self.psns[at],
                 timeout: ACK_TIMEOUT,
                 window_packets: WINDOW_PACKETS,
+                congestion: Choice::default().toward(peer.address.ip(), selective),
                 reliability: if selective { Reliability::Selective } else { Reliability::GoBackN },
                 ..Connect::new(Path::new(peer.address), dest_qp, Psn::new(psn & 0x00ff_ffff))
             };

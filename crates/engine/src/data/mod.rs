@@ -26,6 +26,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, OnceLock};
 
 use nic::clock;
+use nic::congestion::Choice;
 use nic::driver::{Driver, Turn};
 use nic::fabric::{Fabric, Software, SoftwareError, Trouble};
 use nic::loaded::{Library, LoadError, Loaded, LoadedDevice};
@@ -217,6 +218,8 @@ pub struct HostConfig {
     pub device: Option<DeviceChoice>,
     /// Bytes of registered memory.
     pub memory: u64,
+    /// The congestion control of its connections.
+    pub congestion: Choice,
     /// Received packets to drop, in parts per million.
     pub loss_ppm: u32,
     /// Seed of keys, queue pair numbers and losses.
@@ -226,6 +229,7 @@ pub struct HostConfig {
 /// A device with its memory, as an engine uses it.
 pub(crate) struct Host<F> {
     pub(crate) fabric: F,
+    congestion: Choice,
     psns: InitialPsns,
     /// When the current turn began.
     now: Time,
@@ -234,9 +238,9 @@ pub(crate) struct Host<F> {
 impl Host<Software> {
     /// Our own device, on a UDP socket.
     fn software(config: &HostConfig) -> Result<Host<Software>, EngineError> {
-        let HostConfig { roce, memory, loss_ppm, seed, .. } = *config;
+        let HostConfig { roce, memory, congestion, loss_ppm, seed, .. } = *config;
         let fabric = Software::bind(roce, memory, loss_ppm, seed)?;
-        Ok(Host { fabric, psns: InitialPsns::new(seed), now: clock::now() })
+        Ok(Host { fabric, congestion, psns: InitialPsns::new(seed), now: clock::now() })
     }
 }
 
@@ -248,7 +252,8 @@ impl Host<Loaded> {
         let name = || choice.library.display().to_string();
         let device = device.map_err(|source| EngineError::Load { library: name(), source })?;
         let fabric = Loaded::new(device, Pool::new(config.memory)?);
-        Ok(Host { fabric, psns: InitialPsns::new(config.seed), now: clock::now() })
+        let (congestion, psns) = (config.congestion, InitialPsns::new(config.seed));
+        Ok(Host { fabric, congestion, psns, now: clock::now() })
     }
 }
 
@@ -357,9 +362,11 @@ impl<F: Fabric> Host<F> {
         debug_assert!(gone.is_ok(), "{gone:?}");
     }
 
-    /// Connects our end of a queue pair; loss recovery is that of the peer's end.
+    /// Connects our end of a queue pair; loss recovery is that of the peer's end, which has agreed to it.
     fn connect(&mut self, ours: &QpAddress, peer: &QpAddress, mtu: Mtu) -> Result<(), EngineError> {
         let path = Path::new(peer.address);
+        // Only our own endpoints repeat selectively.
+        let is_ours = peer.reliability == Reliability::Selective;
         let connect = Connect {
             mtu,
             local_psn: ours.psn,
@@ -367,6 +374,7 @@ impl<F: Fabric> Host<F> {
             rnr_retry: RNR_RETRY,
             window_packets: WINDOW_PACKETS,
             reliability: peer.reliability,
+            congestion: self.congestion.toward(peer.address.ip(), is_ours),
             ..Connect::new(path, peer.qpn, peer.psn)
         };
         Ok(device::connect(self.fabric.device(), self.now, ours.qpn, &connect)?)

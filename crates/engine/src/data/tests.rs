@@ -1,5 +1,6 @@
 //! Abandoned streams and sessions are released, however full the queue of an engine is.
 
+use nic::congestion::Choice;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
@@ -21,7 +22,8 @@ const RING_BYTES: u64 = 16 << 10;
 
 fn config() -> HostConfig {
     let roce = SocketAddr::from(([127, 0, 0, 1], 0));
-    HostConfig { roce, device: None, memory: 32 << 20, loss_ppm: 0, seed: 7 }
+    let congestion = Choice::default();
+    HostConfig { roce, device: None, memory: 32 << 20, congestion, loss_ppm: 0, seed: 7 }
 }
 
 /// Waits until `look` returns true.
@@ -322,10 +324,11 @@ impl Fabric for Failing {
 }
 
 fn failing() -> (Host<Failing>, Arc<AtomicBool>) {
-    let Host { fabric: device, psns, now } = Host::software(&config()).expect("loopback");
+    let Host { fabric: device, congestion, psns, now } =
+        Host::software(&config()).expect("loopback");
     let has_failed = Arc::new(AtomicBool::new(false));
     let fabric = Failing { device, has_failed: Arc::clone(&has_failed) };
-    (Host { fabric, psns, now }, has_failed)
+    (Host { fabric, congestion, psns, now }, has_failed)
 }
 
 #[test]

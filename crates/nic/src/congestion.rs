@@ -1,0 +1,107 @@
+//! Which congestion control a connection gets: as configured, and by where its peer is.
+
+use core::net::IpAddr;
+use core::str::FromStr;
+
+use roce::congestion::{CongestionControl, DcqcnParams, DelayParams};
+
+use crate::interfaces;
+
+/// The rate of a link when the setting does not give it.
+const DEFAULT_GBPS: u64 = 100;
+
+/// The configured congestion control.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// From measured delay towards our own endpoints on other machines, none towards others. Packets to
+    /// this machine do not cross a link that anybody shares: their receive buffers slow the sender.
+    Auto,
+    /// This one for all.
+    Always(CongestionControl),
+}
+
+impl Default for Choice {
+    /// Off, until the control has been measured on real links.
+    fn default() -> Choice {
+        Choice::Always(CongestionControl::Off)
+    }
+}
+
+impl Choice {
+    /// What all values of a setting are, for messages.
+    pub const SYNTAX: &'static str =
+        "auto, off, delay, or dcqcn-mlnx, dcqcn-paper or dcqcn-uet with :GBPS of the link";
+
+    /// The control of a connection to `remote`, which is an endpoint of ours or another.
+    pub fn toward(self, remote: IpAddr, is_ours: bool) -> CongestionControl {
+        match self {
+            Choice::Always(control) => control,
+            Choice::Auto if is_ours && !interfaces::is_here(remote) => {
+                CongestionControl::Delay(DelayParams::DEFAULT)
+            }
+            Choice::Auto => CongestionControl::Off,
+        }
+    }
+}
+
+/// A text that is no [`Choice`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoChoice;
+
+impl core::fmt::Display for NoChoice {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "expected {}", Choice::SYNTAX)
+    }
+}
+
+impl core::error::Error for NoChoice {}
+
+impl FromStr for Choice {
+    type Err = NoChoice;
+
+    fn from_str(text: &str) -> Result<Choice, NoChoice> {
+        match text {
+            "auto" => return Ok(Choice::Auto),
+            "off" => return Ok(Choice::Always(CongestionControl::Off)),
+            "delay" => return Ok(Choice::Always(CongestionControl::Delay(DelayParams::DEFAULT))),
+            _ => {}
+        }
+        let (name, gbps) = match text.split_once(':') {
+            Some((name, rate)) => (name, rate.parse().ok()),
+            None => (text, Some(DEFAULT_GBPS)),
+        };
+        let rate = gbps.filter(|gbps| (1..=1600).contains(gbps)).map(|gbps| gbps * 1_000_000_000);
+        let params = rate.and_then(|bps| DcqcnParams::named(name, bps)).ok_or(NoChoice)?;
+        Ok(Choice::Always(CongestionControl::Dcqcn(params)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_our_own_endpoints_elsewhere_get_a_control() {
+        let far = IpAddr::from([198, 51, 100, 7]);
+        let delay = CongestionControl::Delay(DelayParams::DEFAULT);
+        assert_eq!(Choice::Auto.toward(far, true), delay);
+        assert_eq!(Choice::Auto.toward(far, false), CongestionControl::Off);
+        assert_eq!(Choice::Auto.toward(IpAddr::from([127, 0, 0, 1]), true), CongestionControl::Off);
+        let always: Choice = "delay".parse().expect("a choice");
+        assert_eq!(always.toward(IpAddr::from([127, 0, 0, 1]), false), delay);
+    }
+
+    #[test]
+    fn texts_are_choices_or_refused() {
+        let mlnx = |gbps: u64| {
+            Ok(Choice::Always(CongestionControl::Dcqcn(DcqcnParams::mlnx(gbps * 1_000_000_000))))
+        };
+        assert_eq!("auto".parse(), Ok(Choice::Auto));
+        assert_eq!("off".parse(), Ok(Choice::Always(CongestionControl::Off)));
+        assert_eq!("dcqcn-mlnx:25".parse(), mlnx(25));
+        assert_eq!("dcqcn-mlnx".parse(), mlnx(100));
+        for bad in ["", "Auto", "on", "dcqcn", "dcqcn-mlnx:", "dcqcn-mlnx:0", "dcqcn-mlnx:1601"] {
+            assert_eq!(bad.parse::<Choice>(), Err(NoChoice), "{bad}");
+        }
+    }
+}
