@@ -4,7 +4,7 @@
 //! registered; the endpoint accesses nothing else. As with a real device, the program may read and
 //! write the bytes at the same time, with undefined contents as the result.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use roce::world::{AtomicOp, Memory, MemoryKind};
 use rustix::io::Errno;
@@ -24,9 +24,17 @@ impl Memory for ProcessMemory {
     }
 
     fn scatter(&mut self, addr: u64, from: &[u8]) {
+        let Some((last, body)) = from.split_last() else {
+            return;
+        };
+        let to = addr as *mut u8;
         // SAFETY: as above, and the region was mapped writable: the endpoint asks for this only with
         // local write access.
-        unsafe { std::ptr::copy(from.as_ptr(), addr as *mut u8, from.len()) }
+        unsafe { std::ptr::copy(body.as_ptr(), to, body.len()) };
+        // Programs poll the last byte of a WRITE, and a copy may store the beginning last.
+        fence(Ordering::Release);
+        // SAFETY: the last byte of the same range.
+        unsafe { to.add(body.len()).write_volatile(*last) };
     }
 
     fn kind(&self) -> MemoryKind {
