@@ -6,9 +6,10 @@
 //! off: the result is a function of the module's bytes and its input, on every processor.
 //!
 //! What it costs others is bounded: [`MAX_MODULE_BYTES`] to compile, [`MAX_MEMORY_BYTES`] of memory, and
-//! [`TIME_LIMIT_MS`] of CPU time for a block of 1 MiB, after which the module is not run again. The CPU time of the thread
-//! counts, not the time of day, so a busy machine ends no honest module. No signal handler is installed: the
-//! trainer's process has its own.
+//! [`TIME_LIMIT_MS`] of CPU time for a block of 1 MiB. The CPU time of the thread counts, not the time of day, so other
+//! processes end no honest module. A virtual machine may still count time in which its processor was taken away, so
+//! a block that exceeds its time is mapped once more; after the second time the module is not run again. No
+//! signal handler is installed: the trainer's process has its own.
 //!
 //! A module has to map each token by itself ([`xio::kernel::TokenMap`]). One block of [`CHECK_EVERY`] is mapped
 //! again in two pieces, the later one first, and a result that differs is refused. The compiler runs where a
@@ -38,7 +39,8 @@ pub const MAX_MODULE_BYTES: u64 = 256 << 10;
 /// Memory of an instance, in bytes.
 pub const MAX_MEMORY_BYTES: usize = 32 << 20;
 
-/// CPU time for a block of 1 MiB, in milliseconds; a block that is checked is mapped twice.
+/// CPU time for a block of 1 MiB, in milliseconds; a block that is checked is mapped twice, and one that exceeds it is
+/// begun once more.
 pub const TIME_LIMIT_MS: u64 = 50;
 
 /// The part of it that every block has, however small it is.
@@ -280,8 +282,13 @@ impl UserAction {
         if is_map { Ok(()) } else { Err(ModuleError::Export { export }) }
     }
 
-    /// Maps tokens in a fresh instance.
+    /// Maps tokens in a fresh instance, and in another one if the time of the first was over. Tokens are
+    /// replaced after a success only.
     fn run(&self, tokens: &mut [u8], dtype: Dtype, first_token: u64) -> Result<(), MapFault> {
+        again_if_late(|| self.run_once(tokens, dtype, first_token))
+    }
+
+    fn run_once(&self, tokens: &mut [u8], dtype: Dtype, first_token: u64) -> Result<(), MapFault> {
         let deadline_ns = thread_cpu_ns() + time_limit_ns(tokens.len() as u64);
         let engine = self.instances.module().engine();
         let mut store = Store::new(engine, State { deadline_ns, stopped: None });
@@ -376,6 +383,14 @@ impl TokenMap for UserAction {
             self.spent.store(true, Ordering::Relaxed);
         }
         mapped
+    }
+}
+
+/// Tries once more what exceeded its time.
+fn again_if_late(mut run: impl FnMut() -> Result<(), MapFault>) -> Result<(), MapFault> {
+    match run() {
+        Err(MapFault::Time) => run(),
+        done => done,
     }
 }
 

@@ -22,7 +22,8 @@ const REPLACE_HINT: &str = "open the stream again to read the file as it is now;
 const fn fault_hint(fault: MapFault) -> &'static str {
     match fault {
         MapFault::Time => {
-            "a module has 50 ms of CPU time for a block of 1 MiB, 10 ms for a small one; it is not run again in this stream"
+            "a module has 50 ms of CPU time for a block of 1 MiB, 10 ms for a small one, and exceeded it twice; it is not \
+             run again in this stream"
         }
         MapFault::Memory => "a module has 32 MiB of memory, and 65,536 entries in its tables",
         MapFault::Code(_) => "what the code means is the module's own: ask whoever wrote it",

@@ -4,7 +4,7 @@ use sha2::{Digest, Sha256};
 use xio::dataset::Dtype;
 use xio::kernel::{MapFault, TokenMap, Trap};
 
-use super::{MAX_MODULE_BYTES, ModuleError, UserAction};
+use super::{MAX_MODULE_BYTES, ModuleError, UserAction, again_if_late};
 
 /// A module around the body of a function from a token of `u32` and its number to a token.
 fn each(body: &str) -> String {
@@ -87,6 +87,20 @@ fn a_module_that_misbehaves_is_stopped_and_named_by_what_it_did() {
     // A loop that fills memory in few long instructions.
     let fill = "(loop $for_ever (memory.fill (i32.const 0) (i32.const 1) (i32.const 1310720)) (br $for_ever)) (i32.const 0)";
     assert_eq!(map(&(whole(fill) + ")"), &[1], 0), Err(MapFault::Time));
+}
+
+#[test]
+fn only_a_block_that_exceeded_its_time_is_tried_once_more() {
+    let outcome = |outcomes: &[Result<(), MapFault>]| {
+        let mut left = outcomes.iter();
+        let last = again_if_late(|| *left.next().expect("it is tried at most twice"));
+        (last, left.len())
+    };
+    let (late, trap) = (Err(MapFault::Time), Err(MapFault::Trap(Trap::Unreachable)));
+    assert_eq!(outcome(&[Ok(()), late]), (Ok(()), 1));
+    assert_eq!(outcome(&[late, Ok(())]), (Ok(()), 0));
+    assert_eq!(outcome(&[late, late]), (late, 0));
+    assert_eq!(outcome(&[trap, Ok(())]), (trap, 1));
 }
 
 #[test]
