@@ -44,6 +44,19 @@ impl Choice {
     }
 }
 
+impl core::fmt::Display for Choice {
+    /// The name with which it is set; DCQCN without its variant.
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Choice::Auto => f.write_str("auto"),
+            Choice::Always(CongestionControl::Off) => f.write_str("off"),
+            Choice::Always(CongestionControl::Delay(_)) => f.write_str("delay"),
+            Choice::Always(CongestionControl::Dcqcn(_)) => f.write_str("DCQCN"),
+            Choice::Always(CongestionControl::Fixed(bps)) => write!(f, "{bps} bit/s"),
+        }
+    }
+}
+
 /// A text that is no [`Choice`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoChoice;
@@ -98,6 +111,10 @@ mod tests {
         };
         assert_eq!("auto".parse(), Ok(Choice::Auto));
         assert_eq!("off".parse(), Ok(Choice::Always(CongestionControl::Off)));
+        for name in ["auto", "off", "delay"] {
+            assert_eq!(name.parse::<Choice>().map(|choice| choice.to_string()), Ok(name.into()));
+        }
+        assert_eq!(mlnx(25).map(|choice| choice.to_string()), Ok("DCQCN".into()));
         assert_eq!("dcqcn-mlnx:25".parse(), mlnx(25));
         assert_eq!("dcqcn-mlnx".parse(), mlnx(100));
         for bad in ["", "Auto", "on", "dcqcn", "dcqcn-mlnx:", "dcqcn-mlnx:0", "dcqcn-mlnx:1601"] {

@@ -9,10 +9,11 @@
 use std::io;
 use std::net::SocketAddr;
 
-use roce::Time;
+use roce::congestion::Follows;
 use roce::device::Device;
 use roce::endpoint::{Endpoint, EndpointConfig, Reliability};
 use roce::world::{self, Progress};
+use roce::{Duration, Time};
 
 use crate::fault::LossyWire;
 use crate::pool::{Pool, PoolError};
@@ -170,6 +171,7 @@ impl Fabric for Software {
         for (name, value) in self.endpoint.counters().named() {
             tell(&format!("roce.{name}"), value);
         }
+        window_sums(&self.endpoint).into_iter().for_each(|(name, value)| tell(name, value));
         let wire = self.wire.inner();
         wire.counters().named().for_each(|(name, value)| tell(name, value));
         tell("udp.ip_udp_header_bytes", wire.ip_udp_header_bytes());
@@ -179,4 +181,21 @@ impl Fabric for Software {
     fn notes(&self) -> Vec<String> {
         vec![self.wire.inner().to_string()]
     }
+}
+
+/// What congestion control by delay allows now, over all queue pairs.
+fn window_sums(endpoint: &Endpoint) -> [(&'static str, u64); 4] {
+    let (mut count, mut competing, mut window, mut longest) = (0, 0, 0, Duration::ZERO);
+    for report in endpoint.windows() {
+        count += 1;
+        competing += u64::from(report.follows == Follows::Losses);
+        window += report.window_millipackets / 1_000;
+        longest = longest.max(report.queue());
+    }
+    [
+        ("congestion.queue_pairs", count),
+        ("congestion.competing", competing),
+        ("congestion.window_packets", window),
+        ("congestion.longest_queue_us", longest.as_nanos() / 1_000),
+    ]
 }

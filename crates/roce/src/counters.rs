@@ -161,6 +161,8 @@ counters! {
     cnps_sent,
     /// Packets that were held back by congestion control.
     paced_packets,
+    /// Times that congestion control began to compete with others that fill the queue of the path.
+    competitions,
 
     /// WRITEs carried out within the machine, without packets.
     direct_writes,

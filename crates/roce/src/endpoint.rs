@@ -14,6 +14,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 
+use crate::congestion::WindowReport;
 use crate::congestion::rtt::RttMeter;
 use crate::cq::CqTable;
 use crate::direct::{Direct, QpCard};
@@ -487,6 +488,11 @@ impl Endpoint {
     /// limited.
     pub fn qp_rate_bps(&self, qpn: Qpn) -> Option<u64> {
         self.entry(qpn).ok()?.qp.rate_bps()
+    }
+
+    /// The windows that congestion control by delay sets now.
+    pub fn windows(&self) -> impl Iterator<Item = WindowReport> {
+        self.qps.iter().filter_map(|entry| entry.qp.window_report())
     }
 
     /// Every queue pair in its current state, in a stable order.

@@ -11,6 +11,7 @@
 use core::fmt;
 use core::net::IpAddr;
 
+use crate::congestion::WindowReport;
 use crate::congestion::rtt::RttMeter;
 use crate::counters::Counters;
 use crate::time::Time;
@@ -266,6 +267,8 @@ pub struct QpReport {
     pub rtt: Option<RttMeter>,
     /// The rate that congestion control or the program's limit allows now, in bits per second.
     pub rate_bps: Option<u64>,
+    /// Congestion control by delay.
+    pub window: Option<WindowReport>,
     /// What it is waiting for, and until when.
     pub deadline: Option<(Time, TimeoutReason)>,
     /// Why it last failed. Kept through RESET until it fails again.

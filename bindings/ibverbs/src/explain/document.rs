@@ -7,6 +7,7 @@ use nic::clock;
 use nic::device::DeviceWire;
 use nic::udp::{TxCounters, UdpCounters};
 use roce::congestion::rtt::RttMeter;
+use roce::congestion::{Follows, WindowReport};
 use roce::endpoint::{Counters, QpState, TimeoutReason};
 use roce::report::{Credits, Flow, LastError, Peer, QpReport};
 use roce::verbs::Transport;
@@ -200,10 +201,30 @@ fn queue_pair(report: &QpReport, path: &str, now: Time) -> Value {
         members.push(("waits", Value::Object(waits)));
     }
     members.extend(report.rate_bps.map(|rate| ("rate_bps", rate.into())));
+    members.extend(report.window.map(|report| ("congestion", congestion(&report, now))));
     members
         .extend(report.rtt.filter(|rtt| rtt.histogram.total() > 0).map(|rtt| ("rtt", times(&rtt))));
     members.extend(report.last_error.map(|error| ("last_error", last_error(&error, now))));
     Value::Object(members)
+}
+
+/// Congestion control by delay.
+fn congestion(report: &WindowReport, now: Time) -> Value {
+    let nanos = |delay: Option<Duration>| Value::from(delay.map(Duration::as_nanos));
+    let follows = match report.follows {
+        Follows::Nothing => "nothing yet",
+        Follows::Delay => "delay",
+        Follows::Losses => "losses",
+    };
+    let age = report.base.map(|_| now.as_nanos().saturating_sub(report.since.as_nanos()));
+    Value::Object(vec![
+        ("follows", follows.into()),
+        ("age_ns", age.into()),
+        ("draining", report.is_draining.into()),
+        ("window_millipackets", report.window_millipackets.into()),
+        ("base_ns", nanos(report.base)),
+        ("delay_ns", nanos(report.smoothed)),
+    ])
 }
 
 /// Round-trip times; bucket `n` of the histogram ends at 2^n us.

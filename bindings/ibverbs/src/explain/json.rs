@@ -9,10 +9,17 @@ use std::fmt::{self, Write};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Value {
     Null,
+    Truth(bool),
     Number(u64),
     Text(String),
     List(Vec<Value>),
     Object(Vec<(&'static str, Value)>),
+}
+
+impl From<bool> for Value {
+    fn from(truth: bool) -> Value {
+        Value::Truth(truth)
+    }
 }
 
 impl From<u64> for Value {
@@ -67,6 +74,7 @@ impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Value::Null => f.write_str("null"),
+            Value::Truth(truth) => truth.fmt(f),
             Value::Number(number) => number.fmt(f),
             Value::Text(text) => quote(f, text),
             Value::List(items) => {
@@ -122,8 +130,9 @@ mod tests {
             ("b", Value::from(None::<u64>)),
             ("c", Value::from("x\"\\\n\u{1}é")),
             ("d", Value::Object(vec![])),
+            ("e", Value::from(true)),
         ]);
-        let text = r#"{"a":[1,2],"b":null,"c":"x\"\\\n\u0001é","d":{}}"#;
+        let text = r#"{"a":[1,2],"b":null,"c":"x\"\\\n\u0001é","d":{},"e":true}"#;
         assert_eq!(value.to_string(), text);
     }
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand, ValueEnum};
 use engine::data::DeviceChoice;
 use engine::seed::fresh_seed;
+use nic::congestion::Choice;
 use nic::loaded::DEFAULT_LIBRARY;
 use roce::endpoint::Mtu;
 use serde::Serialize;
@@ -42,6 +43,7 @@ Examples:
   dquant perf 10.0.0.5 send read --size 64,4KiB --mode latency --seconds 5s
   dquant perf 10.0.0.5 send --transport ud --size 8..1KiB
   dquant perf 10.0.0.5 write --device mlx5_0 --json
+  dquant perf 10.0.0.5 write --cc auto
   dquant perf 10.0.0.5 write --plot write.svg"
 )]
 pub(super) struct PerfCommand {
@@ -168,6 +170,13 @@ struct ClientArgs {
     /// Standard loss recovery, also where both ends know better
     #[arg(long)]
     go_back_n: bool,
+
+    /// Congestion control of this side: auto, off, delay, dcqcn-mlnx:GBPS
+    ///
+    /// auto: from measured delay towards other machines that run this program, off otherwise.
+    /// delay: the same on one machine. READ responses and the server are not controlled.
+    #[arg(long, value_name = "NAME", default_value = "off", verbatim_doc_comment)]
+    cc: Choice,
 
     /// How both sides wait
     ///
@@ -390,9 +399,9 @@ impl ClientArgs {
     fn run(self, console: &mut Console) -> Result<Exit, CliError> {
         let tests = self.tests()?;
         engine::log::enable();
-        let ClientArgs { host, plot, device, .. } = self;
+        let ClientArgs { host, plot, device, cc, .. } = self;
         let host = host.ok_or_else(|| CliError::usage("no server named"))?;
-        let mut client = Client::connect(&host, device.choice(), fresh_seed()?)?;
+        let mut client = Client::connect(&host, device.choice(), cc, fresh_seed()?)?;
         let (mut results, mut is_wrong) = (Vec::new(), false);
         for (number, test) in tests.iter().enumerate() {
             console.progress(format_args!("{} of {}: {test}", number + 1, tests.len()));

@@ -7,6 +7,7 @@ use std::time::Duration as StdDuration;
 use engine::control::peer::{check_port, with_port};
 use engine::data::DeviceChoice;
 use nic::clock;
+use nic::congestion::Choice;
 use nic::driver::{Application, Driver, Turn};
 use nic::fabric::{Fabric, Trouble};
 use roce::world::Progress;
@@ -91,6 +92,7 @@ pub struct Client {
     peer: SocketAddr,
     local: SocketAddr,
     device: Option<DeviceChoice>,
+    congestion: Choice,
     seed: u64,
 }
 
@@ -102,6 +104,7 @@ impl Client {
     pub fn connect(
         host: &str,
         device: Option<DeviceChoice>,
+        congestion: Choice,
         seed: u64,
     ) -> Result<Client, CliError> {
         check_port(host)?;
@@ -113,7 +116,7 @@ impl Client {
         let mut failure = io::Error::other("the name has no address");
         for address in found {
             match TcpStream::connect_timeout(&address, CONNECT_LIMIT) {
-                Ok(stream) => return Client::greet(stream, address, device, seed),
+                Ok(stream) => return Client::greet(stream, address, device, congestion, seed),
                 Err(error) => failure = error,
             }
         }
@@ -126,6 +129,7 @@ impl Client {
         stream: TcpStream,
         peer: SocketAddr,
         device: Option<DeviceChoice>,
+        congestion: Choice,
         seed: u64,
     ) -> Result<Client, CliError> {
         let gone = |error: io::Error| lost(peer, &error);
@@ -134,7 +138,7 @@ impl Client {
         control.send(&Message::Hello { version: VERSION }).map_err(gone)?;
         match control.receive().map_err(gone)? {
             Message::Welcome { version: VERSION } => {
-                Ok(Client { control, peer, local, device, seed })
+                Ok(Client { control, peer, local, device, congestion, seed })
             }
             Message::Welcome { version } => Err(CliError::usage(format_args!(
                 "{peer} speaks version {version} of dquant perf, this is {VERSION}"
@@ -174,7 +178,7 @@ impl Client {
         check_address(&theirs, peer)?;
         let mut ends = Ends::open(&mut fabric, test, self.seed)?;
         let ours = ends.describe(&fabric, host::mtu(&fabric, peer));
-        ends.connect(fabric.device(), &ours, &theirs)?;
+        ends.connect(fabric.device(), &ours, &theirs, self.congestion)?;
         if test.has_pong() && test.has_receives() {
             ends.post_receives(fabric.device())?;
         }

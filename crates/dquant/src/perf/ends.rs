@@ -105,6 +105,7 @@ impl Ends {
         device: &mut D,
         ours: &End,
         peer: &End,
+        congestion: Choice,
     ) -> Result<(), CliError> {
         if peer.qps.len() != self.qps.len() {
             return Err(CliError::usage("the other side has another number of queue pairs"));
@@ -130,7 +131,7 @@ impl Ends {
                 local_psn: self.psns[at],
                 timeout: ACK_TIMEOUT,
                 window_packets: WINDOW_PACKETS,
-                congestion: Choice::default().toward(peer.address.ip(), selective),
+                congestion: congestion.toward(peer.address.ip(), selective),
                 reliability: if selective { Reliability::Selective } else { Reliability::GoBackN },
                 ..Connect::new(Path::new(peer.address), dest_qp, Psn::new(psn & 0x00ff_ffff))
             };

@@ -12,6 +12,7 @@ use engine::data::DeviceChoice;
 use engine::log;
 use engine::seed::fresh_seed;
 use nic::clock;
+use nic::congestion::Choice;
 use nic::driver::{Application, Turn};
 use nic::fabric::Fabric;
 use roce::{Duration, Time};
@@ -177,7 +178,7 @@ impl Session {
             other => return Err(CliError::usage(format_args!("said {other:?} out of turn"))),
         };
         check_address(&theirs, peer)?;
-        ends.connect(fabric.device(), &ours, &theirs)?;
+        ends.connect(fabric.device(), &ours, &theirs, Choice::default())?;
         if test.has_receives() {
             ends.post_receives(fabric.device())?;
         }

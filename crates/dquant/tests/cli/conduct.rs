@@ -95,6 +95,28 @@ fn a_wrong_command_line_ends_with_2() {
     assert!(typo.stderr.starts_with("error: ") && typo.stderr.contains("'inspect'"), "{typo:?}");
 }
 
+/// The control of congestion is named alike wherever it is set.
+#[test]
+fn congestion_control_is_explained_and_a_wrong_name_refused_with_the_right_ones() {
+    let folder = Folder::new("congestion");
+    let corpus = ["--root", "."];
+    for command in [&["serve"][..], &["dpu"], &["perf"]] {
+        let help = folder.run(&[command, &["--help"]].concat()).good().stdout;
+        assert!(help.contains("--cc <NAME>") && help.contains("[default: off]"), "{help}");
+        let options: &[&str] = match command {
+            ["serve"] => &corpus,
+            ["perf"] => &["127.0.0.1"],
+            _ => &[],
+        };
+        for bad in ["reno", "Auto", "dcqcn-mlnx:0"] {
+            let ran = folder.run(&[command, options, &["--cc", bad]].concat());
+            assert_eq!((ran.exit, ran.stdout.as_str()), (Some(2), ""), "{ran:?}");
+            assert!(ran.stderr.starts_with("error: ") && ran.stderr.contains("--cc"), "{ran:?}");
+            assert!(ran.stderr.contains("expected auto, off, delay, or dcqcn-mlnx"), "{ran:?}");
+        }
+    }
+}
+
 #[test]
 fn a_missing_file_is_named() {
     let folder = Folder::new("missing");

@@ -130,6 +130,16 @@ fn sizes_below_a_stamp_and_many_queue_pairs_are_verified() {
 }
 
 #[test]
+fn bytes_are_right_under_congestion_control() {
+    let folder = Folder::new("perf-congestion");
+    let server = Server::start(&folder);
+    for control in ["delay", "auto", "off", "dcqcn-mlnx:25"] {
+        let options = ["write", "send", "--size", "64,64KiB", "--qps", "2", "--cc", control];
+        assert_eq!(results(server.run(&options)).len(), 2 * 2 * 2, "{control}");
+    }
+}
+
+#[test]
 fn a_picture_has_a_curve_for_each_series() {
     let folder = Folder::new("perf-plot");
     let server = Server::start(&folder);

@@ -178,6 +178,32 @@ fn lost_packets_change_nothing() {
     assert!(target.status(&world).counter("roce.retransmitted_packets") > 0);
 }
 
+/// On one machine only `delay` controls: `auto` knows that no link is shared.
+#[test]
+fn congestion_control_changes_nothing_and_is_shown() {
+    let Some(world) = World::new("congestion_control_changes_nothing_and_is_shown") else {
+        return;
+    };
+    let [web, code, books] = three_corpora(&world);
+    let plan = "window(512) | shuffle(9, blocks=3) | blend(web=2, code=1, books=1) \
+                | narrow(u16) | batch(32)";
+    let want = expected(plan, &[&web, &code, &books], 0..200);
+    for control in ["delay", "auto"] {
+        let with = ["--cc", control];
+        let (target, dpu) = (world.target(&with), world.dpu(&with));
+        let args = ["--plan", plan, "--batches", "200"];
+        let through = Cat::through(&world, &dpu, &target.url(""), &args).finish().good();
+        assert_same(&through.stdout, &want);
+        let shown = format!("congestion control: {control}");
+        for daemon in [&target, &dpu] {
+            let status = daemon.status(&world);
+            let notes = status.0["notes"].as_array().expect("a list");
+            assert!(notes.iter().any(|note| *note == *shown), "{notes:?}");
+            assert!(status.0["counters"]["congestion.window_packets"].is_u64(), "{status:?}");
+        }
+    }
+}
+
 /// The library of this workspace. Cargo puts it beside the program, or in the folder of the tests, when it was
 /// built.
 fn built_library() -> Option<PathBuf> {

@@ -269,6 +269,7 @@ impl<F: Fabric> Host<F> {
         let mut notes = vec![format!("memory: {memory}")];
         notes.extend(self.fabric.notes());
         notes.push(format!("kernels: {}", host::kernels::best().1));
+        notes.push(format!("congestion control: {}", self.congestion));
         notes
     }
 

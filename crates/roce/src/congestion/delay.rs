@@ -102,6 +102,54 @@ pub enum Mode {
     },
 }
 
+impl Mode {
+    fn follows(self) -> Follows {
+        match self {
+            Mode::Start => Follows::Nothing,
+            Mode::Compete | Mode::Drain { competes: true, .. } => Follows::Losses,
+            Mode::Delay | Mode::Drain { competes: false, .. } => Follows::Delay,
+        }
+    }
+}
+
+/// What a window follows, drains aside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Follows {
+    /// Nothing yet: it doubles each round trip.
+    Nothing,
+    /// The delay.
+    Delay,
+    /// Losses, beside others that fill the queue.
+    Losses,
+}
+
+/// The present state of one sender's control.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowReport {
+    /// Thousandths of a packet that may be in flight. In a drain, that of before.
+    pub window_millipackets: u64,
+    /// What the window follows.
+    pub follows: Follows,
+    /// Since when it does.
+    pub since: Time,
+    /// It is measuring the path without its own queue.
+    pub is_draining: bool,
+    /// The delay of the path without a queue.
+    pub base: Option<Duration>,
+    /// The delay now, smoothed.
+    pub smoothed: Option<Duration>,
+    /// Times that it began to follow losses.
+    pub competitions: u64,
+}
+
+impl WindowReport {
+    /// What queues add to the delay of the path now.
+    pub fn queue(&self) -> Duration {
+        let nanos = |delay: Option<Duration>| delay.unwrap_or_default().as_nanos();
+        Duration::from_nanos(nanos(self.smoothed).saturating_sub(nanos(self.base)))
+    }
+}
+
 /// What was seen in one round trip.
 #[derive(Clone, Copy, Debug, Default)]
 struct Round {
@@ -129,6 +177,9 @@ pub struct Delay {
     packet_bytes: u64,
     window: u64,
     mode: Mode,
+    /// Since when, drains aside, and how often it was [`Mode::Compete`].
+    since: Time,
+    competitions: u64,
     /// The delay of the path without a queue.
     base: Option<Duration>,
     smoothed: Duration,
@@ -157,6 +208,8 @@ impl Delay {
             packet_bytes: packet_bytes.into(),
             window: most.min(FIRST_PACKETS * ONE),
             mode: Mode::Start,
+            since: Time::ZERO,
+            competitions: 0,
             base: None,
             smoothed: Duration::ZERO,
             round: Round::default(),
@@ -174,6 +227,28 @@ impl Delay {
     /// What the window follows now.
     pub fn mode(&self) -> Mode {
         self.mode
+    }
+
+    /// Its present state.
+    pub fn report(&self) -> WindowReport {
+        let (window, is_draining) = match self.mode {
+            Mode::Drain { window, .. } => (window, true),
+            _ => (self.window, false),
+        };
+        WindowReport {
+            window_millipackets: window * 1_000 / ONE,
+            follows: self.mode.follows(),
+            since: self.since,
+            is_draining,
+            base: self.base,
+            smoothed: self.base.map(|_| self.smoothed),
+            competitions: self.competitions,
+        }
+    }
+
+    /// Times that it began to follow losses.
+    pub fn competitions(&self) -> u64 {
+        self.competitions
     }
 
     /// The delay of the path without a queue, as far as it is known.
@@ -219,7 +294,7 @@ impl Delay {
 
     fn sample(&mut self, now: Time, rtt: Duration) {
         if self.base.is_none() {
-            self.smoothed = rtt;
+            (self.smoothed, self.since) = (rtt, now);
             self.round.end = now + rtt;
         }
         self.base = Some(self.base.map_or(rtt, |base| base.min(rtt)));
@@ -283,7 +358,12 @@ impl Delay {
     }
 
     fn enter(&mut self, now: Time, mode: Mode) {
+        let before = self.mode.follows();
         (self.mode, self.high_rounds, self.previous) = (mode, 0, None);
+        if mode.follows() != before {
+            self.since = now;
+            self.competitions += u64::from(mode == Mode::Compete);
+        }
         self.plan_drain(now, self.smoothed * PERIOD_ROUNDS);
     }
 
@@ -515,6 +595,8 @@ fn cube_root(value: u128) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use alloc::vec::Vec;
+
     use super::*;
 
     fn at(micros: u64) -> Time {
@@ -552,6 +634,36 @@ mod tests {
         (0..8).for_each(|round| delay.handle(at(250_000 + round * 1_500), acknowledged(1_500)));
         assert!((low + 4..=low + 8).contains(&window(&delay).unwrap()));
         assert_eq!(delay.base(), Some(Duration::from_micros(100)));
+    }
+
+    /// A queue that stays however little is sent is that of others: the report says so, from then on.
+    #[test]
+    fn the_report_tells_what_the_window_follows_and_since_when() {
+        let mut delay = Delay::new(DelayParams::DEFAULT, 1_068, 512);
+        let fresh = delay.report();
+        assert_eq!((fresh.follows, fresh.base, fresh.competitions), (Follows::Nothing, None, 0));
+        (0..100).for_each(|round| delay.handle(at(round * 1_000), acknowledged(1_000)));
+        assert_eq!(delay.report().follows, Follows::Nothing);
+        let (mut seen, mut changed) = (Follows::Nothing, Vec::new());
+        for round in 10..1_000 {
+            delay.handle(at(round * 10_000), acknowledged(10_000));
+            let report = delay.report();
+            if report.follows != seen {
+                assert_eq!(report.since, at(round * 10_000), "{report:?}");
+                changed.push(report.follows);
+            }
+            seen = report.follows;
+        }
+        assert_eq!(changed, [Follows::Delay, Follows::Losses]);
+        let report = delay.report();
+        assert_eq!((report.competitions, delay.competitions()), (1, 1));
+        assert_eq!(report.base, Some(Duration::from_micros(1_000)));
+        assert!(report.queue() > Duration::from_millis(8), "{report:?}");
+        // Now without others: it follows the delay again, and does not count that.
+        for round in 5_000..10_000 {
+            delay.handle(at(round * 2_000), acknowledged(1_000));
+        }
+        assert_eq!((delay.report().follows, delay.competitions()), (Follows::Delay, 1));
     }
 
     #[test]

@@ -23,7 +23,7 @@ use core::num::NonZeroU32;
 
 use crate::time::{Duration, Time};
 pub use dcqcn::{Dcqcn, DcqcnParams};
-pub use delay::{Delay, DelayParams};
+pub use delay::{Delay, DelayParams, Follows, WindowReport};
 use fixed::FixedRate;
 
 /// Minimum time between two notifications to a peer, unless the parameters set it.
@@ -133,6 +133,24 @@ pub(crate) enum AnyController {
 impl Default for AnyController {
     fn default() -> AnyController {
         AnyController::Fixed(FixedRate::default())
+    }
+}
+
+impl AnyController {
+    /// The state of a window that follows the delay.
+    pub(crate) fn window_report(&self) -> Option<WindowReport> {
+        match self {
+            AnyController::Delay(delay) => Some(delay.report()),
+            AnyController::Fixed(_) | AnyController::Dcqcn(_) => None,
+        }
+    }
+
+    /// Times that it began to compete.
+    pub(crate) fn competitions(&self) -> u64 {
+        match self {
+            AnyController::Delay(delay) => delay.competitions(),
+            AnyController::Fixed(_) | AnyController::Dcqcn(_) => 0,
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use super::context::QpContext;
 use super::requests::Progress;
 use super::{Context, TimeoutReason};
 use crate::congestion::pacer::{NotificationPoint, Pacer};
-use crate::congestion::{AnyController, Controller, Event};
+use crate::congestion::{AnyController, Controller, Event, WindowReport};
 use crate::planted::{Bug, Planted};
 use crate::time::{Duration, Time};
 use crate::verbs::{Ecn, Path};
@@ -71,6 +71,11 @@ impl Congestion {
         self.controller.limits().window_packets.map(NonZeroU32::get)
     }
 
+    /// The state of the window that follows the delay, if it is that.
+    pub(super) fn window_report(&self) -> Option<WindowReport> {
+        self.controller.window_report()
+    }
+
     // ---- notifications -------------------------------------------------------------------------
 
     /// A packet from the peer was marked.
@@ -84,8 +89,10 @@ impl Congestion {
         self.controller.handle(now, Event::Notified);
     }
 
-    /// Reports the progress of request packets.
-    pub(super) fn note_progress(&mut self, now: Time, progress: Progress) {
+    /// Reports the progress of request packets. Returns how many times the control began to compete
+    /// because of it.
+    pub(super) fn note_progress(&mut self, now: Time, progress: Progress) -> u64 {
+        let before = self.controller.competitions();
         let Progress { acknowledged: packets, in_flight, rtt, lost, has_timed_out } = progress;
         if packets > 0 {
             self.controller.handle(now, Event::Acknowledged { packets, in_flight, rtt });
@@ -96,6 +103,7 @@ impl Congestion {
         if has_timed_out {
             self.controller.handle(now, Event::TimedOut);
         }
+        self.controller.competitions() - before
     }
 
     pub(super) fn has_notification(&self) -> bool {

@@ -42,6 +42,7 @@ mod ud;
 use alloc::vec::Vec;
 use core::ops::{Deref, DerefMut};
 
+use crate::congestion::WindowReport;
 use crate::congestion::rtt::RttMeter;
 use crate::counters::Counters;
 use crate::cq::{CqTable, Pushed};
@@ -290,6 +291,11 @@ impl Qp {
     /// The rate that congestion control allows now.
     pub(crate) fn rate_bps(&self) -> Option<u64> {
         self.congestion.rate_bps()
+    }
+
+    /// The state of congestion control by delay.
+    pub(crate) fn window_report(&self) -> Option<WindowReport> {
+        self.congestion.window_report()
     }
 
     pub(crate) fn state(&self) -> QpState {
@@ -741,7 +747,7 @@ impl Qp {
         }
         self.established = true;
         self.execute(cx, origin, RxPacket { headers, payload_len });
-        self.tell_controller(cx.now);
+        self.tell_controller(cx);
         let placed = sg::placed_bytes(cx.pieces);
         cx.add(placed, |c| &mut c.bytes_received);
     }
@@ -787,11 +793,14 @@ impl Qp {
     }
 
     /// Reports the progress of request packets to congestion control.
-    fn tell_controller(&mut self, now: Time) {
+    fn tell_controller(&mut self, cx: &mut Context<'_>) {
         if let Kind::Rc(rc) = &mut self.kind
             && let Some(progress) = rc.requester.take_progress()
         {
-            self.congestion.note_progress(now, progress);
+            let competitions = self.congestion.note_progress(cx.now, progress);
+            if competitions > 0 {
+                cx.add(competitions, |c| &mut c.competitions);
+            }
             rc.requester.limit_window(self.congestion.window_packets());
         }
     }
@@ -853,7 +862,7 @@ impl Qp {
             self.record_retry_exceeded(cx, fault);
             self.fail_send(cx, fault);
         }
-        self.tell_controller(cx.now);
+        self.tell_controller(cx);
     }
 
     pub(crate) fn deadline(&self) -> Option<(Time, TimeoutReason)> {

@@ -135,6 +135,7 @@ impl Qp {
             flow,
             rtt: self.rtt().copied(),
             rate_bps: self.rate_bps(),
+            window: self.window_report().filter(|_| self.is_started()),
             deadline: self.deadline(),
             last_error: self.last_error,
             counters: *counters,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::place::{Place, Sent};
 use super::program::{Line, Obstacle};
-use super::tools::{Column, Tool, Tools, parse};
+use super::tools::{PerfField, Tool, Tools, parse};
 
 /// How long flows run before anything counts.
 const SETTLE: Duration = Duration::from_secs(1);
@@ -131,16 +131,14 @@ struct Flow {
 
 impl Flow {
     fn stream(tools: &Tools, place: &Place, port: u16, seconds: u64) -> Result<Flow, Obstacle> {
-        let tool = Tool::Perftest {
-            command: "ib_write_bw --report_gbits -s 65536",
-            env: &[("DQUANT_PATH", "udp"), ("DQUANT_RELIABILITY", "selective")],
-            column: Column::Gbps,
-        };
-        let [client, server] = tools.lines(tool, place, port)?;
-        // The first and the last second are not measured.
-        let duration =
-            |line: Line| line.arg("-D").arg((seconds + 2).to_string()).arg("-f").arg("1");
-        Flow::start(tool, [duration(client), duration(server)], place, port, seconds)
+        let arguments = "write --size 64KiB --mode bandwidth --cc auto";
+        let tool = Tool::Perf { arguments, field: PerfField::Gbps };
+        let (program, there) = (tools.dquant.display(), &place.sides[1].address);
+        let client = Line::new(&format!(
+            "{program} perf {there}:{port} {arguments} --seconds {seconds}s --json"
+        ));
+        let server = Line::new(&format!("{program} perf serve {there}:{port}"));
+        Flow::start(tool, [client, server], place, port, seconds)
     }
 
     fn tcp(place: &Place, port: u16, seconds: u64) -> Result<Flow, Obstacle> {

@@ -118,6 +118,8 @@ pub(super) struct QueuePair {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) rate_bps: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) congestion: Option<Congestion>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) rtt: Option<Rtt>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) last_error: Option<Failure>,
@@ -137,6 +139,23 @@ pub(super) struct Flow {
     pub(super) credits: serde_json::Value,
     pub(super) retries_left: u8,
     pub(super) rnr_retries_left: u8,
+}
+
+/// A window that follows the measured delay.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub(super) struct Congestion {
+    /// "nothing yet", "delay" or "losses".
+    pub(super) follows: String,
+    /// Since when.
+    pub(super) age_ns: Option<u64>,
+    /// It is measuring the path without its own queue.
+    pub(super) draining: bool,
+    pub(super) window_millipackets: u64,
+    /// Delay of the path without a queue.
+    pub(super) base_ns: Option<u64>,
+    /// Delay now, smoothed.
+    pub(super) delay_ns: Option<u64>,
 }
 
 /// A running timer.

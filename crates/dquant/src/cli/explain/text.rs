@@ -5,7 +5,7 @@
 
 use std::fmt::Write;
 
-use super::document::{Counters, Document, Failure, Flow, PathTaken, QueuePair, Rtt};
+use super::document::{Congestion, Counters, Document, Failure, Flow, PathTaken, QueuePair, Rtt};
 use crate::units::{Bytes, Count};
 
 /// Width of the longest bar of a histogram, in characters.
@@ -24,6 +24,7 @@ const USUAL: &[(&str, &str)] = &[
     ("out_of_order_packets", "packets received out of order"),
     ("overlapped_packets", "packets placed in part, where later ones had arrived before"),
     ("paced_packets", "packets held back by congestion control"),
+    ("competitions", "times congestion control began to compete with others for the queue"),
     ("direct_writes", "WRITEs without packets"),
     ("direct_reads", "READs without packets"),
     ("direct_bytes", "bytes without packets"),
@@ -216,6 +217,9 @@ fn queue_pair(out: &mut String, qp: &QueuePair) {
     if let Some(bps) = qp.rate_bps {
         fact(out, "rate", format_args!("{:.3} Gbit/s at most", bps as f64 / 1e9));
     }
+    if let Some(control) = &qp.congestion {
+        congestion(out, control);
+    }
     counters(out, &qp.counters);
     if let Some(rtt) = &qp.rtt {
         histogram(out, rtt);
@@ -258,6 +262,23 @@ fn flow(out: &mut String, flow: &Flow, state: &str) {
         out,
         "in flight",
         format_args!("{in_flight_packets} of {window_packets} packets; credits: {credits}{left}"),
+    );
+}
+
+fn congestion(out: &mut String, control: &Congestion) {
+    let Congestion { follows, age_ns, draining, window_millipackets, base_ns, delay_ns } = control;
+    let window = *window_millipackets as f64 / 1e3;
+    let since = age_ns.map(|ns| format!(" for {}", span(ns))).unwrap_or_default();
+    let draining = if *draining { ", measuring the path" } else { "" };
+    let known = |ns: Option<u64>| ns.map_or("unknown".to_owned(), span);
+    let (base, delay) = (known(*base_ns), known(*delay_ns));
+    fact(
+        out,
+        "congestion",
+        format_args!(
+            "window {window:.1} packets, follows {follows}{since}{draining}; delay {delay}, without \
+             queues {base}"
+        ),
     );
 }
 
@@ -446,6 +467,34 @@ mod tests {
         assert_eq!(lines[7], "               1 new thing");
         assert_eq!(lines[8], "               7 ACK timeouts");
         assert_eq!(lines.len(), 9);
+    }
+
+    #[test]
+    fn the_window_is_shown_with_what_it_follows() {
+        let mut control = Congestion {
+            follows: "losses".to_owned(),
+            age_ns: Some(3_200_000_000),
+            window_millipackets: 12_345,
+            base_ns: Some(400_000),
+            delay_ns: Some(51_000_000),
+            ..Congestion::default()
+        };
+        let line = |control: &Congestion| {
+            let mut out = String::new();
+            congestion(&mut out, control);
+            out
+        };
+        assert_eq!(
+            line(&control),
+            "  congestion   window 12.3 packets, follows losses for 3.2 s; delay 51.0 ms, without queues \
+             400.0 us\n"
+        );
+        control.draining = true;
+        assert!(line(&control).contains("losses for 3.2 s, measuring the path;"));
+        let fresh = Congestion { follows: "nothing yet".to_owned(), ..Congestion::default() };
+        assert!(
+            line(&fresh).contains("follows nothing yet; delay unknown, without queues unknown")
+        );
     }
 
     #[test]
