@@ -69,7 +69,7 @@ pub struct QpCard {
     /// What its peer may do.
     pub access: Access,
     /// Whether it serves requests: reliable, connected, and not failed. A queue pair in RTR has an
-    /// event to raise for its first packet, so it gets packets.
+    /// event to raise for its first packet, so it serves none before that.
     pub serves: bool,
     /// Whether it serves READs.
     pub serves_reads: bool,

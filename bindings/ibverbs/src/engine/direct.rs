@@ -109,7 +109,8 @@ impl Core {
         }
     }
 
-    fn publish_qp(&self, qpn: Qpn) {
+    /// Publishes what a queue pair serves now, which changes with its state and, in RTR, with its first packet.
+    pub(super) fn publish_qp(&self, qpn: Qpn) {
         let Core { endpoint, wire: Some(wire), neighbours: Ok(neighbours), .. } = self else {
             return;
         };

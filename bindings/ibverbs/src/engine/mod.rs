@@ -296,6 +296,9 @@ impl Core {
             }
         }
         while let Some(event) = self.endpoint.poll_event() {
+            if let AsyncEvent::CommunicationEstablished(qpn) = event {
+                self.publish_qp(qpn);
+            }
             if let Some(listener) = self.listener(event) {
                 listener.notify(Notice::Event(event));
             }

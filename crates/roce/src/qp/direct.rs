@@ -92,7 +92,9 @@ impl Qp {
     /// What neighbours need to know about it: its domain, what its peer may do, and whether it serves
     /// requests, and READs.
     pub(crate) fn offers_directly(&self) -> (PdId, Access, bool, bool) {
-        let connected = matches!(self.state, QpState::Rts | QpState::Sqd);
+        // The first request of a peer raises an event in RTR, so it is a packet.
+        let connected = matches!(self.state, QpState::Rts | QpState::Sqd)
+            || self.state == QpState::Rtr && self.established;
         let serves = connected && self.qpc.transport == Transport::Rc;
         (self.qpc.pd, self.qpc.access, serves, self.qpc.peer.max_dest_rd_atomic > 0)
     }
