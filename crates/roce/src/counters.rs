@@ -170,6 +170,8 @@ counters! {
     direct_reads,
     /// Bytes of both.
     direct_bytes,
+    /// Requests to a process of this machine that waited for the packets before them, to be carried out without.
+    direct_held,
     /// Requests to a process of this machine sent as packets: requests before them were not done.
     direct_refused_outstanding,
     /// The same: the rate of their queue pair is limited.

@@ -12,7 +12,8 @@
 //! process: they are compared, and nothing in this process is addressed by them.
 //!
 //! Requests on one queue pair stay in order because one is direct only when its send queue is empty:
-//! all before it are acknowledged, or were direct.
+//! all before it are acknowledged, or were direct. Where a program keeps the queue full, requests wait
+//! behind the packets before them, and are carried out when those are acknowledged.
 
 use core::net::IpAddr;
 
@@ -113,8 +114,33 @@ pub enum DirectRefusal {
     System,
 }
 
+/// What became of a posted send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Posted {
+    /// It is done, and its completion is in the queue.
+    Done,
+    /// It is queued as packets.
+    Queued,
+    /// It waits for the packets before it: [`Endpoint::carry_out_held`](crate::endpoint::Endpoint::carry_out_held).
+    Held,
+}
+
+/// Requests of a queue pair that wait for the packets before them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backlog {
+    /// There are none, or no longer.
+    Empty,
+    /// Packets before them are not acknowledged, or the queue pair does not send.
+    Waiting,
+    /// More can be carried out now.
+    Ready,
+}
+
 /// Reaches the memory of neighbours.
 pub trait Direct {
+    /// Whether the queue pair is connected to a neighbour.
+    fn reaches(&self, qpn: Qpn) -> bool;
+
     /// Carries out the whole request now, the last bytes of a WRITE last, or refuses it. A refused one may have
     /// copied some bytes: it is then executed again as packets.
     ///

@@ -17,7 +17,7 @@ use core::net::{IpAddr, SocketAddr};
 use crate::congestion::WindowReport;
 use crate::congestion::rtt::RttMeter;
 use crate::cq::CqTable;
-use crate::direct::{Direct, QpCard};
+use crate::direct::{Backlog, Direct, Posted, QpCard};
 use crate::events::EventQueue;
 use crate::io::Origin;
 use crate::memory::pd::PdTable;
@@ -766,16 +766,23 @@ impl Endpoint {
         self.on_qp(now, qpn, |qp, cx| qp.post_send(cx, wr))
     }
 
-    /// Carries a send work request out at once if `direct` can, and queues it otherwise. Returns whether it
-    /// is done: then its completion is in the queue, and there is nothing to send.
+    /// Carries a send work request out at once if `direct` can, and queues it otherwise.
     pub fn post_send_direct(
         &mut self,
         now: Time,
         qpn: Qpn,
         wr: SendWr,
         direct: &mut dyn Direct,
-    ) -> Result<bool, VerbsError> {
+    ) -> Result<Posted, VerbsError> {
         self.on_qp(now, qpn, |qp, cx| qp.post_direct(cx, wr, direct))
+    }
+
+    /// Carries out requests that were held ([`Posted::Held`]), once the packets before them are acknowledged.
+    /// What is refused then is sent as packets.
+    pub fn carry_out_held(&mut self, now: Time, qpn: Qpn, direct: &mut dyn Direct) -> Backlog {
+        let done = self.on_qp(now, qpn, |qp, cx| Ok(qp.carry_out_held(cx, direct)));
+        // Without the queue pair there is nothing to do.
+        done.unwrap_or(Backlog::Empty)
     }
 
     /// What neighbours need to know about a queue pair; `address` are the wire's own, by index.

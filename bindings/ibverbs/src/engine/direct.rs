@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use nic::device::DeviceWire;
 use nic::neighbours::{Neighbours, Target};
-use roce::direct::RegionCard;
+use roce::direct::{Backlog, Posted, RegionCard};
 use roce::endpoint::QpState;
 use roce::verbs::{Qpn, SendWr, VerbsError};
 use roce::world::Path;
@@ -67,15 +67,34 @@ impl Core {
     /// Posts one work request, which may be done when this returns.
     #[inline]
     pub(crate) fn post_send(&mut self, qpn: Qpn, wr: SendWr) -> Result<(), VerbsError> {
-        let is_done = match &mut self.neighbours {
+        let posted = match &mut self.neighbours {
             Ok(neighbours) => self.endpoint.post_send_direct(self.now, qpn, wr, neighbours)?,
             Err(_) => {
                 self.endpoint.post_send(self.now, qpn, wr)?;
-                false
+                Posted::Queued
             }
         };
-        self.queued |= !is_done;
+        if posted == Posted::Held {
+            self.holding.insert(qpn.get());
+        }
+        self.queued |= posted != Posted::Done;
         Ok(())
+    }
+
+    /// Carries out requests that have waited for packets. Returns whether some of them became packets, or may have.
+    pub(super) fn carry_out_held(&mut self) -> bool {
+        self.is_behind = false;
+        let Core { endpoint, neighbours: Ok(neighbours), holding, is_behind, now, .. } = self
+        else {
+            return false;
+        };
+        let before = holding.len();
+        holding.retain(|&qpn| {
+            let backlog = endpoint.carry_out_held(*now, Qpn::new(qpn), neighbours);
+            *is_behind |= backlog == Backlog::Ready;
+            backlog != Backlog::Empty
+        });
+        holding.len() < before
     }
 
     /// A queue pair was modified; `met` is what became of its peer, if it was just connected.

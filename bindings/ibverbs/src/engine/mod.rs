@@ -16,7 +16,7 @@ mod memory;
 pub(crate) mod netdev;
 mod progress;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -78,6 +78,10 @@ pub(crate) struct Core {
     by_packets: HashMap<u32, String>,
     /// A request posted since the last look has to be sent.
     queued: bool,
+    /// Queue pairs with requests that wait for the packets before them, to be carried out directly.
+    holding: BTreeSet<u32>,
+    /// Some of these requests could be carried out now.
+    is_behind: bool,
     /// The endpoint's count of failed queue pairs at the last look.
     failed_before: u64,
     /// The time of the last turn. Posts use it: they are timed when they are sent, and reading the clock
@@ -201,6 +205,8 @@ impl Engine {
             neighbours,
             by_packets: HashMap::new(),
             queued: false,
+            holding: BTreeSet::new(),
+            is_behind: false,
             failed_before: 0,
             now: clock::now(),
             qps: HashMap::new(),
@@ -280,10 +286,20 @@ impl Core {
     /// for the lock since it read the clock, and an endpoint's time never goes backwards.
     fn turn(&mut self, now: Time) -> world::Progress {
         self.now = self.now.max(now);
+        let mut progress = self.turn_wire();
+        if !self.holding.is_empty() && self.carry_out_held() {
+            let sent = self.turn_wire();
+            progress.received += sent.received;
+            progress.sent += sent.sent;
+        }
+        self.settle();
+        progress
+    }
+
+    fn turn_wire(&mut self) -> world::Progress {
         let Core { endpoint, wire, memory, now, .. } = self;
         let wire = wire.as_mut();
         let progress = wire.map(|wire| world::turn(endpoint, wire, memory, *now, |_, _| false));
-        self.settle();
         progress.unwrap_or_default()
     }
 
@@ -321,7 +337,8 @@ impl Core {
     }
 
     fn deadline(&self) -> Option<Time> {
-        world::next_wakeup(&self.endpoint)
+        let behind = self.is_behind.then_some(self.now);
+        behind.or_else(|| world::next_wakeup(&self.endpoint))
     }
 
     /// The wire, while the device is open.

@@ -51,9 +51,10 @@ static void meet(struct process *own)
 struct options {
 	int space_access, qp_access;
 	uid_t child_user;
+	int child_stays_in_rtr;
 };
 
-static const struct options USUAL = { EVERY_ACCESS, IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ, 0 };
+static const struct options USUAL = { EVERY_ACCESS, IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ, 0, 0 };
 
 static struct process fork_connected(struct options options)
 {
@@ -79,7 +80,10 @@ static struct process fork_connected(struct options options)
 	to_init(own.side.qp);
 	struct ibv_qp_attr attr = { .qp_access_flags = options.qp_access };
 	EQUAL(ibv_modify_qp(own.side.qp, &attr, IBV_QP_ACCESS_FLAGS), 0);
-	to_rts(own.side.qp, own.peer.qpn);
+	if (!own.child && options.child_stays_in_rtr)
+		to_rtr(own.side.qp, own.peer.qpn);
+	else
+		to_rts(own.side.qp, own.peer.qpn);
 	meet(&own);
 	return own;
 }
@@ -216,6 +220,53 @@ static void order_holds_with_messages_between(void)
 	release(&own);
 }
 
+/* The first request is a packet, for the event that it raises. The send queue never runs empty, as in perftest. */
+static void a_full_queue_to_a_peer_in_rtr_becomes_direct(void)
+{
+	enum { LENGTH = 40000, LEAST = 400, PLACES = 8 };
+	struct options options = USUAL;
+	options.child_stays_in_rtr = 1;
+	struct process own = fork_connected(options);
+	unsigned char *mine = space_of(&own);
+	if (own.child) {
+		uint64_t posted = 0, done = 0;
+		int direct = packets_forced();
+		/* Many more than needed: the case has its own limit of time. */
+		while (!direct || done < LEAST || done < posted) {
+			int more = !direct || posted < LEAST;
+			while (more && posted < done + DEPTH) {
+				unsigned char *bytes = mine + posted % DEPTH * LENGTH;
+				memset(bytes, 1 + posted % 250, LENGTH);
+				struct ibv_sge sge = { (uintptr_t)bytes, LENGTH, own.space->lkey };
+				struct ibv_send_wr wr = to_space(&own, IBV_WR_RDMA_WRITE, posted % PLACES * LENGTH);
+				wr.sg_list = &sge, wr.num_sge = 1, wr.wr_id = posted++;
+				EQUAL(post(&own.side, wr, 0, 0), 0);
+			}
+			EQUAL(expect(own.side.cq, IBV_WC_SUCCESS).wr_id, done++);
+			if (!direct && done % LEAST == 0) {
+				const char *text = explained();
+				direct = strstr(text, "\"direct_writes\"") && strstr(text, "\"direct_held\"");
+			}
+		}
+		/* The last to land in each place is the last that was posted there. */
+		for (uint64_t last = posted - PLACES; last < posted; last++) {
+			exchange(&own, IBV_WR_RDMA_READ, SPACE / 2, last % PLACES * LENGTH, LENGTH);
+			CHECK(all_are(mine + SPACE / 2, LENGTH, 1 + last % 250));
+		}
+		is_direct(!packets_forced());
+	}
+	meet(&own);
+	if (own.child)
+		return release(&own);
+	struct ibv_async_event event;
+	EQUAL(ibv_get_async_event(own.side.context, &event), 0);
+	EQUAL(event.event_type, IBV_EVENT_COMM_EST);
+	ibv_ack_async_event(&event);
+	EQUAL(fcntl(own.side.context->async_fd, F_SETFL, O_NONBLOCK), 0);
+	EQUAL(ibv_get_async_event(own.side.context, &event), -1);
+	release(&own);
+}
+
 struct bad {
 	enum ibv_wr_opcode opcode;
 	long offset;
@@ -242,7 +293,7 @@ static void bad_requests_end_as_with_packets(void)
 	};
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
 		const struct bad *bad = &cases[i];
-		struct process own = fork_connected((struct options){ bad->space_access, bad->qp_access, 0 });
+		struct process own = fork_connected((struct options){ bad->space_access, bad->qp_access, 0, 0 });
 		if (own.child) {
 			struct ibv_send_wr wr = to_space(&own, bad->opcode, bad->offset);
 			wr.wr.rdma.rkey ^= bad->key;
@@ -411,6 +462,7 @@ int main(int argc, char **argv)
 	static const struct test cases[] = {
 		CASE(bytes_arrive_and_no_others_change),
 		CASE(order_holds_with_messages_between),
+		CASE(a_full_queue_to_a_peer_in_rtr_becomes_direct),
 		CASE(bad_requests_end_as_with_packets),
 		CASE(nothing_lands_after_it_was_taken_away),
 		CASE(a_peer_that_is_killed_is_an_error_soon),

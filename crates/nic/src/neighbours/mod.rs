@@ -425,6 +425,10 @@ impl Neighbours {
 }
 
 impl Direct for Neighbours {
+    fn reaches(&self, qpn: Qpn) -> bool {
+        self.routes.get(&qpn.get()).is_some_and(|target| target.why_not.get().is_none())
+    }
+
     fn carry_out(&mut self, request: &DirectRequest<'_>) -> Result<(), DirectRefusal> {
         let target = self.routes.get(&request.qpn.get()).ok_or(DirectRefusal::NotDirect)?;
         if target.why_not.get().is_some() {

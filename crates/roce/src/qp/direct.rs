@@ -1,10 +1,13 @@
 //! Sends that need no packets ([`crate::direct`]): what this side of the connection checks, and the
 //! completion. A refused request is posted as any other.
 
+use super::held::Held;
 use super::{Context, Kind, Qp};
 use crate::congestion::CongestionControl;
 use crate::counters::Counters;
-use crate::direct::{Direct, DirectKind, DirectRefusal, DirectRequest, MAX_DIRECT_BYTES};
+use crate::direct::{
+    Backlog, Direct, DirectKind, DirectRefusal, DirectRequest, MAX_DIRECT_BYTES, Posted,
+};
 use crate::memory::region::AccessKind;
 use crate::memory::sg::{self, Extent, Placements};
 use crate::planted::Bug;
@@ -13,21 +16,81 @@ use crate::verbs::{
 };
 
 impl Qp {
-    /// Carries a send out at once, or queues it. Returns whether it is done.
+    /// Carries a send out at once, queues it, or lets it wait for the packets before it.
     pub(crate) fn post_direct(
         &mut self,
         cx: &mut Context<'_>,
         wr: SendWr,
         direct: &mut dyn Direct,
-    ) -> Result<bool, VerbsError> {
-        match self.carry_out(cx, &wr, direct) {
-            Ok(()) => Ok(true),
-            Err(refusal) => {
-                if let Some(counter) = counter_of(refusal) {
-                    cx.count(counter);
-                }
-                self.post_send(cx, wr).map(|()| false)
+    ) -> Result<Posted, VerbsError> {
+        if matches!(&self.kind, Kind::Rc(rc) if rc.requester.is_holding()) {
+            self.post_send(cx, wr)?;
+            cx.count(|c| &mut c.direct_held);
+            return Ok(Posted::Held);
+        }
+        let Err(refusal) = self.carry_out(cx, &wr, direct) else {
+            self.held(|held| held.note_direct());
+            return Ok(Posted::Done);
+        };
+        let only_outstanding = refusal == DirectRefusal::Outstanding && self.state == QpState::Rts;
+        let (vacant, _) = self.send_room();
+        if vacant > 0 && self.held(|held| held.should_wait(only_outstanding)) == Some(true) {
+            let len = self.check_send(&wr)?;
+            self.held(|held| held.push(wr, len));
+            cx.count(|c| &mut c.direct_held);
+            return Ok(Posted::Held);
+        }
+        self.count_refusal(cx, refusal);
+        self.post_send(cx, wr).map(|()| Posted::Queued)
+    }
+
+    /// Carries out requests that have waited for the packets before them, as many as one long request
+    /// may have bytes. If one is refused, all become packets.
+    pub(crate) fn carry_out_held(
+        &mut self,
+        cx: &mut Context<'_>,
+        direct: &mut dyn Direct,
+    ) -> Backlog {
+        let mut bytes = 0;
+        loop {
+            let Kind::Rc(rc) = &self.kind else {
+                return Backlog::Empty;
+            };
+            let Some(&(ref wr, len)) = rc.requester.held().front() else {
+                return Backlog::Empty;
+            };
+            if self.state != QpState::Rts || !rc.requester.has_no_packets() {
+                return Backlog::Waiting;
             }
+            if bytes >= u64::from(MAX_DIRECT_BYTES) {
+                return Backlog::Ready;
+            }
+            let done = self.carry_out(cx, wr, direct);
+            let Kind::Rc(rc) = &mut self.kind else {
+                return Backlog::Empty;
+            };
+            if let Err(refusal) = done {
+                rc.requester.held_mut().note_refused();
+                rc.requester.release_held(&self.qpc);
+                self.count_refusal(cx, refusal);
+                return Backlog::Empty;
+            }
+            rc.requester.held_mut().pop();
+            rc.requester.held_mut().note_direct();
+            bytes += u64::from(len);
+        }
+    }
+
+    fn held<T>(&mut self, change: impl FnOnce(&mut Held) -> T) -> Option<T> {
+        match &mut self.kind {
+            Kind::Rc(rc) => Some(change(rc.requester.held_mut())),
+            Kind::Uc(_) | Kind::Ud(_) => None,
+        }
+    }
+
+    fn count_refusal(&self, cx: &mut Context<'_>, refusal: DirectRefusal) {
+        if let Some(counter) = counter_of(refusal) {
+            cx.count(counter);
         }
     }
 
@@ -42,7 +105,7 @@ impl Qp {
             SendOp::Read { remote_addr, rkey } => (DirectKind::Read, remote_addr, rkey),
             _ => return Err(DirectRefusal::NotDirect),
         };
-        let len = self.may_be_direct(kind, wr)?;
+        let len = self.may_be_direct(kind, wr, direct)?;
         let mut local = Placements::new();
         let (access, opcode, byte_len) = match kind {
             DirectKind::Write => (AccessKind::LocalRead, WcOpcode::Write, 0),
@@ -70,21 +133,29 @@ impl Qp {
     }
 
     /// The length of a request that this side could carry out now.
-    fn may_be_direct(&self, kind: DirectKind, wr: &SendWr) -> Result<u32, DirectRefusal> {
+    fn may_be_direct(
+        &self,
+        kind: DirectKind,
+        wr: &SendWr,
+        direct: &dyn Direct,
+    ) -> Result<u32, DirectRefusal> {
         let Kind::Rc(rc) = &self.kind else {
             return Err(DirectRefusal::NotDirect);
         };
+        if !direct.reaches(self.qpc.qpn) {
+            return Err(DirectRefusal::NotDirect);
+        }
         let may_read = kind == DirectKind::Write || self.qpc.peer.max_rd_atomic > 0;
         let len = self.check_send(wr).ok().filter(|&len| len > 0 && may_read);
         let len = len.ok_or(DirectRefusal::NotDirect)?;
         let is_paced = self.qpc.rate_limit_bps > 0
             || !matches!(self.qpc.peer.congestion, CongestionControl::Off);
         match () {
-            () if self.state != QpState::Rts || rc.requester.len() > 0 => {
-                Err(DirectRefusal::Outstanding)
-            }
             () if is_paced => Err(DirectRefusal::Paced),
             () if len > MAX_DIRECT_BYTES => Err(DirectRefusal::Length),
+            () if self.state != QpState::Rts || !rc.requester.has_no_packets() => {
+                Err(DirectRefusal::Outstanding)
+            }
             () => Ok(len),
         }
     }

@@ -25,6 +25,7 @@ pub(crate) mod delivery;
 mod direct;
 mod executor;
 mod grh;
+mod held;
 mod inbound;
 mod rc;
 mod recovery;
@@ -587,6 +588,9 @@ impl Qp {
             let own = fault.filter(|fault| fault.index == index).map(|fault| fault.status);
             own.unwrap_or(WcStatus::WrFlushError)
         };
+        if let Kind::Rc(rc) = &mut self.kind {
+            rc.requester.release_held(&self.qpc);
+        }
         let mut index = 0;
         while self.flush_send(cx, status_of(index)) {
             index += 1;
@@ -646,6 +650,7 @@ impl Qp {
         }
         wr.fence &= !cx.planted.is(Bug::FenceIgnored);
         match &mut self.kind {
+            Kind::Rc(rc) if rc.requester.is_holding() => rc.requester.hold(wr, len),
             Kind::Rc(rc) => rc.requester.post(&self.qpc, wr, len),
             Kind::Uc(Uc { sends, .. }) | Kind::Ud(Ud { sends, .. }) => sends.post(wr, len),
         }

@@ -9,6 +9,7 @@ use alloc::boxed::Box;
 
 use super::codes::ack_timeout;
 use super::context::QpContext;
+use super::held::Held;
 use super::recovery::go_back_n::requester::GoBackN;
 use super::recovery::selective::requester::Selective;
 use super::recovery::{Mode, SendRecovery, with_mode};
@@ -35,17 +36,21 @@ type Recovery = Mode<GoBackN, Selective>;
 pub(super) struct Requester {
     requests: Requests,
     recovery: Recovery,
+    /// Behind all requests.
+    held: Held,
 }
 
 impl Requester {
     pub(super) fn new(limit: u32, first_psn: Psn) -> Requester {
         let requests = Requests::new(limit, first_psn);
-        Requester { requests, recovery: Mode::GoBackN(GoBackN::default()) }
+        let recovery = Mode::GoBackN(GoBackN::default());
+        Requester { requests, recovery, held: Held::default() }
     }
 
     /// Clears everything, including posted work requests: the queue pair goes back to RESET.
     pub(super) fn reset(&mut self, first_psn: Psn) {
         self.requests.reset(first_psn);
+        self.held.clear();
         self.recovery = Mode::GoBackN(GoBackN::default());
     }
 
@@ -96,7 +101,7 @@ impl Requester {
 
     /// Requests that may still be posted.
     pub(super) fn vacant(&self) -> usize {
-        (self.requests.limit as usize).saturating_sub(self.requests.queue.len())
+        (self.requests.limit as usize).saturating_sub(self.len() as usize)
     }
 
     pub(super) fn limit(&self) -> u32 {
@@ -115,7 +120,12 @@ impl Requester {
 
     /// Work requests posted and not completed.
     pub(super) fn len(&self) -> u32 {
-        self.requests.queue.len() as u32
+        (self.requests.queue.len() + self.held.len()) as u32
+    }
+
+    /// Whether none of them is sent, or to be sent, as packets.
+    pub(super) fn has_no_packets(&self) -> bool {
+        self.requests.queue.is_empty()
     }
 
     /// The oldest PSN that is not acknowledged.
@@ -147,6 +157,32 @@ impl Requester {
     /// Queues a request of `len` bytes, which must be within limits.
     pub(super) fn post(&mut self, qpc: &QpContext, wr: SendWr, len: u32) {
         self.requests.post(qpc, wr, len);
+    }
+
+    // ---- requests that wait to be direct -------------------------------------------------------
+
+    pub(super) fn is_holding(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// Queues a request behind all others, until it is direct or released.
+    pub(super) fn hold(&mut self, wr: SendWr, len: u32) {
+        self.held.push(wr, len);
+    }
+
+    pub(super) fn held(&self) -> &Held {
+        &self.held
+    }
+
+    pub(super) fn held_mut(&mut self) -> &mut Held {
+        &mut self.held
+    }
+
+    /// All that wait become packets.
+    pub(super) fn release_held(&mut self, qpc: &QpContext) {
+        while let Some((wr, len)) = self.held.pop() {
+            self.requests.post(qpc, wr, len);
+        }
     }
 
     /// Removes and returns the oldest request; for flushing.
