@@ -12,6 +12,7 @@
 //! | `rc_order` | requests take effect in the order in which they were posted |
 //! | `rc_overlap` | messages that use the same memory again, under loss |
 //! | `rc_directed` | the rules of the transport, one test each |
+//! | `rc_direct` | requests without packets, between requests that need them |
 //! | `congestion` | marks, notifications, rates |
 //! | `rc_hostile` | packets that no correct peer would send (C3, C7) |
 //! | `rc_rights` | what a peer may not do, also in duplicate and out-of-order packets |
@@ -33,6 +34,7 @@ mod off_path;
 mod pair;
 mod parking;
 mod rc_atomic;
+mod rc_direct;
 mod rc_directed;
 mod rc_hostile;
 mod rc_local;

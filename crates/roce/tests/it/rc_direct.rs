@@ -1,0 +1,228 @@
+//! Requests that are carried out without packets, mixed with packets (`roce::direct`).
+//!
+//! A seed draws a program of WRITEs, READs and SENDs, a neighbour that refuses some requests, lost packets,
+//! pauses and failures. Whatever of it is direct, waits, or becomes packets: every request completes once and
+//! in order, and has the effect that it would have had alone, one after the other (C2).
+//!
+//! `DQUANT_SEED=n cargo test -p roce --test it rc_direct` replays one program.
+
+use roce::direct::{Backlog, Direct, DirectKind, DirectRefusal, DirectRequest, Posted};
+use roce::endpoint::{QpAttr, QpState};
+use roce::verbs::{Qpn, SendOp, WcStatus};
+use sim::memory::Arena;
+
+use crate::harness::{BASE, Chance, Fault, FaultMix, Node};
+use crate::pair::Pair;
+use crate::seeds::{Replay, seeds};
+
+const REQUESTS: u64 = 120;
+
+/// Bytes of the peer that WRITEs and READs use.
+const TARGET_BYTES: u64 = 3_000;
+
+/// Each request has its own bytes on this side.
+const SLOT: u64 = 4_000;
+
+/// Both memories, as a neighbour of the first node reaches them.
+struct Neighbour<'a> {
+    own: &'a mut Arena,
+    peer: &'a mut Arena,
+    draw: &'a mut Chance,
+    refuses_per_mille: u32,
+}
+
+impl Direct for Neighbour<'_> {
+    fn reaches(&self, _qpn: Qpn) -> bool {
+        true
+    }
+
+    fn carry_out(&mut self, request: &DirectRequest<'_>) -> Result<(), DirectRefusal> {
+        if self.draw.per_mille(self.refuses_per_mille) {
+            return Err(DirectRefusal::Peer);
+        }
+        let mut remote = request.remote_addr;
+        for piece in request.local {
+            let len = piece.len as usize;
+            match request.kind {
+                DirectKind::Write => self.peer.poke(remote, self.own.peek(piece.addr, len)),
+                DirectKind::Read => self.own.poke(piece.addr, self.peer.peek(remote, len)),
+            }
+            remote += u64::from(piece.len);
+        }
+        Ok(())
+    }
+}
+
+struct Program {
+    pair: Pair,
+    draw: Chance,
+    refuses_per_mille: u32,
+    posted: u64,
+    completed: Vec<(u64, WcStatus)>,
+    /// The peer's bytes after all requests so far, and what each READ has to return.
+    model: Vec<u8>,
+    reads: Vec<(u64, Vec<u8>)>,
+    held: u64,
+    /// Then a READ that is executed again may return bytes of a WRITE behind it.
+    loses: bool,
+}
+
+impl Program {
+    fn new(seed: u64) -> Program {
+        let mut draw = Chance::new(seed);
+        let is_selective = draw.per_mille(500);
+        let mut pair = Pair::with(|connect| {
+            if is_selective {
+                *connect = connect.selective();
+            }
+        });
+        let loses = draw.per_mille(300);
+        if loses {
+            pair.fabric.mix = FaultMix::NONE.with(Fault::Loss, 30_000);
+        }
+        let model = pair.fabric.nodes[1].memory.peek(BASE, TARGET_BYTES as usize).to_vec();
+        let refuses_per_mille = draw.pick(&[0, 0, 20, 300, 1_000]);
+        let (posted, completed, reads, held) = (0, Vec::new(), Vec::new(), 0);
+        Program { pair, draw, refuses_per_mille, posted, completed, model, reads, held, loses }
+    }
+
+    fn with_neighbour<T>(&mut self, act: impl FnOnce(&mut Reach<'_>) -> T) -> T {
+        let (now, qpn) = (self.pair.fabric.now(), self.pair.a.qpn);
+        let [node, other, ..] = &mut self.pair.fabric.nodes[..] else {
+            unreachable!("two nodes");
+        };
+        let Node { endpoint, memory, .. } = node;
+        let (draw, refuses_per_mille) = (&mut self.draw, self.refuses_per_mille);
+        let direct = Neighbour { own: memory, peer: &mut other.memory, draw, refuses_per_mille };
+        act(&mut Reach { endpoint, direct, now, qpn })
+    }
+
+    /// Posts one request and applies it to the model; false if the send queue is full.
+    fn post(&mut self) -> bool {
+        let slot = self.posted % 100 * SLOT;
+        let len = self.draw.between(1, TARGET_BYTES) as u32;
+        let at = self.draw.between(0, TARGET_BYTES - u64::from(len));
+        let rkey = self.pair.regions[1].rkey;
+        let what = self.draw.below(40);
+        let remote_addr = BASE + at;
+        let op = match what {
+            0 => SendOp::Send,
+            1..=9 => SendOp::Read { remote_addr, rkey },
+            _ => SendOp::Write { remote_addr, rkey },
+        };
+        let mut bytes = vec![0; len as usize];
+        self.draw.fill(&mut bytes);
+        self.pair.fabric.nodes[0].memory.poke(BASE + slot, &bytes);
+        let wr = self.pair.wr(self.posted, op, slot, len);
+        let Ok(posted) = self
+            .with_neighbour(|at| at.endpoint.post_send_direct(at.now, at.qpn, wr, &mut at.direct))
+        else {
+            return false;
+        };
+        self.held += u64::from(posted == Posted::Held);
+        let range = at as usize..at as usize + len as usize;
+        match op {
+            SendOp::Read { .. } => self.reads.push((self.posted, self.model[range].to_vec())),
+            SendOp::Write { .. } => self.model[range].copy_from_slice(&bytes),
+            _ => self.pair.receive(self.posted, TARGET_BYTES as u32),
+        }
+        self.posted += 1;
+        true
+    }
+
+    fn step(&mut self) {
+        match self.draw.below(10) {
+            0..=4 => {
+                for _ in 0..self.draw.between(1, 40) {
+                    if self.posted == REQUESTS || !self.post() {
+                        break;
+                    }
+                }
+            }
+            5 => self.set_state(self.pair.state(0), QpState::Rts, QpState::Sqd),
+            _ => {
+                self.pair.fabric.advance();
+            }
+        }
+        self.set_state(self.pair.state(0), QpState::Sqd, QpState::Rts);
+        self.carry_on();
+    }
+
+    fn set_state(&mut self, now: QpState, from: QpState, to: QpState) {
+        if now == from {
+            let (at, qpn) = (self.pair.fabric.now(), self.pair.a.qpn);
+            let endpoint = &mut self.pair.fabric.nodes[0].endpoint;
+            endpoint.modify_qp(at, qpn, &QpAttr::to(to)).unwrap();
+            self.carry_on();
+        }
+    }
+
+    /// What an engine does after every turn.
+    fn carry_on(&mut self) {
+        while self.with_neighbour(|at| {
+            at.endpoint.carry_out_held(at.now, at.qpn, &mut at.direct) == Backlog::Ready
+        }) {}
+        self.pair.fabric.settle();
+        let done = self.pair.fabric.sent_by(self.pair.a);
+        self.completed.extend(done.iter().map(|wc| (wc.wr_id, wc.status)));
+    }
+
+    fn check_order(&self) {
+        assert!(
+            (0..).zip(&self.completed).all(|(wanted, done)| wanted == done.0),
+            "{:?}",
+            self.completed
+        );
+        assert_eq!(self.completed.len() as u64, self.posted);
+    }
+}
+
+struct Reach<'a> {
+    endpoint: &'a mut roce::endpoint::Endpoint,
+    direct: Neighbour<'a>,
+    now: roce::Time,
+    qpn: Qpn,
+}
+
+#[test]
+fn direct_requests_and_packets_stay_in_order() {
+    let mut held = 0;
+    for seed in seeds(0..300) {
+        let _replay = Replay { test: "rc_direct", seed };
+        let mut program = Program::new(seed);
+        for _ in 0..10_000 {
+            if program.completed.len() as u64 == REQUESTS {
+                break;
+            }
+            program.step();
+        }
+        program.check_order();
+        assert!(program.completed.iter().all(|done| done.1 == WcStatus::Success));
+        let peer = &program.pair.fabric.nodes[1].memory;
+        assert!(peer.peek(BASE, TARGET_BYTES as usize) == program.model);
+        let own = &program.pair.fabric.nodes[0].memory;
+        // A slot is used again after 100 requests.
+        let is_kept = |wr: u64| !program.loses && wr + 100 >= REQUESTS;
+        for (wr, bytes) in program.reads.iter().filter(|(wr, _)| is_kept(*wr)) {
+            assert!(own.peek(BASE + wr % 100 * SLOT, bytes.len()) == bytes, "READ {wr}");
+        }
+        held += program.held;
+    }
+    assert!(held > 0, "nothing had to wait");
+}
+
+#[test]
+fn requests_that_wait_are_flushed_once_and_in_order() {
+    for seed in seeds(0..300) {
+        let _replay = Replay { test: "rc_direct", seed };
+        let mut program = Program::new(seed);
+        for _ in 0..program.draw.between(1, 30) {
+            program.step();
+        }
+        program.set_state(program.pair.state(0), QpState::Rts, QpState::Error);
+        program.check_order();
+        let failed = program.completed.iter().position(|done| done.1 != WcStatus::Success);
+        let flushed = &program.completed[failed.unwrap_or(program.completed.len())..];
+        assert!(flushed.iter().all(|done| done.1 == WcStatus::WrFlushError));
+    }
+}
