@@ -118,6 +118,10 @@ fn main() {
     let bytes = std::fs::read(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
     let (kernels, name) = host::kernels::best();
     let original: Vec<Vec<u8>> = bytes.chunks_exact(BLOCK).map(<[u8]>::to_vec).collect();
+    if original.is_empty() {
+        eprintln!("{path} has {} bytes: a block is 1 MiB", bytes.len());
+        std::process::exit(2);
+    }
     println!("{} blocks of 1 MiB, {name}", original.len());
     let lengths = vec![BLOCK; original.len()];
     let stored = Blocks { original, lengths };
