@@ -28,6 +28,7 @@ const USUAL: &[(&str, &str)] = &[
     ("direct_writes", "WRITEs without packets"),
     ("direct_reads", "READs without packets"),
     ("direct_bytes", "bytes without packets"),
+    ("direct_held", "requests that waited for packets before them, to need none"),
     ("direct_refused_outstanding", "requests by packets: others before them were not done"),
     ("direct_refused_paced", "requests by packets: the rate is limited"),
     ("direct_refused_length", "requests by packets: too long for one copy"),
