@@ -778,9 +778,16 @@ impl Endpoint {
     }
 
     /// Carries out requests that were held ([`Posted::Held`]), once the packets before them are acknowledged.
-    /// What is refused then is sent as packets.
-    pub fn carry_out_held(&mut self, now: Time, qpn: Qpn, direct: &mut dyn Direct) -> Backlog {
-        let done = self.on_qp(now, qpn, |qp, cx| Ok(qp.carry_out_held(cx, direct)));
+    /// What is refused then is sent as packets. One may begin while `budget` has a byte left; the bytes of each
+    /// are taken off it.
+    pub fn carry_out_held(
+        &mut self,
+        now: Time,
+        qpn: Qpn,
+        direct: &mut dyn Direct,
+        budget: &mut u32,
+    ) -> Backlog {
+        let done = self.on_qp(now, qpn, |qp, cx| Ok(qp.carry_out_held(cx, direct, budget)));
         // Without the queue pair there is nothing to do.
         done.unwrap_or(Backlog::Empty)
     }

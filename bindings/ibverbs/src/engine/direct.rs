@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use nic::device::DeviceWire;
 use nic::neighbours::{Neighbours, Target};
-use roce::direct::{Backlog, Posted, RegionCard};
+use roce::direct::{Backlog, MAX_DIRECT_BYTES, Posted, RegionCard};
 use roce::endpoint::QpState;
 use roce::verbs::{Qpn, SendWr, VerbsError};
 use roce::world::Path;
@@ -81,19 +81,28 @@ impl Core {
         Ok(())
     }
 
-    /// Carries out requests that have waited for packets. Returns whether some of them became packets, or may have.
+    /// Carries out requests that have waited for packets: bytes of one long request in all, because the engine is
+    /// locked meanwhile. Returns whether some of them became packets, or may have.
     pub(super) fn carry_out_held(&mut self) -> bool {
-        self.is_behind = false;
-        let Core { endpoint, neighbours: Ok(neighbours), holding, is_behind, now, .. } = self
-        else {
+        let first = self.behind.take().map_or(0, |last| last + 1);
+        let Core { endpoint, neighbours: Ok(neighbours), holding, behind, now, .. } = self else {
             return false;
         };
-        let before = holding.len();
-        holding.retain(|&qpn| {
-            let backlog = endpoint.carry_out_held(*now, Qpn::new(qpn), neighbours);
-            *is_behind |= backlog == Backlog::Ready;
-            backlog != Backlog::Empty
-        });
+        let (before, mut budget) = (holding.len(), MAX_DIRECT_BYTES);
+        // Those behind the one that was cut short the last time come first.
+        for is_second_round in [false, true] {
+            holding.retain(|&qpn| {
+                if (qpn < first) != is_second_round {
+                    return true;
+                }
+                let qp = Qpn::new(qpn);
+                let backlog = endpoint.carry_out_held(*now, qp, neighbours, &mut budget);
+                if backlog == Backlog::Ready {
+                    behind.get_or_insert(qpn);
+                }
+                backlog != Backlog::Empty
+            });
+        }
         holding.len() < before
     }
 

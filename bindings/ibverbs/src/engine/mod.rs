@@ -80,8 +80,8 @@ pub(crate) struct Core {
     queued: bool,
     /// Queue pairs with requests that wait for the packets before them, to be carried out directly.
     holding: BTreeSet<u32>,
-    /// Some of these requests could be carried out now.
-    is_behind: bool,
+    /// The first of them at which the last turn ended although more could be carried out.
+    behind: Option<u32>,
     /// The endpoint's count of failed queue pairs at the last look.
     failed_before: u64,
     /// The time of the last turn. Posts use it: they are timed when they are sent, and reading the clock
@@ -206,7 +206,7 @@ impl Engine {
             by_packets: HashMap::new(),
             queued: false,
             holding: BTreeSet::new(),
-            is_behind: false,
+            behind: None,
             failed_before: 0,
             now: clock::now(),
             qps: HashMap::new(),
@@ -337,7 +337,7 @@ impl Core {
     }
 
     fn deadline(&self) -> Option<Time> {
-        let behind = self.is_behind.then_some(self.now);
+        let behind = self.behind.map(|_| self.now);
         behind.or_else(|| world::next_wakeup(&self.endpoint))
     }
 

@@ -44,14 +44,14 @@ impl Qp {
         self.post_send(cx, wr).map(|()| Posted::Queued)
     }
 
-    /// Carries out requests that have waited for the packets before them, as many as one long request
-    /// may have bytes. If one is refused, all become packets.
+    /// Carries out requests that have waited for the packets before them while `budget` lasts, and takes their
+    /// bytes off it. If one is refused, all become packets.
     pub(crate) fn carry_out_held(
         &mut self,
         cx: &mut Context<'_>,
         direct: &mut dyn Direct,
+        budget: &mut u32,
     ) -> Backlog {
-        let mut bytes = 0;
         loop {
             let Kind::Rc(rc) = &self.kind else {
                 return Backlog::Empty;
@@ -62,7 +62,7 @@ impl Qp {
             if self.state != QpState::Rts || !rc.requester.has_no_packets() {
                 return Backlog::Waiting;
             }
-            if bytes >= u64::from(MAX_DIRECT_BYTES) {
+            if *budget == 0 {
                 return Backlog::Ready;
             }
             let done = self.carry_out(cx, wr, direct);
@@ -77,7 +77,7 @@ impl Qp {
             }
             rc.requester.held_mut().pop();
             rc.requester.held_mut().note_direct();
-            bytes += u64::from(len);
+            *budget = budget.saturating_sub(len);
         }
     }
 

@@ -6,7 +6,9 @@
 //!
 //! `DQUANT_SEED=n cargo test -p roce --test it rc_direct` replays one program.
 
-use roce::direct::{Backlog, Direct, DirectKind, DirectRefusal, DirectRequest, Posted};
+use roce::direct::{
+    Backlog, Direct, DirectKind, DirectRefusal, DirectRequest, MAX_DIRECT_BYTES, Posted,
+};
 use roce::endpoint::{QpAttr, QpState};
 use roce::verbs::{Qpn, SendOp, WcStatus};
 use sim::memory::Arena;
@@ -29,6 +31,8 @@ struct Neighbour<'a> {
     peer: &'a mut Arena,
     draw: &'a mut Chance,
     refuses_per_mille: u32,
+    /// Bytes that were copied.
+    moved: u64,
 }
 
 impl Direct for Neighbour<'_> {
@@ -49,6 +53,7 @@ impl Direct for Neighbour<'_> {
             }
             remote += u64::from(piece.len);
         }
+        self.moved += remote - request.remote_addr;
         Ok(())
     }
 }
@@ -93,7 +98,8 @@ impl Program {
         };
         let Node { endpoint, memory, .. } = node;
         let (draw, refuses_per_mille) = (&mut self.draw, self.refuses_per_mille);
-        let direct = Neighbour { own: memory, peer: &mut other.memory, draw, refuses_per_mille };
+        let peer = &mut other.memory;
+        let direct = Neighbour { own: memory, peer, draw, refuses_per_mille, moved: 0 };
         act(&mut Reach { endpoint, direct, now, qpn })
     }
 
@@ -159,9 +165,19 @@ impl Program {
 
     /// What an engine does after every turn.
     fn carry_on(&mut self) {
-        while self.with_neighbour(|at| {
-            at.endpoint.carry_out_held(at.now, at.qpn, &mut at.direct) == Backlog::Ready
-        }) {}
+        let mut backlog = Backlog::Ready;
+        while backlog == Backlog::Ready {
+            let budget = self.draw.pick(&[0, 1, 5_000, MAX_DIRECT_BYTES]);
+            let mut left = budget;
+            let (after, moved) = self.with_neighbour(|at| {
+                let Reach { endpoint, direct, now, qpn } = at;
+                (endpoint.carry_out_held(*now, *qpn, direct, &mut left), direct.moved)
+            });
+            backlog = after;
+            // The last one begins with at least a byte of it left.
+            let most = if budget == 0 { 0 } else { u64::from(budget) - 1 + TARGET_BYTES };
+            assert!(moved <= most, "{moved} bytes of {budget}");
+        }
         self.pair.fabric.settle();
         let done = self.pair.fabric.sent_by(self.pair.a);
         self.completed.extend(done.iter().map(|wc| (wc.wr_id, wc.status)));
