@@ -1,4 +1,4 @@
-//! House rules that the compiler does not check: module headers, no stray words, names in documents.
+//! House rules that the compiler does not check: module headers, no stray words or conflicts, names in documents.
 //!
 //! A ratchet, not a style guide: each rule stops one kind of slow decay and names the file and line. What rustfmt or
 //! clippy can check is left to them.
@@ -65,6 +65,7 @@ fn quotes_sources(path: &Path) -> bool {
 
 fn judge(path: &Path, extension: &str, text: &str) -> Vec<String> {
     let mut complaints = stray_words(path, text);
+    complaints.extend(conflict(path, text));
     if extension == "rs" {
         complaints.extend(missing_header(path, text));
     }
@@ -94,6 +95,13 @@ fn contains_word(line: &str, word: &str) -> bool {
     })
 }
 
+/// The first marker of a conflict that a merge left.
+fn conflict(path: &Path, text: &str) -> Option<String> {
+    let is_marker = |line: &str| line.starts_with("<<<<<<< ") || line.starts_with(">>>>>>> ");
+    let at = text.lines().position(is_marker)?;
+    Some(format!("{}:{}: a conflict of a merge: settle it", path.display(), at + 1))
+}
+
 fn missing_header(path: &Path, text: &str) -> Option<String> {
     let has_header = text.lines().find(|line| !line.trim().is_empty())?.starts_with("//!");
     (!has_header).then(|| {
@@ -117,6 +125,13 @@ mod tests {
         assert!(judged("//! What it is for.\n").is_empty());
         assert!(judged("").is_empty());
         assert_eq!(judged("use std::fmt;\n").len(), 1);
+    }
+
+    #[test]
+    fn a_merge_leaves_no_conflict() {
+        let sides = "//! a\n<<<<<<< HEAD\n// one\n=======\n// other\n>>>>>>> 1234567\n";
+        assert_eq!(judged(sides).len(), 1);
+        assert!(judged("//! a\n// =======\nlet a = b << 7;\n").is_empty());
     }
 
     #[test]
