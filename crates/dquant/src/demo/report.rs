@@ -293,7 +293,8 @@ impl fmt::Display for Summary {
         if !self.same_stream() {
             writeln!(f, "WRONG: with and without offload the first batches differ")?;
         }
-        let (verified, wrong) = (self.figures.verified_batches, self.mismatches());
+        let verified: u64 = columns.iter().map(|run| run.verified_batches).sum();
+        let wrong = self.mismatches();
         if let Some(failure) = &self.figures.failure {
             return write!(f, "FAILED after {verified} right and {wrong} wrong batches: {failure}");
         }
