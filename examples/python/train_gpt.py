@@ -178,6 +178,8 @@ def train(args):
         first, position = checkpoint["step"], checkpoint["position"]
         if not rank():
             print(f"goes on behind step {first}", file=sys.stderr)
+    elif args.checkpoint and not rank():
+        print(f"no checkpoint in {args.checkpoint} yet: begins with step 1, saves every {args.every}", file=sys.stderr)
     plan = f"window({CONTEXT + 1}, overlap=1) | shuffle({args.seed}) | narrow(u16) | widen(i64) | pairs"
     if args.batch % trainers():
         sys.exit(f"{args.batch} samples cannot be shared by {trainers()} trainers")
