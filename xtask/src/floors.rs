@@ -113,7 +113,7 @@ const FLOORS: &[(&str, &str)] = &[
          udp: capture clock interfaces sockaddr waiter
          packet: udp
          neighbours: interfaces
-         device: capture clock interfaces packet ready skip udp waiter
+         device: capture clock interfaces neighbours packet ready skip udp waiter
          doctor: device interfaces packet udp
          fabric: fault pool ready udp
          loaded: abi clock fabric pool ready",

@@ -7,10 +7,10 @@
 use std::sync::Arc;
 
 use nic::device::DeviceWire;
-use nic::neighbours::{Neighbours, Target};
+use nic::neighbours::{FifoCounters, Neighbours, Target};
 use roce::direct::{Backlog, MAX_DIRECT_BYTES, Posted, RegionCard};
 use roce::endpoint::QpState;
-use roce::verbs::{Qpn, SendWr, VerbsError};
+use roce::verbs::{Qpn, SendWr, Transport, VerbsError};
 use roce::world::Path;
 
 use super::{Core, Engine};
@@ -47,6 +47,13 @@ impl Engine {
     #[must_use]
     pub(crate) fn quiesce(&self) -> bool {
         self.boards.as_ref().ok().is_none_or(|shared| shared.quiesce())
+    }
+
+    /// The progress thread is awake: neighbours need not wake it for packets.
+    pub(super) fn wake_up(&self) {
+        if let Ok(shared) = &self.boards {
+            shared.wake_up();
+        }
     }
 
     /// Posts sends, and sends what has to go as packets.
@@ -160,6 +167,16 @@ impl Core {
         }
     }
 
+    /// The progress thread is going to sleep; returns false if neighbours have sent packets already.
+    pub(super) fn fall_asleep(&mut self) -> bool {
+        self.neighbours.as_mut().map_or(true, Neighbours::fall_asleep)
+    }
+
+    /// The counters of packets to and from neighbours.
+    pub(crate) fn fifo_counters(&self) -> Option<&FifoCounters> {
+        self.neighbours.as_ref().ok().map(Neighbours::counters)
+    }
+
     /// A region is registered: neighbours with a right may use it.
     pub(crate) fn publish_region(&self, card: &RegionCard) {
         if let Ok(neighbours) = &self.neighbours
@@ -175,20 +192,22 @@ impl Core {
         }
     }
 
-    /// The path of a queue pair's WRITEs and READs, in words.
-    pub(crate) fn path_of(&self, qpn: Qpn) -> String {
+    /// The path of a queue pair, in words.
+    pub(crate) fn path_of(&self, qpn: Qpn, service: Transport) -> String {
         let by_packets = |why: &str| format!("packets: {why}");
         let neighbours = match &self.neighbours {
             Ok(neighbours) => neighbours,
             Err(why) => return by_packets(why),
         };
-        match neighbours.route_of(qpn).map(Target::why_not) {
-            Some(None) => "direct".to_owned(),
-            Some(Some(why)) => by_packets(why),
-            None => {
-                let why = self.by_packets.get(&qpn.get());
-                by_packets(why.map_or("not connected", String::as_str))
-            }
+        let Some(target) = neighbours.route_of(qpn) else {
+            let why = self.by_packets.get(&qpn.get());
+            return by_packets(why.map_or("not connected", String::as_str));
+        };
+        let why_not = target.why_not().or((service != Transport::Rc).then_some("unreliable"));
+        match why_not {
+            None => "direct".to_owned(),
+            Some(why) if target.has_fifo() => format!("packets in shared memory: {why}"),
+            Some(why) => by_packets(why),
         }
     }
 }

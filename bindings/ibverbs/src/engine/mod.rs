@@ -18,7 +18,7 @@ mod progress;
 
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nic::clock;
@@ -26,7 +26,7 @@ use nic::device::{DeviceConfig, DeviceWire};
 use nic::driver::Driver;
 use nic::neighbours;
 use nic::udp::UdpError;
-use roce::Time;
+use roce::{Duration, Time};
 use roce::endpoint::{AsyncEvent, Endpoint, EndpointConfig, Mtu};
 use roce::verbs::{CqId, SrqId};
 use roce::world;
@@ -45,8 +45,8 @@ use progress::Progress;
 /// Most turns that a posting thread takes: enough to send a whole window.
 const POST_TURNS: u32 = 4;
 
-/// Empty polls before a thread yields the processor.
-const EMPTY_POLLS: u32 = 16;
+/// How long a thread polls in vain before each further poll yields the processor.
+const SPIN: Duration = Duration::from_micros(10);
 
 /// Packets of one turn that mean "there is more to send".
 const FULL_TURN: usize = 2 * world::BURST_PACKETS;
@@ -63,7 +63,8 @@ pub(crate) struct Engine {
     /// What verbs use of the same-host path without the lock.
     boards: Result<Arc<neighbours::Shared>, String>,
     sockets: Vec<Watched>,
-    empty_polls: AtomicU32,
+    /// Since when polls have been in vain, in nanoseconds; `u64::MAX` if the last one was not.
+    idle_since: AtomicU64,
 }
 
 /// The state behind an engine's lock.
@@ -221,7 +222,7 @@ impl Engine {
             progress,
             boards,
             sockets,
-            empty_polls: AtomicU32::new(0),
+            idle_since: AtomicU64::new(u64::MAX),
         });
         progress::spawn(&engine, driver).map_err(refused("no progress thread"))?;
         fork::close_in_children(&engine.socket_numbers());
@@ -259,18 +260,22 @@ impl Engine {
     /// A turn taken by a thread of the program.
     pub(crate) fn turn(&self, core: &mut Core) -> world::Progress {
         let now = clock::now();
-        self.progress.note_program_call(now);
         let progress = core.turn(now);
+        self.progress.note_program_turn(now, progress.is_idle());
         self.progress.note_deadline(core.deadline());
         progress
     }
 
-    /// A program thread has polled, and with `idle` found nothing to do. After a number of empty polls
-    /// it yields: its peer may be waiting for the same processor.
-    pub(crate) fn polled(&self, idle: bool) {
-        if !idle {
-            self.empty_polls.store(0, Ordering::Relaxed);
-        } else if self.empty_polls.fetch_add(1, Ordering::Relaxed) >= EMPTY_POLLS {
+    /// A program thread has polled, and if `idle_at` is a time, it found nothing to do then. After a while it yields: its
+    /// peer may be waiting for the same processor.
+    pub(crate) fn polled(&self, idle_at: Option<Time>) {
+        let Some(now) = idle_at.map(Time::as_nanos) else {
+            return self.idle_since.store(u64::MAX, Ordering::Relaxed);
+        };
+        let since = self.idle_since.load(Ordering::Relaxed);
+        if since == u64::MAX {
+            self.idle_since.store(now, Ordering::Relaxed);
+        } else if now.saturating_sub(since) > SPIN.as_nanos() {
             std::thread::yield_now();
         }
     }
@@ -297,10 +302,16 @@ impl Core {
     }
 
     fn turn_wire(&mut self) -> world::Progress {
-        let Core { endpoint, wire, memory, now, .. } = self;
-        let wire = wire.as_mut();
-        let progress = wire.map(|wire| world::turn(endpoint, wire, memory, *now, |_, _| false));
-        progress.unwrap_or_default()
+        let Core { endpoint, wire, memory, neighbours, now, .. } = self;
+        let Some(wire) = wire else {
+            return world::Progress::default();
+        };
+        match neighbours {
+            Ok(neighbours) => {
+                world::turn(endpoint, &mut neighbours.wire(wire), memory, *now, |_, _| false)
+            }
+            Err(_) => world::turn(endpoint, wire, memory, *now, |_, _| false),
+        }
     }
 
     /// Delivers completion events and asynchronous events.

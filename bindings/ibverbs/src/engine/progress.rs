@@ -3,35 +3,39 @@
 //! A program that polls takes turns itself, and a second thread would only contend for the lock. A
 //! program that sleeps or computes needs the thread: the peer's WRITEs and READs have to be served, and
 //! lost packets retransmitted. The thread distinguishes the two by the time of the program's last
-//! turn:
+//! turn, and by what that turn found ([`POLLING_AWAY`], [`WORKING_AWAY`]):
 //!
 //! - *watching*: it sleeps on the sockets and takes a turn as soon as a packet arrives;
 //! - *backing off*: the program polls, so it sleeps without watching the sockets, each time twice as
-//!   long up to [`LONGEST_NAP`], and watches again once the program has not polled for
-//!   [`PROGRAM_AWAY`]. A program that arms a completion queue ends this at once.
+//!   long up to [`LONGEST_NAP`], and watches again once the program is away. A program that arms a completion queue ends this at once.
 //!
-//! In both it wakes for the endpoint's next deadline, which program threads bring forward when they
-//! post ([`Progress::note_deadline`]), and periodically in any case: a program that has closed the
-//! thread's descriptors cannot wake it.
+//! While it watches, it wakes for the endpoint's next deadline, which program threads bring forward when they
+//! post ([`Progress::note_deadline`]), and for packets of neighbours in shared memory; while it backs off, the program's own
+//! turns see to both. It wakes periodically in any case: a program that has closed the thread's descriptors cannot wake
+//! it.
 
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use nic::clock;
 use nic::driver::{Application, Driver, Turn};
 use nic::waiter::Waker;
 use roce::{Duration, Time};
 use rustix::io::Errno;
 
-use super::{Core, Engine, FULL_TURN};
+use super::{Engine, FULL_TURN};
 use crate::process::descriptor::Watched;
 use crate::process::errors::Outcome;
 use crate::process::signals::SignalsBlocked;
 
-/// A program that has taken no turn for this long is away.
-const PROGRAM_AWAY: Duration = Duration::from_micros(20);
+/// A program that polled a queue in vain is away when it has not polled again for this long. It will most likely poll
+/// again: more often than not it just does not have the processor, which a turn of this thread would keep from it.
+const POLLING_AWAY: Duration = Duration::from_micros(100);
+
+/// A program whose last turn did something is away when it has taken no other for this long: it may be computing, or
+/// polling memory that a peer writes.
+const WORKING_AWAY: Duration = Duration::from_micros(20);
 
 /// First sleep without watching the sockets.
 const SHORTEST_NAP: Duration = Duration::from_micros(20);
@@ -45,8 +49,8 @@ pub(super) struct Progress {
     waker: Mutex<Option<ManuallyDrop<Waker>>>,
     /// The driver's descriptors.
     fds: Vec<Watched>,
-    /// When a program thread last took a turn, in nanoseconds.
-    last_program_call: AtomicU64,
+    /// When the program counts as away if it takes no other turn, in nanoseconds.
+    away_at: AtomicU64,
     /// When the thread will wake by timeout; 0 while it is awake, `u64::MAX` for never.
     wakes_at: AtomicU64,
     /// The thread is not watching the sockets.
@@ -61,7 +65,7 @@ impl Progress {
         Ok(Progress {
             waker: Mutex::new(Some(ManuallyDrop::new(driver.waker()))),
             fds: driver.fds().into_iter().map(Watched::new).collect::<Outcome<_>>()?,
-            last_program_call: AtomicU64::new(0),
+            away_at: AtomicU64::new(0),
             wakes_at: AtomicU64::new(0),
             napping: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -79,8 +83,10 @@ impl Progress {
         self.waker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn note_program_call(&self, now: Time) {
-        self.last_program_call.store(now.as_nanos(), Ordering::Relaxed);
+    /// A thread of the program took a turn.
+    pub(super) fn note_program_turn(&self, now: Time, is_idle: bool) {
+        let away = if is_idle { POLLING_AWAY } else { WORKING_AWAY };
+        self.away_at.store((now + away).as_nanos(), Ordering::Relaxed);
     }
 
     /// Wakes the thread if it would sleep past this deadline. Called with the core locked, as the
@@ -93,7 +99,7 @@ impl Progress {
     }
 
     pub(super) fn expect_sleep(&self) {
-        self.last_program_call.store(0, Ordering::Relaxed);
+        self.away_at.store(0, Ordering::Relaxed);
         if self.napping.swap(false, Ordering::Relaxed) {
             self.wake();
         }
@@ -115,8 +121,7 @@ impl Progress {
     }
 
     fn program_is_polling(&self, now: Time) -> bool {
-        let seen = Time::from_nanos(self.last_program_call.load(Ordering::Relaxed));
-        seen > now || now.since(seen) < PROGRAM_AWAY
+        now.as_nanos() < self.away_at.load(Ordering::Relaxed)
     }
 }
 
@@ -156,37 +161,42 @@ impl Application for Served {
             return Turn::Stop;
         }
         self.nap = next_nap(progress, now, self.nap);
+        if let Some(nap) = self.nap {
+            return progress.nap_until(now + nap);
+        }
         let mut core = self.engine.lock();
         progress.wakes_at.store(0, Ordering::Relaxed);
-        let is_due = core.deadline().is_some_and(|at| at <= now);
-        if self.nap.is_none() || is_due {
-            let done = core.turn(now);
-            if done.received > 0 || done.sent >= FULL_TURN {
-                return Turn::Busy;
-            }
+        let done = core.turn(now);
+        if done.received > 0 || done.sent >= FULL_TURN {
+            return Turn::Busy;
         }
-        progress.announce(&core, self.nap)
+        progress.sleep_until(core.deadline())
     }
 
+    /// While the program polls, it finds the packets of neighbours; in other sleeps they wake the thread.
     fn prepare_sleep(&mut self) -> bool {
-        true
+        self.nap.is_some() || self.engine.lock().fall_asleep()
     }
 
-    fn woken(&mut self) {}
+    fn woken(&mut self) {
+        self.engine.wake_up();
+    }
 }
 
 impl Progress {
+    /// The thread leaves everything to the program, which polls: also deadlines, and without the lock. A program that
+    /// stops polling waits for the end of the nap once.
+    fn nap_until(&self, until: Time) -> Turn {
+        self.wakes_at.store(0, Ordering::Relaxed);
+        self.napping.store(true, Ordering::Relaxed);
+        Turn::Nap(until)
+    }
+
     /// Publishes until when the thread is going to sleep. Called with the core locked.
-    fn announce(&self, core: &Core, nap: Option<Duration>) -> Turn {
-        let deadline = core.deadline();
-        let nap_ends = nap.map(|nap| clock::now() + nap);
-        let until = nap_ends.into_iter().chain(deadline).min();
-        self.wakes_at.store(until.map_or(u64::MAX, Time::as_nanos), Ordering::Relaxed);
-        self.napping.store(nap.is_some(), Ordering::Relaxed);
-        match (nap, until) {
-            (Some(_), Some(until)) => Turn::Nap(until),
-            _ => Turn::Idle(until),
-        }
+    fn sleep_until(&self, deadline: Option<Time>) -> Turn {
+        self.wakes_at.store(deadline.map_or(u64::MAX, Time::as_nanos), Ordering::Relaxed);
+        self.napping.store(false, Ordering::Relaxed);
+        Turn::Idle(deadline)
     }
 }
 

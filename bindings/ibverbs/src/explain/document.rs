@@ -5,6 +5,7 @@
 
 use nic::clock;
 use nic::device::DeviceWire;
+use nic::neighbours::FifoCounters;
 use nic::udp::{TxCounters, UdpCounters};
 use roce::congestion::rtt::RttMeter;
 use roce::congestion::{Follows, WindowReport};
@@ -22,7 +23,7 @@ const FORMAT: &str = "dquant-verbs/1";
 
 /// Why programs use UDP sockets.
 const WHY_UDP: &str = "UDP sockets are the one path that needs no driver, no root and no hardware; \
-                       queue pairs with the path \"direct\" use it only for what is not a WRITE or READ";
+                       queue pairs with the path \"direct\" use shared memory in their place";
 
 /// State of the wire.
 struct WireFacts {
@@ -44,6 +45,7 @@ impl WireFacts {
 /// State copied under the engine's lock, except queue pairs.
 struct Snapshot {
     wire: Option<WireFacts>,
+    fifos: Option<FifoCounters>,
     counters: Counters,
     past_errors: Vec<LastError>,
     completion_queues: usize,
@@ -54,6 +56,7 @@ impl Snapshot {
     fn of(core: &mut Core) -> Snapshot {
         Snapshot {
             wire: core.wire().ok().map(|wire| WireFacts::of(wire)),
+            fifos: core.fifo_counters().copied(),
             counters: *core.endpoint.counters(),
             past_errors: core.endpoint.past_errors().copied().collect(),
             completion_queues: core.cqs.len(),
@@ -89,7 +92,9 @@ fn device(engine: &Engine) -> Value {
     ];
     if let Some(wire) = &snapshot.wire {
         members.push(("path", path(wire)));
-        members.push(("wire_counters", nonzero(wire_counters(wire))));
+        let fifos = snapshot.fifos.iter().flat_map(FifoCounters::named);
+        let counters = wire_counters(wire).into_iter().chain(fifos);
+        members.push(("wire_counters", nonzero(counters)));
     }
     let past = snapshot.past_errors.iter().map(|error| last_error(error, now));
     members.push(("past_errors", past.collect()));
@@ -107,7 +112,7 @@ fn queue_pairs(engine: &Engine) -> Vec<(QpReport, String)> {
         let core = engine.lock();
         let some = core.endpoint.queue_pairs().skip(before).take(QPS_PER_LOCK);
         all.extend(some.map(|report| {
-            let path = core.path_of(report.qpn);
+            let path = core.path_of(report.qpn, report.transport);
             (report, path)
         }));
         drop(core);

@@ -134,16 +134,17 @@ impl Cq {
     pub(crate) fn poll(&self, room: usize, mut take: impl FnMut(&Completion)) -> Outcome<usize> {
         let mut core = self.engine.lock();
         let mut taken = self.take(&mut core, room, &mut take);
-        let mut idle = false;
+        let mut idle_at = None;
         if taken == 0 && room > 0 {
-            idle = self.engine.turn(&mut core).is_idle();
+            let is_idle = self.engine.turn(&mut core).is_idle();
+            idle_at = is_idle.then_some(core.now);
             taken = self.take(&mut core, room, &mut take);
         }
         if taken == 0 && core.endpoint.cq_overrun(self.id) == Some(true) {
             return Err(Errno::OVERFLOW);
         }
         drop(core);
-        self.engine.polled(idle);
+        self.engine.polled(idle_at);
         Ok(taken)
     }
 

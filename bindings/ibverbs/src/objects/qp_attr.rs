@@ -159,7 +159,7 @@ impl Qp {
     pub(crate) fn modify(&self, attr: &ibv_qp_attr, mask: u32) -> Outcome<()> {
         let wanted = wanted(self, attr, mask)?;
         let connects = mask & IBV_QP_STATE != 0 && wanted.state == QpState::Rtr;
-        let met = (connects && self.transport == Transport::Rc)
+        let met = (connects && self.transport != Transport::Ud)
             .then(|| self.engine.meet(&wanted.path, wanted.dest_qp));
         let modified = self.engine.verb(|core| {
             core.endpoint.modify_qp(clock::now(), self.number, &wanted)?;

@@ -47,6 +47,7 @@ use rustix::net::{SendFlags, sendto};
 
 use crate::capture::Capture;
 use crate::interfaces;
+use crate::neighbours::Doorbell;
 use crate::packet::PacketTap;
 use crate::udp::receive::Receiver;
 use crate::udp::send::{Route, Sender};
@@ -118,8 +119,8 @@ fn scoped(addr: SocketAddr, ifindex: u32) -> SocketAddr {
     SocketAddrV6::new(*v6.ip(), v6.port(), v6.flowinfo(), ifindex).into()
 }
 
-/// What [`Wire::is_stalled`] sends to the port of a process, from the port of ours. Who reads it counts and drops
-/// it.
+/// What [`Wire::is_stalled`] and [`Doorbell::wake`] send to the port of a process, from the port of ours. Who reads it
+/// counts and drops it.
 const PROBE: [u8; 1] = [FORWARDED_OPCODE];
 
 /// Names the packet socket among the places of ports.
@@ -403,6 +404,20 @@ impl Wire for DeviceWire {
             // Without it, the verdict is less certain.
             let _ = private.map(|own| sendto(&own.fd, &PROBE, SendFlags::DONTWAIT, &owner));
         })
+    }
+}
+
+impl Doorbell for DeviceWire {
+    fn wake(&mut self, path: &Path, dest: Qpn) {
+        let DeviceWire { config, ports, locality, .. } = self;
+        let Some(socket) = ports.sending(path.source) else {
+            return;
+        };
+        let owner = Departure::new(config, socket, locality).process(path.remote, slot(dest));
+        if let (Some(owner), Some(own)) = (owner, ports.private(path.source)) {
+            // If the buffer is full, the owner has something to wake up for.
+            let _ = sendto(&own.fd, &PROBE, SendFlags::DONTWAIT, &owner);
+        }
     }
 }
 

@@ -4,10 +4,13 @@
 //! are changed under a sequence number (odd while a change is under way), so a reader gets whole entries.
 //! Readers belong to other processes: they take nothing on a board for more than a number.
 //!
-//! Two words beside the entries:
+//! Words beside the entries:
 //! - `owner` is the number of a thread of the owner for as long as that process exists and has not executed
 //!   another program: the kernel marks it then, before the memory goes away (it is a robust futex, see
 //!   `guard`). It costs a reader one load, and needs no process id that may be reused;
+//! - `sleeps` counts how often the owner fell asleep and woke up, so it is odd while somebody has to wake it for packets
+//!   in a FIFO;
+//! - `addresses` has the owner's addresses in the order of their indexes, which packets in a FIFO name;
 //! - `busy` announces that the owner accesses the memory of another process. Who withdraws an entry waits
 //!   until no announcement names it ([`Board::busy_with`]).
 
@@ -25,7 +28,7 @@ use rustix::fs::{
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 /// Format and version; both sides run the same layout or none.
-const MAGIC: u64 = u64::from_le_bytes(*b"dqboard1");
+const MAGIC: u64 = u64::from_le_bytes(*b"dqboard2");
 
 /// Queue pairs and regions that fit. What does not fit is not published, and reached by packets.
 const QPS: usize = 1 << 12;
@@ -33,6 +36,9 @@ const REGIONS: usize = 1 << 14;
 
 /// Places where the entry of a key may be.
 const PROBES: usize = 8;
+
+/// Addresses that fit. Packets from and to others do not use FIFOs.
+pub(super) const ADDRESSES: usize = 64;
 
 /// Attempts to read an entry that its owner is changing.
 const ATTEMPTS: usize = 4;
@@ -57,6 +63,10 @@ struct Page {
     magic: AtomicU64,
     owner: AtomicU32,
     busy: AtomicU64,
+    sleeps: AtomicU64,
+    /// How many addresses follow.
+    known: AtomicU64,
+    addresses: [[AtomicU64; 2]; ADDRESSES],
     qps: [Entry; QPS],
     regions: [Entry; REGIONS],
 }
@@ -200,6 +210,20 @@ impl Board {
         (busy as u8 == slot).then_some(busy)
     }
 
+    /// The owner's addresses, in the order of their indexes.
+    pub(super) fn addresses(&self) -> Vec<IpAddr> {
+        let page = self.page();
+        let known = page.known.load(Ordering::Acquire) as usize;
+        let all = page.addresses.iter().take(known);
+        all.map(|halves| ip(halves.each_ref().map(|half| half.load(Ordering::Relaxed)))).collect()
+    }
+
+    /// Whether the owner sleeps, and since which time of falling asleep.
+    pub(super) fn sleeps_since(&self) -> Option<u64> {
+        let sleeps = self.page().sleeps.load(Ordering::SeqCst);
+        (sleeps & 1 == 1).then_some(sleeps)
+    }
+
     pub(super) fn qp(&self, qpn: Qpn) -> Option<QpCard> {
         let [first, second, own_high, own_low, peer_high, peer_low, _] =
             get(&self.page().qps, qpn.get())?;
@@ -241,13 +265,37 @@ pub(super) struct OwnBoard(Board);
 
 impl OwnBoard {
     /// A new, empty board, and the file to send to others.
-    pub(super) fn create() -> io::Result<(OwnBoard, OwnedFd)> {
+    pub(super) fn create(addresses: &[IpAddr]) -> io::Result<(OwnBoard, OwnedFd)> {
         let file = memfd_create("dquant-board", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, BYTES as u64)?;
         let board = Board::map(file.as_fd(), ProtFlags::READ | ProtFlags::WRITE)?;
         fcntl_add_seals(&file, SEALS)?;
-        board.page().magic.store(MAGIC, Ordering::Release);
+        let page = board.page();
+        for (place, address) in page.addresses.iter().zip(addresses) {
+            let [high, low] = halves(*address);
+            place[0].store(high, Ordering::Relaxed);
+            place[1].store(low, Ordering::Relaxed);
+        }
+        page.known.store(addresses.len().min(ADDRESSES) as u64, Ordering::Release);
+        page.magic.store(MAGIC, Ordering::Release);
         Ok((OwnBoard(board), file))
+    }
+
+    /// Tells others to wake this process for packets. Whoever does not see it has stored its packet before, where
+    /// the caller now finds it.
+    pub(super) fn fall_asleep(&self) {
+        let sleeps = &self.0.page().sleeps;
+        sleeps.store(sleeps.load(Ordering::Relaxed) | 1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Undoes [`fall_asleep`](OwnBoard::fall_asleep), if need be.
+    pub(super) fn wake_up(&self) {
+        let sleeps = &self.0.page().sleeps;
+        let now = sleeps.load(Ordering::Relaxed);
+        if now & 1 == 1 {
+            sleeps.store(now.wrapping_add(1), Ordering::Relaxed);
+        }
     }
 
     /// The word that the kernel marks when the thread that holds it ends.
@@ -309,7 +357,7 @@ mod tests {
 
     #[test]
     fn a_reader_sees_what_the_owner_publishes_until_it_is_withdrawn() {
-        let (own, file) = OwnBoard::create().expect("memfd");
+        let (own, file) = OwnBoard::create(&[]).expect("memfd");
         let other = Board::of_other(&file).expect("a board");
         assert!(!other.is_owned());
         assert!(own.put_region(&region(7)) && own.put_region(&region(8)));
@@ -336,7 +384,7 @@ mod tests {
 
     #[test]
     fn a_full_board_refuses_and_a_freed_place_is_used_again() {
-        let (own, file) = OwnBoard::create().expect("memfd");
+        let (own, file) = OwnBoard::create(&[]).expect("memfd");
         let other = Board::of_other(&file).expect("a board");
         let published: Vec<u32> =
             (1..40_000).filter(|&rkey| own.put_region(&region(rkey))).collect();
@@ -363,14 +411,35 @@ mod tests {
 
     #[test]
     fn nobody_else_can_write_a_board() {
-        let (_own, file) = OwnBoard::create().expect("memfd");
+        let (_own, file) = OwnBoard::create(&[]).expect("memfd");
         assert!(Board::map(file.as_fd(), ProtFlags::READ | ProtFlags::WRITE).is_err());
         assert!(rustix::io::pwrite(&file, &[1], 0).is_err());
     }
 
     #[test]
+    fn addresses_keep_their_indexes_and_each_sleep_has_a_number() {
+        let addresses: Vec<IpAddr> = (0..=255).map(|last| IpAddr::from([10, 0, 0, last])).collect();
+        for count in [0, 1, ADDRESSES, ADDRESSES + 1, 256] {
+            let (_own, file) = OwnBoard::create(&addresses[..count]).expect("memfd");
+            let other = Board::of_other(&file).expect("a board");
+            assert_eq!(other.addresses(), addresses[..count.min(ADDRESSES)]);
+        }
+        let (own, file) = OwnBoard::create(&["fe80::1".parse().expect("good")]).expect("memfd");
+        let other = Board::of_other(&file).expect("a board");
+        assert_eq!(other.addresses(), own.0.addresses());
+        assert_eq!(other.sleeps_since(), None);
+        own.fall_asleep();
+        let first = other.sleeps_since().expect("asleep");
+        own.wake_up();
+        own.wake_up();
+        assert_eq!(other.sleeps_since(), None);
+        own.fall_asleep();
+        assert_ne!(other.sleeps_since(), Some(first));
+    }
+
+    #[test]
     fn announcements_name_one_process() {
-        let (own, file) = OwnBoard::create().expect("memfd");
+        let (own, file) = OwnBoard::create(&[]).expect("memfd");
         let other = Board::of_other(&file).expect("a board");
         assert_eq!(other.busy_with(4), None);
         own.announce(4, 7);

@@ -2,7 +2,8 @@
 //!
 //! Abstract names belong to a network namespace, and the kernel vouches for the user and the process at the other
 //! end, so who is answered is of this user and this namespace. The initiator sends its board first: the
-//! owner must be able to wait for it before it lets it read its own.
+//! owner must be able to wait for it before it lets it read its own. With it comes a FIFO for its packets, which the
+//! owner accepts or not; for packets in the other direction there is another exchange.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -18,6 +19,7 @@ use rustix::net::{
 };
 
 use super::board::Board;
+use super::fifo::Reader;
 
 /// How long either side waits for the other.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -25,8 +27,11 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Connections that may wait.
 const BACKLOG: i32 = 64;
 
-/// What is sent with a board.
-const HELLO: [u8; 8] = *b"dqboard1";
+/// What is sent with a board. The last byte of an answer says whether the FIFO is accepted.
+const HELLO: [u8; 8] = *b"dqboard2";
+
+/// Files of a message: a board, and a FIFO or none.
+const FILES: usize = 2;
 
 /// The name under which the process with this slot of an address is found.
 fn name(ip: IpAddr, slot: u8) -> io::Result<SocketAddrUnix> {
@@ -76,21 +81,35 @@ impl Other {
         Other::new(connection)
     }
 
-    pub(super) fn send(&self, board: BorrowedFd<'_>) -> io::Result<()> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    /// Sends a board and a FIFO.
+    pub(super) fn ask(&self, board: BorrowedFd<'_>, fifo: BorrowedFd<'_>) -> io::Result<()> {
+        self.send(&[board, fifo], false)
+    }
+
+    /// Sends a board, and whether the other's FIFO is accepted.
+    pub(super) fn answer(&self, board: BorrowedFd<'_>, accepted: bool) -> io::Result<()> {
+        self.send(&[board], accepted)
+    }
+
+    fn send(&self, files: &[BorrowedFd<'_>], accepted: bool) -> io::Result<()> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES))];
         let mut control = SendAncillaryBuffer::new(&mut space);
-        let files = [board];
-        control.push(SendAncillaryMessage::ScmRights(&files));
-        let hello = [IoSlice::new(&HELLO)];
-        sendmsg(&self.connection, &hello, &mut control, SendFlags::NOSIGNAL)?;
+        control.push(SendAncillaryMessage::ScmRights(files));
+        let accepted = [u8::from(accepted)];
+        let message = [IoSlice::new(&HELLO), IoSlice::new(&accepted)];
+        sendmsg(&self.connection, &message, &mut control, SendFlags::NOSIGNAL)?;
         Ok(())
     }
 
-    pub(super) fn receive(&self) -> io::Result<Board> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    /// What the other end says.
+    ///
+    /// # Errors
+    /// When it is late, says something else, or its files are not what they have to be.
+    pub(super) fn receive(&self) -> io::Result<Message> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut hello = [0; HELLO.len()];
-        let into = &mut [IoSliceMut::new(&mut hello)];
+        let (mut hello, mut accepted) = ([0; HELLO.len()], [0]);
+        let into = &mut [IoSliceMut::new(&mut hello), IoSliceMut::new(&mut accepted)];
         let flags = RecvFlags::CMSG_CLOEXEC;
         let said = recvmsg(self.connection.as_fd(), into, &mut control, flags)?;
         let files = control.drain().filter_map(|message| match message {
@@ -99,9 +118,20 @@ impl Other {
         });
         // All are taken, so that none stays open.
         let files: Vec<OwnedFd> = files.flatten().collect();
-        match files.first() {
-            Some(file) if said.bytes == HELLO.len() && hello == HELLO => Board::of_other(file),
-            _ => Err(io::Error::new(io::ErrorKind::InvalidData, "it sent no board")),
-        }
+        let complete = said.bytes == HELLO.len() + accepted.len() && hello == HELLO;
+        let Some(board) = files.first().filter(|_| complete) else {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "it sent no board"));
+        };
+        let fifo = files.get(1).map(Reader::of_other).transpose()?;
+        Ok(Message { board: Board::of_other(board)?, fifo, accepted: accepted == [1] })
     }
+}
+
+/// One side of an exchange.
+pub(super) struct Message {
+    pub(super) board: Board,
+    /// Where the other side's packets will be, if this is a request.
+    pub(super) fifo: Option<Reader>,
+    /// Whether our FIFO is accepted, if this is an answer.
+    pub(super) accepted: bool,
 }

@@ -3,8 +3,9 @@
 //!
 //! Each process publishes its queue pairs and regions on a board ([`board`]) and swaps boards with the processes
 //! that its queue pairs connect to ([`exchange`]). `roce::direct` decides, from the boards, whether a request can be
-//! carried out at once; this module carries it out ([`copy`]). Everything else goes as packets, and so does all
-//! traffic to a peer that is not a neighbour; [`Shared::meet`] returns why.
+//! carried out at once; this module carries it out ([`copy`]). Everything else is packets: between neighbours through
+//! FIFOs in shared memory ([`packets`], [`fifo`]), to a peer that is not a neighbour through sockets;
+//! [`Shared::meet`] returns why.
 //!
 //! No access outlives the permission for it. An initiator announces an access before it reads the boards of the
 //! target. A target that withdraws an entry then waits until no announcement is left that may have seen the
@@ -17,19 +18,22 @@
 mod board;
 mod copy;
 mod exchange;
+mod fifo;
 mod guard;
+mod packets;
 
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use roce::direct::{Direct, DirectRefusal, DirectRequest, QpCard, RegionCard, admit};
 use roce::verbs::Qpn;
+use roce::world::Wire;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::fstat;
 use rustix::io::Errno;
@@ -38,8 +42,12 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::interfaces;
 use board::{Board, OwnBoard};
-use exchange::Other;
+use exchange::{Message, Other};
+use fifo::Writer;
 use guard::Guard;
+use packets::{Incoming, Outgoing, Packets, Place};
+
+pub use packets::{Doorbell, FifoCounters, LocalWire};
 
 /// Most processes that may read this process's board at a time.
 const MAX_INITIATORS: usize = 256;
@@ -97,7 +105,7 @@ impl Drop for Kept {
 
 /// A process that has this process's board.
 struct Initiator {
-    board: Board,
+    board: Arc<Board>,
     pid: i32,
 }
 
@@ -107,6 +115,8 @@ pub struct Target {
     pid: i32,
     ip: IpAddr,
     slot: u8,
+    /// Takes packets for it, if it reads them there.
+    fifo: Option<Mutex<Outgoing>>,
     /// Why it is reached by packets from now on.
     why_not: OnceLock<&'static str>,
 }
@@ -118,6 +128,11 @@ impl Target {
             None if !self.board.is_owned() => Some("the peer's process has ended"),
             known => known.copied(),
         }
+    }
+
+    /// Whether packets to it go through shared memory now.
+    pub fn has_fifo(&self) -> bool {
+        self.fifo.is_some() && self.board.is_owned()
     }
 }
 
@@ -139,6 +154,11 @@ pub struct Shared {
     initiators: Mutex<Vec<Initiator>>,
     targets: Mutex<Vec<Weak<Target>>>,
     absent: Mutex<Vec<Absent>>,
+    /// FIFOs for this process that its engine does not read yet, and whether it should look.
+    arrived: Mutex<Vec<Incoming>>,
+    has_arrived: AtomicBool,
+    /// How many FIFOs it reads.
+    places: Arc<AtomicUsize>,
     stops: AtomicBool,
 }
 
@@ -158,7 +178,7 @@ impl Shared {
         }
         check_loopback(ip)?;
         let known = |target: &Arc<Target>| {
-            target.ip == ip && target.slot == slot && target.why_not().is_none()
+            target.ip == ip && target.slot == slot && target.board.is_owned()
         };
         let mut targets = locked(&self.targets);
         targets.retain(|target| target.strong_count() > 0);
@@ -192,9 +212,14 @@ impl Shared {
 
     fn swap(&self, ip: IpAddr, slot: u8) -> io::Result<Target> {
         let other = Other::at(ip, slot)?;
-        other.send(self.file.get().ok_or(io::ErrorKind::NotConnected)?)?;
-        let board = other.receive()?;
-        Ok(Target { board, pid: other.pid, ip, slot, why_not: OnceLock::new() })
+        let (writer, file) = Writer::create()?;
+        let own = self.file.get().ok_or(io::ErrorKind::NotConnected)?;
+        other.ask(own, file.as_fd())?;
+        let Message { board, accepted, .. } = other.receive()?;
+        let index = board.addresses().iter().position(|address| *address == ip);
+        let dest = index.filter(|_| accepted).and_then(|index| u8::try_from(index).ok());
+        let fifo = dest.map(|dest| Mutex::new(Outgoing::new(writer, dest)));
+        Ok(Target { board, pid: other.pid, ip, slot, fifo, why_not: OnceLock::new() })
     }
 
     /// Waits until no other process accesses this one on the strength of an entry that was on the board
@@ -260,20 +285,34 @@ impl Shared {
 
     fn answer(&self, connection: OwnedFd, restricted: bool) -> io::Result<()> {
         let other = Other::arrived(connection)?;
-        let board = other.receive()?;
+        let Message { board, fifo, .. } = other.receive()?;
+        let board = Arc::new(board);
         let mut initiators = locked(&self.initiators);
         initiators.retain(|initiator| initiator.board.is_owned() || !has_ended(initiator.pid));
         if initiators.len() >= MAX_INITIATORS {
             return Err(io::ErrorKind::QuotaExceeded.into());
         }
-        initiators.push(Initiator { board, pid: other.pid });
+        initiators.push(Initiator { board: Arc::clone(&board), pid: other.pid });
         drop(initiators);
+        let incoming = fifo.and_then(|reader| {
+            let place = Place::take(&self.places)?;
+            Some(Incoming::new(reader, board, place))
+        });
+        let accepted = incoming.is_some();
+        locked(&self.arrived).extend(incoming);
+        // Also where there is no place left: the engine then frees those of processes that have ended.
+        self.has_arrived.store(true, Ordering::Release);
         if restricted {
             // SAFETY: no memory is involved. Yama lets one process at a time access this one's memory; another
             // gets an error, and uses packets.
             unsafe { libc::prctl(libc::PR_SET_PTRACER, other.pid) };
         }
-        other.send(self.file.get().ok_or(io::ErrorKind::NotConnected)?)
+        other.answer(self.file.get().ok_or(io::ErrorKind::NotConnected)?, accepted)
+    }
+
+    /// The thread that slept is awake: its neighbours need not wake it any more.
+    pub fn wake_up(&self) {
+        self.own.wake_up();
     }
 }
 
@@ -311,6 +350,7 @@ pub struct Neighbours {
     /// By queue pair number.
     routes: HashMap<u32, Arc<Target>>,
     announced: AtomicU64,
+    packets: Packets,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -321,7 +361,7 @@ impl Neighbours {
     /// # Errors
     /// When the kernel lacks something for it: memfds with seals, robust futexes, Unix sockets.
     pub fn open(slot: u8, addresses: &[IpAddr]) -> io::Result<Neighbours> {
-        let (own, file) = OwnBoard::create()?;
+        let (own, file) = OwnBoard::create(addresses)?;
         let listen = |ip: &IpAddr| exchange::listener(*ip, slot).and_then(Kept::new);
         let listeners = addresses.iter().map(listen).collect::<io::Result<Vec<Kept>>>()?;
         let shared = Arc::new(Shared {
@@ -333,6 +373,9 @@ impl Neighbours {
             initiators: Mutex::default(),
             targets: Mutex::default(),
             absent: Mutex::default(),
+            arrived: Mutex::default(),
+            has_arrived: AtomicBool::new(false),
+            places: Arc::default(),
             stops: AtomicBool::new(false),
         });
         let serving = Arc::clone(&shared);
@@ -350,7 +393,39 @@ impl Neighbours {
         })?;
         held.recv().map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))??;
         let (routes, announced) = (HashMap::new(), AtomicU64::new(0));
-        Ok(Neighbours { shared, routes, announced, thread: Some(thread) })
+        let packets = Packets::default();
+        Ok(Neighbours { shared, routes, announced, packets, thread: Some(thread) })
+    }
+
+    /// `wire` with the neighbours in front of it, for one turn.
+    pub fn wire<'a, W: Wire + Doorbell>(&'a mut self, wire: &'a mut W) -> LocalWire<'a, W> {
+        LocalWire::new(self, wire)
+    }
+
+    /// The counters of packets to and from neighbours.
+    pub fn counters(&self) -> &FifoCounters {
+        &self.packets.counters
+    }
+
+    /// Takes in FIFOs that have arrived since the last look.
+    fn adopt(&mut self) {
+        if self.shared.has_arrived.load(Ordering::Relaxed)
+            && self.shared.has_arrived.swap(false, Ordering::Acquire)
+        {
+            let arrived = std::mem::take(&mut *locked(&self.shared.arrived));
+            self.packets.adopt(arrived);
+        }
+    }
+
+    /// The calling thread is going to sleep on the sockets, and nobody else looks for packets: from now on neighbours
+    /// wake it. Returns false if there are packets already. [`Shared::wake_up`] undoes it in both cases.
+    #[must_use]
+    pub fn fall_asleep(&mut self) -> bool {
+        self.shared.own.fall_asleep();
+        self.adopt();
+        // What ends the sleep is on a socket.
+        self.packets.look_at_sockets();
+        !self.packets.holds_packets()
     }
 
     /// The part that is used without the engine's lock.
@@ -368,7 +443,10 @@ impl Neighbours {
     /// From now on the requests of a queue pair go to this process where possible, or all as packets.
     pub fn route(&mut self, qpn: Qpn, target: Option<Arc<Target>>) {
         match target {
-            Some(target) => self.routes.insert(qpn.get(), target),
+            Some(target) => {
+                self.packets.add(&target);
+                self.routes.insert(qpn.get(), target)
+            }
             None => self.routes.remove(&qpn.get()),
         };
     }

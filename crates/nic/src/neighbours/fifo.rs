@@ -1,0 +1,482 @@
+//! A FIFO of packets in shared memory, from one process to another.
+//!
+//! It is a ring of 64-byte lines. A packet starts on a line, so that the reader gets a small one with a single
+//! transfer between caches. The first word of a packet is its *stamp*, which the writer stores last. Stale bytes never
+//! look like a stamp: before it stamps a packet, the writer clears the word at which the next one will begin, and
+//! that word is the only one that the reader waits for.
+//!
+//! The two processes do not trust each other. The writer makes the file, which cannot be resized. Both calculate
+//! places from their own counts, and the reader copies a packet out before anyone looks at it. A process that writes
+//! nonsense breaks this FIFO and nothing else ([`Broken`]).
+//!
+//! What the packets mean, and who may send them, does not belong here.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use rustix::fs::{
+    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
+};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+
+/// Format and version; both sides run the same layout or none.
+const MAGIC: u64 = u64::from_le_bytes(*b"dqfifo01");
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// Lines of the ring, 256 KiB: 62 packets of the largest MTU, and both ends fit a second-level cache.
+const LINES: u64 = 4096;
+
+/// Bytes before a packet: stamp, length, tag.
+const PREFIX: usize = 12;
+
+/// Longest packet: MTU 4096 and its headers.
+pub(super) const MAX_PACKET: usize = 4096 + 128;
+
+/// Lines that the longest packet takes.
+const MAX_LINES: u64 = lines_of(MAX_PACKET);
+
+/// In place of a length: the next packet begins on the first line.
+const TO_START: u32 = u32::MAX;
+
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+const BYTES: usize = size_of::<Layout>();
+
+#[repr(C, align(64))]
+struct Padded<T>(T);
+
+#[repr(C, align(4096))]
+struct Layout {
+    magic: Padded<AtomicU64>,
+    /// Lines that the reader has finished with, since the beginning.
+    tail: Padded<AtomicU64>,
+    lines: [Line; LINES as usize],
+}
+
+#[repr(C, align(64))]
+struct Line {
+    stamp: AtomicU32,
+    len: AtomicU32,
+    tag: AtomicU32,
+    rest: [AtomicU32; (LINE - PREFIX) / 4],
+}
+
+const fn lines_of(packet: usize) -> u64 {
+    (PREFIX + packet).div_ceil(LINE) as u64
+}
+
+/// The stamp of a packet that begins at this line, counted from the beginning. Never 0.
+const fn stamp(line: u64) -> u32 {
+    line as u32 | 1 << 31
+}
+
+/// What a packet would say in its IP header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tag {
+    /// Index of its source in the sender's list of addresses.
+    pub(super) source: u8,
+    /// Index of its destination in the receiver's list of addresses.
+    pub(super) dest: u8,
+    /// Traffic class: DSCP and ECN.
+    pub(super) tos: u8,
+    /// Time to live, or hop limit.
+    pub(super) hop_limit: u8,
+}
+
+/// The other side wrote something that no correct one writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Broken;
+
+/// The memory of a FIFO, mapped for reading and writing.
+struct Map(NonNull<Layout>);
+
+// SAFETY: what is behind the pointer is atomic, or bytes that one end copies in and the other out without references;
+// it is mapped for as long as the value lives.
+unsafe impl Send for Map {}
+
+impl Map {
+    fn new(file: BorrowedFd<'_>) -> io::Result<Map> {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping of a file whose size cannot change.
+        let at = unsafe { mmap(std::ptr::null_mut(), BYTES, access, MapFlags::SHARED, file, 0)? };
+        let map = Map(NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?);
+        // SAFETY: the mapping just made. A forked child has no use for it.
+        unsafe { madvise(at, BYTES, Advice::LinuxDontFork)? };
+        Ok(map)
+    }
+
+    fn layout(&self) -> &Layout {
+        // SAFETY: `BYTES` are mapped at the pointer, page-aligned, until the map is dropped; every field is atomic, and
+        // any bytes are valid ones.
+        unsafe { self.0.as_ref() }
+    }
+
+    fn line(&self, at: u64) -> &Line {
+        &self.layout().lines[(at % LINES) as usize]
+    }
+
+    /// First byte of a packet that begins at this line.
+    fn body(&self, at: u64) -> *mut u8 {
+        let line: *const Line = self.line(at);
+        let base = self.0.as_ptr().cast::<u8>();
+        // The address of the line with the provenance of the whole mapping: packets are longer than lines.
+        base.with_addr(line.addr() + PREFIX)
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own, and nothing refers to it any more.
+        let _ = unsafe { munmap(self.0.as_ptr().cast(), BYTES) };
+    }
+}
+
+/// The end that packets enter.
+pub(super) struct Writer {
+    map: Map,
+    /// Lines written since the beginning.
+    head: u64,
+    /// The reader's tail when last looked at: never more than `head`.
+    tail: u64,
+}
+
+impl Writer {
+    /// An empty FIFO, and the file to send to its reader.
+    pub(super) fn create() -> io::Result<(Writer, OwnedFd)> {
+        let file = memfd_create("dquant-fifo", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&file, BYTES as u64)?;
+        fcntl_add_seals(&file, SEALS)?;
+        let map = Map::new(file.as_fd())?;
+        map.layout().magic.0.store(MAGIC, Ordering::Release);
+        Ok((Writer { map, head: 0, tail: 0 }, file))
+    }
+
+    /// How many lines the reader has finished with. A number that is impossible counts as no progress.
+    pub(super) fn progress(&mut self) -> u64 {
+        let tail = self.map.layout().tail.0.load(Ordering::Acquire);
+        if (self.tail..=self.head).contains(&tail) {
+            self.tail = tail;
+        }
+        self.tail
+    }
+
+    /// Whether something in it has not been read.
+    pub(super) fn holds_packets(&mut self) -> bool {
+        self.progress() < self.head
+    }
+
+    /// How many of `packets` packets of any length fit.
+    pub(super) fn room(&mut self, packets: usize) -> usize {
+        let fit = |writer: &Writer| {
+            // One packet may have to leave lines at the end unused.
+            let used = writer.head - writer.tail + MAX_LINES;
+            (LINES.saturating_sub(used + 1) / MAX_LINES) as usize
+        };
+        if fit(self) < packets {
+            self.progress();
+        }
+        fit(self).min(packets)
+    }
+
+    /// Appends a packet; returns false if it does not fit now.
+    pub(super) fn push(&mut self, tag: Tag, packet: &[u8]) -> bool {
+        debug_assert!(packet.len() <= MAX_PACKET);
+        let lines = lines_of(packet.len());
+        let to_end = LINES - self.head % LINES;
+        let skipped = if lines > to_end { to_end } else { 0 };
+        let begin = self.head + skipped;
+        // The line behind it has to be free, too: its stamp is cleared.
+        let fits = |tail: u64| begin + lines < tail + LINES;
+        if !fits(self.tail) && !fits(self.progress()) {
+            return false;
+        }
+        self.write(begin, tag, packet);
+        if skipped > 0 {
+            let marker = self.map.line(self.head);
+            marker.len.store(TO_START, Ordering::Relaxed);
+            marker.stamp.store(stamp(self.head), Ordering::Release);
+        }
+        self.head = begin + lines;
+        true
+    }
+
+    fn write(&self, begin: u64, tag: Tag, packet: &[u8]) {
+        let line = self.map.line(begin);
+        let Tag { source, dest, tos, hop_limit } = tag;
+        line.len.store(packet.len() as u32, Ordering::Relaxed);
+        line.tag.store(u32::from_ne_bytes([source, dest, tos, hop_limit]), Ordering::Relaxed);
+        // SAFETY: `push` has checked that the lines from `begin` on hold the packet before the end of the ring, and
+        // that the reader has finished with them. A reader that lies may read them, and gets wrong bytes.
+        unsafe {
+            std::ptr::copy_nonoverlapping(packet.as_ptr(), self.map.body(begin), packet.len());
+        };
+        self.map.line(begin + lines_of(packet.len())).stamp.store(0, Ordering::Relaxed);
+        line.stamp.store(stamp(begin), Ordering::Release);
+    }
+}
+
+/// The end that packets leave.
+pub(super) struct Reader {
+    map: Map,
+    /// Lines read since the beginning.
+    at: u64,
+    /// What the writer was told of it.
+    told: u64,
+}
+
+impl Reader {
+    /// Maps a FIFO that another process has sent.
+    ///
+    /// # Errors
+    /// When it is not one, or its maker could still resize it, which would end this process on access.
+    pub(super) fn of_other(file: &OwnedFd) -> io::Result<Reader> {
+        let wrong = |what| io::Error::new(io::ErrorKind::InvalidData, what);
+        if !fcntl_get_seals(file)?.contains(SEALS) {
+            return Err(wrong("the FIFO can be resized"));
+        }
+        if fstat(file)?.st_size != BYTES as i64 {
+            return Err(wrong("the FIFO has another size"));
+        }
+        let map = Map::new(file.as_fd())?;
+        match map.layout().magic.0.load(Ordering::Acquire) {
+            MAGIC => Ok(Reader { map, at: 0, told: 0 }),
+            _ => Err(wrong("the FIFO has another format")),
+        }
+    }
+
+    /// Whether [`pop`](Reader::pop) would return something.
+    pub(super) fn holds_packets(&self) -> bool {
+        self.map.line(self.at).stamp.load(Ordering::Acquire) != 0
+    }
+
+    /// Takes the oldest packet out: its bytes are in `into` then.
+    ///
+    /// # Errors
+    /// When there is something else in its place. The FIFO is of no use after that.
+    pub(super) fn pop(&mut self, into: &mut Vec<u8>) -> Result<Option<Tag>, Broken> {
+        let Some(mut len) = self.len_at(self.at)? else {
+            return Ok(None);
+        };
+        if len == TO_START {
+            // A marker on the first line would send the reader round for ever.
+            let to_end = LINES - self.at % LINES;
+            self.at += if to_end == LINES { return Err(Broken) } else { to_end };
+            len = self.len_at(self.at)?.ok_or(Broken)?;
+        }
+        let len = len as usize;
+        let lines = lines_of(len.min(MAX_PACKET));
+        if len > MAX_PACKET || self.at % LINES + lines > LINES {
+            return Err(Broken);
+        }
+        let tag = self.map.line(self.at).tag.load(Ordering::Relaxed).to_ne_bytes();
+        into.clear();
+        into.reserve(len);
+        // SAFETY: the packet ends before the end of the ring, as just checked, and the buffer has room for it. A writer
+        // that lies may change the bytes meanwhile: what was copied is what is looked at.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.map.body(self.at), into.as_mut_ptr(), len);
+            into.set_len(len);
+        };
+        self.at += lines;
+        let [source, dest, tos, hop_limit] = tag;
+        Ok(Some(Tag { source, dest, tos, hop_limit }))
+    }
+
+    /// Length of the packet at a line, if there is one.
+    fn len_at(&self, at: u64) -> Result<Option<u32>, Broken> {
+        let line = self.map.line(at);
+        match line.stamp.load(Ordering::Acquire) {
+            0 => Ok(None),
+            found if found == stamp(at) => Ok(Some(line.len.load(Ordering::Relaxed))),
+            _ => Err(Broken),
+        }
+    }
+
+    /// Gives the lines of the packets taken out back to the writer.
+    pub(super) fn release(&mut self) {
+        if self.told != self.at {
+            self.map.layout().tail.0.store(self.at, Ordering::Release);
+            self.told = self.at;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::VecDeque;
+
+    fn pair() -> (Writer, Reader) {
+        let (writer, file) = Writer::create().expect("memfd");
+        (writer, Reader::of_other(&file).expect("a FIFO"))
+    }
+
+    fn tag(number: u64) -> Tag {
+        let [source, dest, tos, hop_limit, ..] = number.to_le_bytes();
+        Tag { source, dest, tos, hop_limit }
+    }
+
+    /// Bytes that look like stamps of any line.
+    fn packet(number: u64, len: usize) -> Vec<u8> {
+        let words = (0..).flat_map(|word: u64| stamp(number + word).to_ne_bytes());
+        words.take(len).collect()
+    }
+
+    /// A generator of numbers; the seed is printed when a test fails.
+    fn next(state: &mut u64) -> u64 {
+        *state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        *state >> 33
+    }
+
+    #[test]
+    fn it_is_a_queue_over_seeds() {
+        for seed in 0..200 {
+            println!("seed {seed}");
+            let (mut writer, mut reader) = pair();
+            let (mut model, mut state, mut into) = (VecDeque::new(), seed, Vec::new());
+            for number in 0..2_000 {
+                let len = match next(&mut state) % 4 {
+                    0 => next(&mut state) as usize % 100,
+                    1 => next(&mut state) as usize % (MAX_PACKET + 1),
+                    2 => MAX_PACKET,
+                    _ => 32,
+                };
+                if next(&mut state) % 5 < 3 {
+                    let must_fit = writer.room(1) == 1;
+                    let pushed = writer.push(tag(number), &packet(number, len));
+                    assert!(pushed || !must_fit);
+                    if pushed {
+                        model.push_back((number, len));
+                    }
+                }
+                assert_eq!(writer.holds_packets() || reader.holds_packets(), !model.is_empty());
+                for _ in 0..next(&mut state) % 4 {
+                    let expected = model.pop_front();
+                    let got = reader.pop(&mut into).expect("whole");
+                    assert_eq!(got, expected.map(|(number, _)| tag(number)));
+                    if let Some((number, len)) = expected {
+                        assert_eq!(into, packet(number, len));
+                    }
+                }
+                if next(&mut state).is_multiple_of(3) || model.is_empty() {
+                    reader.release();
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn as_many_fit_as_it_promises() {
+        let (mut writer, mut reader) = pair();
+        let mut into = Vec::new();
+        for round in 0..300 {
+            let room = writer.room(1_000);
+            assert!(room >= 60, "{room} in round {round}");
+            for _ in 0..room {
+                assert!(writer.push(tag(0), &packet(0, MAX_PACKET)));
+            }
+            let mut left = 0;
+            while reader.pop(&mut into).expect("whole").is_some() {
+                left += 1;
+            }
+            assert_eq!(left, room);
+            reader.release();
+            // Elsewhere in the ring next time.
+            assert!(writer.push(tag(0), &packet(0, 64 * (round % 7))));
+            assert!(reader.pop(&mut into).expect("whole").is_some());
+            reader.release();
+        }
+        while writer.push(tag(0), &[]) {}
+        assert_eq!(writer.room(1), 0);
+        assert!(writer.holds_packets());
+    }
+
+    #[test]
+    fn two_threads_pass_packets_in_order() {
+        const COUNT: u64 = 200_000;
+        let (mut writer, mut reader) = pair();
+        let sender = std::thread::spawn(move || {
+            for number in 0..COUNT {
+                let bytes = packet(number, number as usize % 300);
+                while !writer.push(tag(number), &bytes) {
+                    std::thread::yield_now();
+                }
+            }
+        });
+        let (mut number, mut into) = (0, Vec::new());
+        while number < COUNT {
+            match reader.pop(&mut into).expect("whole") {
+                Some(got) => {
+                    assert_eq!(got, tag(number));
+                    assert_eq!(into, packet(number, number as usize % 300));
+                    number += 1;
+                    reader.release();
+                }
+                None => std::thread::yield_now(),
+            }
+        }
+        sender.join().expect("no panic");
+    }
+
+    #[test]
+    fn a_writer_that_lies_breaks_its_own_fifo() {
+        let mut into = Vec::new();
+        let (mut writer, mut reader) = pair();
+        assert!(writer.push(tag(1), b"packet"));
+        for len in [MAX_PACKET as u32 + 1, u32::MAX - 1, TO_START] {
+            writer.map.line(0).len.store(len, Ordering::Relaxed);
+            assert_eq!(reader.pop(&mut into), Err(Broken), "{len}");
+        }
+        let (writer, mut reader) = pair();
+        writer.map.line(0).stamp.store(stamp(1), Ordering::Relaxed);
+        assert_eq!(reader.pop(&mut into), Err(Broken), "the stamp of another line");
+        // A packet that would go on behind the end of the ring.
+        let (mut writer, mut reader) = pair();
+        while writer.head < LINES - 1 {
+            assert!(writer.push(tag(1), &[7; 20]));
+            assert!(reader.pop(&mut into).expect("whole").is_some());
+            reader.release();
+        }
+        assert!(writer.push(tag(1), &[7; 20]));
+        writer.map.line(LINES - 1).len.store(64, Ordering::Relaxed);
+        assert_eq!(reader.pop(&mut into), Err(Broken));
+    }
+
+    #[test]
+    fn a_reader_that_lies_frees_nothing() {
+        let (mut writer, reader) = pair();
+        while writer.push(tag(1), &[1; 4000]) {}
+        let (head, tail) = (writer.head, &reader.map.layout().tail.0);
+        for lie in [head + 1, u64::MAX, 1 << 63] {
+            tail.store(lie, Ordering::Relaxed);
+            assert!(!writer.push(tag(1), &[1; 4000]), "{lie}");
+            assert_eq!((writer.room(1), writer.progress()), (0, 0));
+        }
+        tail.store(head, Ordering::Relaxed);
+        assert_eq!(writer.progress(), head);
+        // Back again: no progress.
+        tail.store(1, Ordering::Relaxed);
+        assert_eq!(writer.progress(), head);
+    }
+
+    #[test]
+    fn files_that_are_no_fifos_are_refused() {
+        let make = || {
+            let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+            memfd_create("other", flags).expect("memfd")
+        };
+        let refused = |file: &OwnedFd| Reader::of_other(file).is_err();
+        let file = make();
+        ftruncate(&file, BYTES as u64).expect("its own file");
+        assert!(refused(&file), "not sealed");
+        fcntl_add_seals(&file, SEALS).expect("sealing is allowed");
+        assert!(refused(&file), "without a format");
+        let file = make();
+        fcntl_add_seals(&file, SEALS).expect("sealing is allowed");
+        assert!(refused(&file), "empty");
+    }
+}

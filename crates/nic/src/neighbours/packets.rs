@@ -1,0 +1,473 @@
+//! Packets between neighbours: through FIFOs in shared memory in place of sockets.
+//!
+//! Whatever is not carried out directly (SENDs, atomics, acknowledgements, everything on unreliable connections) is
+//! packets. Between neighbours they need no system call, no ICRC and no segmentation: [`LocalWire`] puts them into the
+//! FIFO of the process that they are for, and leaves all others to the wire below.
+//!
+//! A FIFO loses nothing. Who writes into a full one waits, looking again at growing intervals, and is not
+//! waited for: a reader that has stopped slows only those that send to it, and after [`PATIENCE`] packets for
+//! it are lost as on a link, at a bounded rate, as they are on the device's wire.
+//!
+//! A reader that sleeps is woken by the wire below ([`Doorbell`]), once for each time that it falls asleep.
+//!
+//! Neither queue pairs nor the contents of packets belong here: what arrives is parsed like any packet.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
+
+use roce::verbs::{Ecn, Path, Qpn, Transport};
+use roce::wire::{Headers, ROCE_PORT};
+use roce::world::{Memory, Origin, RxFrame, TxFrame, Wire};
+use roce::{Duration, Time};
+
+use super::board::{ADDRESSES, Board};
+use super::fifo::{MAX_PACKET, Reader, Tag, Writer};
+use super::{Neighbours, Target, locked};
+
+/// Packets taken out of one FIFO before the next one's turn.
+const MAX_TAKEN: usize = 64;
+
+/// FIFOs that this process reads. Each costs a look in every turn; the packets of further neighbours use sockets.
+pub(super) const MAX_INCOMING: usize = 64;
+
+/// Turns without a look at the sockets, while they are quiet: a look costs a system call or two, a turn otherwise
+/// about a tenth of that.
+const QUIET_TURNS: u32 = 15;
+
+/// First and longest interval between two looks at a full FIFO.
+const FIRST_LOOK: Duration = Duration::from_micros(5);
+const LAST_LOOK: Duration = Duration::from_millis(1);
+
+/// Longest that a full FIFO holds packets back while nothing is read.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// Packets that may be lost after that, at each look.
+const LOST_PER_LOOK: usize = 16;
+
+/// Room for the ICRC that packets in a FIFO do not have.
+const NO_ICRC: [u8; 4] = [0; 4];
+
+/// Counters of the packets between neighbours. They only grow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FifoCounters {
+    /// Packets written.
+    pub sent_packets: u64,
+    /// Their bytes, from the BTH on.
+    pub sent_bytes: u64,
+    /// Packets read and delivered.
+    pub received_packets: u64,
+    /// Their bytes, from the BTH on.
+    pub received_bytes: u64,
+    /// Times that a sleeping process was woken for packets.
+    pub doorbells: u64,
+    /// Times that sending waited because a FIFO was full.
+    pub waits: u64,
+    /// Packets lost because their reader had stopped.
+    pub lost_stopped: u64,
+    /// Packets longer than any MTU allows.
+    pub unfit: u64,
+    /// Packets that do not parse, or name an address that does not exist.
+    pub malformed: u64,
+    /// FIFOs given up because their writer broke them.
+    pub broken: u64,
+}
+
+impl FifoCounters {
+    /// All of them, with their names.
+    pub fn named(&self) -> [(&'static str, u64); 10] {
+        [
+            ("fifo_sent_packets", self.sent_packets),
+            ("fifo_sent_bytes", self.sent_bytes),
+            ("fifo_received_packets", self.received_packets),
+            ("fifo_received_bytes", self.received_bytes),
+            ("fifo_doorbells", self.doorbells),
+            ("fifo_waits", self.waits),
+            ("fifo_lost_stopped", self.lost_stopped),
+            ("fifo_unfit", self.unfit),
+            ("fifo_malformed", self.malformed),
+            ("fifo_broken", self.broken),
+        ]
+    }
+}
+
+/// Wakes the process that packets are for, by a datagram that means nothing else.
+pub trait Doorbell {
+    /// Wakes the owner of the queue pair `dest` at the end of this path, if it sleeps on its sockets.
+    fn wake(&mut self, path: &Path, dest: Qpn);
+}
+
+/// A FIFO that this process writes.
+pub(super) struct Outgoing {
+    writer: Writer,
+    /// Index of the reader's address, which all packets are for.
+    dest: u8,
+    /// Number of the reader's sleep that it was last woken from.
+    woken_from: u64,
+    /// Burst number, and packets admitted since that burst.
+    admitted: (u64, usize),
+    full: Option<Full>,
+    /// Progress of the reader when an ACK timer expired.
+    suspected_at: Option<u64>,
+}
+
+/// A FIFO without room.
+struct Full {
+    /// Since when nothing was read.
+    since: Time,
+    progress: u64,
+    look_at: Time,
+    interval: Duration,
+}
+
+impl Outgoing {
+    pub(super) fn new(writer: Writer, dest: u8) -> Outgoing {
+        let (woken_from, admitted) = (0, (0, 0));
+        Outgoing { writer, dest, woken_from, admitted, full: None, suspected_at: None }
+    }
+
+    /// How many of `packets` may be sent in this burst.
+    fn admits(&mut self, now: Time, burst: u64, service: Transport, packets: usize) -> usize {
+        let before = if self.admitted.0 == burst { self.admitted.1 } else { 0 };
+        let free = self.writer.room(before + packets).saturating_sub(before);
+        let granted = if free > 0 { free } else { self.wait(now, service, packets) };
+        if free > 0 {
+            self.full = None;
+        }
+        self.admitted = (burst, before + granted);
+        granted
+    }
+
+    /// Waits until the reader has read something; returns how many of `packets` may be lost instead.
+    fn wait(&mut self, now: Time, service: Transport, packets: usize) -> usize {
+        let progress = self.writer.progress();
+        let (since, interval) = match &self.full {
+            Some(full) if full.look_at > now => {
+                return if service == Transport::Ud { self.lost(now, packets) } else { 0 };
+            }
+            Some(full) if full.progress == progress => {
+                (full.since, Duration::from_nanos(full.interval.as_nanos() * 2).min(LAST_LOOK))
+            }
+            _ => (now, FIRST_LOOK),
+        };
+        self.full = Some(Full { since, progress, look_at: now + interval, interval });
+        self.lost(now, if service == Transport::Ud { packets } else { LOST_PER_LOOK.min(packets) })
+    }
+
+    fn lost(&self, now: Time, packets: usize) -> usize {
+        let is_stopped = self.full.as_ref().is_some_and(|full| now.since(full.since) >= PATIENCE);
+        if is_stopped { packets } else { 0 }
+    }
+
+    /// Whether nothing was read since the last call, and something could have been.
+    fn is_stalled(&mut self) -> bool {
+        let progress = self.writer.progress();
+        let before = self.suspected_at.replace(progress);
+        self.writer.holds_packets() && before == Some(progress)
+    }
+}
+
+/// A FIFO that this process reads.
+pub(super) struct Incoming {
+    reader: Reader,
+    board: Arc<Board>,
+    /// The writer's addresses, by index.
+    addresses: Vec<IpAddr>,
+    _place: Place,
+}
+
+/// One of [`MAX_INCOMING`] places.
+pub(super) struct Place(Arc<AtomicUsize>);
+
+impl Place {
+    /// Takes one, if there is one left.
+    pub(super) fn take(taken: &Arc<AtomicUsize>) -> Option<Place> {
+        let free = |count| (count < MAX_INCOMING).then_some(count + 1);
+        let took = taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, free);
+        took.is_ok().then(|| Place(Arc::clone(taken)))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Incoming {
+    pub(super) fn new(reader: Reader, board: Arc<Board>, place: Place) -> Incoming {
+        let addresses = board.addresses();
+        Incoming { reader, board, addresses, _place: place }
+    }
+
+    pub(super) fn holds_packets(&self) -> bool {
+        self.reader.holds_packets()
+    }
+
+    /// Passes packets on, at most [`MAX_TAKEN`]. Returns how many, or `None` when the FIFO is broken.
+    fn drain(
+        &mut self,
+        own: &[IpAddr],
+        bytes: &mut Vec<u8>,
+        counters: &mut FifoCounters,
+        sink: &mut dyn FnMut(&RxFrame<'_>),
+    ) -> Option<usize> {
+        let mut taken = 0;
+        while taken < MAX_TAKEN {
+            let Some(tag) = self.reader.pop(bytes).ok()? else {
+                break;
+            };
+            taken += 1;
+            counters.received_bytes += bytes.len() as u64;
+            bytes.extend(NO_ICRC);
+            let origin = self.origin(tag, own);
+            match (origin, Headers::parse(bytes)) {
+                (Some(origin), Ok((headers, payload))) => {
+                    counters.received_packets += 1;
+                    sink(&RxFrame { origin, headers, payload });
+                }
+                _ => counters.malformed += 1,
+            }
+        }
+        self.reader.release();
+        Some(taken)
+    }
+
+    fn origin(&self, tag: Tag, own: &[IpAddr]) -> Option<Origin> {
+        let Tag { source, dest, tos, hop_limit } = tag;
+        let from = SocketAddr::new(*self.addresses.get(usize::from(source))?, ROCE_PORT);
+        let to = *own.get(usize::from(dest))?;
+        let ecn = match tos & 3 {
+            0 => Ecn::NotEct,
+            1 => Ecn::Ect1,
+            2 => Ecn::Ect0,
+            _ => Ecn::Ce,
+        };
+        Some(Origin { via: dest, dscp: tos >> 2, ecn, hop_limit, ..Origin::new(from, to) })
+    }
+}
+
+/// The packets of one device to and from its neighbours.
+#[derive(Default)]
+pub(super) struct Packets {
+    outgoing: Vec<Arc<Target>>,
+    incoming: Vec<Incoming>,
+    /// The FIFO that is read first in the next turn.
+    first: usize,
+    burst: u64,
+    /// When the next full FIFO is looked at.
+    look_at: Option<Time>,
+    /// Turns left without a look at the sockets.
+    quiet: u32,
+    bytes: Vec<u8>,
+    pub(super) counters: FifoCounters,
+}
+
+impl Packets {
+    /// From now on packets for this process use its FIFO, if it has one.
+    pub(super) fn add(&mut self, target: &Arc<Target>) {
+        let same = |other: &Arc<Target>| other.ip == target.ip && other.slot == target.slot;
+        self.outgoing.retain(|other| other.board.is_owned() && !same(other));
+        if target.fifo.is_some() {
+            self.outgoing.push(Arc::clone(target));
+        }
+    }
+
+    /// Takes in FIFOs that have arrived, and leaves those whose writers have ended.
+    pub(super) fn adopt(&mut self, arrived: Vec<Incoming>) {
+        self.incoming.retain(|one| one.board.is_owned() || one.holds_packets());
+        self.incoming.extend(arrived);
+    }
+
+    pub(super) fn holds_packets(&self) -> bool {
+        self.incoming.iter().any(Incoming::holds_packets)
+    }
+
+    /// The next turn looks at the sockets: something there has ended a sleep.
+    pub(super) fn look_at_sockets(&mut self) {
+        self.quiet = 0;
+    }
+
+    /// The neighbour that packets on this path are for.
+    fn target(&self, path: &Path, dest: Qpn) -> Option<usize> {
+        if usize::from(path.source) >= ADDRESSES {
+            return None;
+        }
+        let (ip, slot) = (path.remote.ip().to_canonical(), (dest.get() >> 16) as u8);
+        let is_for = |target: &Arc<Target>| {
+            target.slot == slot && target.ip == ip && target.board.is_owned()
+        };
+        self.outgoing.iter().position(is_for)
+    }
+
+    fn push(&mut self, target: usize, frames: &[TxFrame<'_>], memory: &dyn Memory) {
+        let Packets { outgoing, bytes, counters, .. } = self;
+        let Some(fifo) = outgoing.get(target).and_then(|target| target.fifo.as_ref()) else {
+            return;
+        };
+        let mut fifo = locked(fifo);
+        let dest = fifo.dest;
+        for frame in frames {
+            let Path { dscp, ecn, source, hop_limit, .. } = frame.path;
+            let tos = dscp << 2 | ecn_bits(ecn);
+            bytes.clear();
+            bytes.extend_from_slice(&frame.header);
+            frame.payload.append_to(bytes, memory);
+            bytes.resize(bytes.len() + usize::from(frame.pad), 0);
+            if bytes.len() > MAX_PACKET {
+                counters.unfit += 1;
+            } else if fifo.writer.push(Tag { source, dest, tos, hop_limit }, bytes) {
+                counters.sent_packets += 1;
+                counters.sent_bytes += bytes.len() as u64;
+            } else {
+                counters.lost_stopped += 1;
+            }
+        }
+    }
+
+    /// Rings for the reader of packets that were just written, if it sleeps and was not woken yet.
+    fn needs_waking(&mut self, target: usize) -> bool {
+        fence(Ordering::SeqCst);
+        let Some(target) = self.outgoing.get(target) else {
+            return false;
+        };
+        let (Some(since), Some(fifo)) = (target.board.sleeps_since(), &target.fifo) else {
+            return false;
+        };
+        let must = std::mem::replace(&mut locked(fifo).woken_from, since) != since;
+        self.counters.doorbells += u64::from(must);
+        must
+    }
+
+    fn receive(&mut self, own: &[IpAddr], sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+        let count = self.incoming.len();
+        let mut taken = 0;
+        let mut broken = None;
+        for step in 0..count {
+            let at = (self.first + step) % count;
+            let one = &mut self.incoming[at];
+            if !one.holds_packets() {
+                continue;
+            }
+            match one.drain(own, &mut self.bytes, &mut self.counters, sink) {
+                Some(packets) => taken += packets,
+                None => broken = Some(at),
+            }
+        }
+        if let Some(at) = broken {
+            self.counters.broken += 1;
+            self.incoming.swap_remove(at);
+        }
+        self.first = self.first.wrapping_add(1) % count.max(1);
+        taken
+    }
+}
+
+fn ecn_bits(ecn: Ecn) -> u8 {
+    match ecn {
+        Ecn::NotEct => 0,
+        Ecn::Ect1 => 1,
+        Ecn::Ect0 => 2,
+        Ecn::Ce => 3,
+    }
+}
+
+/// The wire of a device with its neighbours in front of it.
+pub struct LocalWire<'a, W> {
+    neighbours: &'a mut Neighbours,
+    wire: &'a mut W,
+}
+
+impl<'a, W: Wire + Doorbell> LocalWire<'a, W> {
+    pub(super) fn new(neighbours: &'a mut Neighbours, wire: &'a mut W) -> LocalWire<'a, W> {
+        LocalWire { neighbours, wire }
+    }
+
+    fn target(&self, path: &Path, dest: Qpn) -> Option<usize> {
+        let packets = &self.neighbours.packets;
+        if packets.outgoing.is_empty() {
+            return None;
+        }
+        packets.target(path, dest)
+    }
+
+    fn route(&self, frame: &TxFrame<'_>) -> Option<usize> {
+        self.target(&frame.path, frame.dest_qp())
+    }
+}
+
+impl<W: Wire + Doorbell> Wire for LocalWire<'_, W> {
+    fn send(&mut self, now: Time, frames: &[TxFrame<'_>], memory: &dyn Memory) {
+        self.neighbours.packets.burst += 1;
+        let mut rest = frames;
+        while let Some(first) = rest.first() {
+            let target = self.route(first);
+            let same = rest.iter().take_while(|frame| self.route(frame) == target).count();
+            let (run, later) = rest.split_at(same);
+            rest = later;
+            let Some(target) = target else {
+                self.wire.send(now, run, memory);
+                continue;
+            };
+            self.neighbours.packets.push(target, run, memory);
+            if self.neighbours.packets.needs_waking(target) {
+                self.wire.wake(&first.path, first.dest_qp());
+            }
+        }
+    }
+
+    fn receive(&mut self, now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+        self.neighbours.adopt();
+        let Neighbours { packets, shared, .. } = &mut *self.neighbours;
+        packets.burst += 1;
+        packets.look_at = packets.look_at.filter(|at| *at > now);
+        let taken = packets.receive(&shared.addresses, sink);
+        if packets.quiet > 0 && self.wire.next_wakeup().is_none() {
+            packets.quiet -= 1;
+            return taken;
+        }
+        let received = self.wire.receive(now, sink);
+        let is_quiet = received == 0 && !packets.incoming.is_empty();
+        packets.quiet = if is_quiet { QUIET_TURNS } else { 0 };
+        taken + received
+    }
+
+    fn admits(
+        &mut self,
+        now: Time,
+        path: &Path,
+        dest: Qpn,
+        service: Transport,
+        count: usize,
+    ) -> usize {
+        let Some(target) = self.target(path, dest) else {
+            return self.wire.admits(now, path, dest, service, count);
+        };
+        let packets = &mut self.neighbours.packets;
+        let Some(fifo) = &packets.outgoing[target].fifo else {
+            return count;
+        };
+        let mut fifo = locked(fifo);
+        let was_open = fifo.full.is_none();
+        let admitted = fifo.admits(now, packets.burst, service, count);
+        if let Some(full) = &fifo.full {
+            packets.counters.waits += u64::from(was_open);
+            packets.look_at = packets.look_at.into_iter().chain([full.look_at]).min();
+        }
+        admitted
+    }
+
+    fn next_wakeup(&self) -> Option<Time> {
+        self.neighbours.packets.look_at.into_iter().chain(self.wire.next_wakeup()).min()
+    }
+
+    fn is_stalled(&mut self, path: &Path, dest: Qpn) -> bool {
+        match self.target(path, dest) {
+            None => self.wire.is_stalled(path, dest),
+            Some(target) => {
+                let fifo = self.neighbours.packets.outgoing[target].fifo.as_ref();
+                fifo.is_some_and(|fifo| locked(fifo).is_stalled())
+            }
+        }
+    }
+}
