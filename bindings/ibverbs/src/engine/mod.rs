@@ -26,10 +26,10 @@ use nic::device::{DeviceConfig, DeviceWire};
 use nic::driver::Driver;
 use nic::neighbours;
 use nic::udp::UdpError;
-use roce::{Duration, Time};
 use roce::endpoint::{AsyncEvent, Endpoint, EndpointConfig, Mtu};
 use roce::verbs::{CqId, SrqId};
 use roce::world;
+use roce::{Duration, Time};
 use rustix::io::Errno;
 
 use crate::process::descriptor::Watched;

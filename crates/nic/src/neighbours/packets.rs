@@ -471,3 +471,306 @@ impl<W: Wire + Doorbell> Wire for LocalWire<'_, W> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use roce::wire::{Bth, DEFAULT_PKEY, Ext, Opcode, Psn};
+    use roce::world::{NoMemory, Payload};
+
+    /// Remembers what reached it.
+    #[derive(Default)]
+    struct Sockets {
+        sent: Vec<u32>,
+        woken: Vec<Qpn>,
+        looks: u32,
+    }
+
+    impl Doorbell for Sockets {
+        fn wake(&mut self, _path: &Path, dest: Qpn) {
+            self.woken.push(dest);
+        }
+    }
+
+    impl Wire for Sockets {
+        fn send(&mut self, _now: Time, frames: &[TxFrame<'_>], _memory: &dyn Memory) {
+            self.sent.extend(frames.iter().map(psn_of));
+        }
+
+        fn receive(&mut self, _now: Time, _sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+            self.looks += 1;
+            0
+        }
+
+        fn admits(&mut self, _: Time, _: &Path, _: Qpn, _: Transport, packets: usize) -> usize {
+            packets
+        }
+
+        fn next_wakeup(&self) -> Option<Time> {
+            None
+        }
+
+        fn is_stalled(&mut self, _path: &Path, _dest: Qpn) -> bool {
+            false
+        }
+    }
+
+    /// One of two processes, in one.
+    struct Process {
+        neighbours: Neighbours,
+        sockets: Sockets,
+        ip: IpAddr,
+        slot: u8,
+    }
+
+    impl Process {
+        fn new(slot: u8, last: u8) -> Process {
+            let ip = IpAddr::from([127, 8, 31, last]);
+            let addresses = [IpAddr::from([127, 8, 32, last]), ip];
+            let neighbours = Neighbours::open(slot, &addresses).expect("shared memory");
+            Process { neighbours, sockets: Sockets::default(), ip, slot }
+        }
+
+        fn wire(&mut self) -> LocalWire<'_, Sockets> {
+            self.neighbours.wire(&mut self.sockets)
+        }
+
+        fn meet(&mut self, other: &Process) {
+            let remote = SocketAddr::new(other.ip, ROCE_PORT);
+            let target = self.neighbours.shared().meet(remote, other.slot).expect("an exchange");
+            assert!(target.has_fifo() && target.why_not().is_none());
+            self.neighbours.route(Qpn::new(1), Some(target));
+        }
+
+        /// Everything that has arrived: PSN, payload, origin.
+        fn received(&mut self, now: Time) -> Vec<(u32, Vec<u8>, Origin)> {
+            let mut seen = Vec::new();
+            let mut take = |frame: &RxFrame<'_>| {
+                seen.push((frame.headers.bth().psn.get(), frame.payload.to_vec(), frame.origin));
+            };
+            while self.neighbours.wire(&mut self.sockets).receive(now, &mut take) > 0 {}
+            seen
+        }
+    }
+
+    /// Two processes; the first sends to the second. The number keeps tests apart that run at the same time.
+    fn pair(number: u8) -> (Process, Process) {
+        let mut from = Process::new(7, number);
+        let to = Process::new(9, number);
+        from.meet(&to);
+        (from, to)
+    }
+
+    fn path(to: &Process) -> Path {
+        let remote = SocketAddr::new(to.ip, ROCE_PORT);
+        Path { source: 1, dscp: 26, hop_limit: 3, ..Path::new(remote) }
+    }
+
+    fn dest(slot: u8) -> Qpn {
+        Qpn::new(u32::from(slot) << 16 | 5)
+    }
+
+    fn frame(path: Path, slot: u8, psn: u32, payload: &[u8]) -> TxFrame<'_> {
+        let pad = (4 - payload.len() % 4) as u8 % 4;
+        let (opcode, pkey, psn) = (Opcode::RcSendOnly, DEFAULT_PKEY, Psn::new(psn));
+        let bth = Bth {
+            opcode,
+            solicited: false,
+            mig_req: false,
+            pad,
+            pkey,
+            fecn: false,
+            becn: false,
+            dest_qp: dest(slot),
+            ack_req: false,
+            psn,
+        };
+        let header = Headers::new(bth, Ext::None).expect("legal").emit();
+        TxFrame { path, header, payload: Payload::Bytes(payload), pad }
+    }
+
+    fn psn_of(frame: &TxFrame<'_>) -> u32 {
+        frame.header[9..12].iter().fold(0, |value, &byte| value << 8 | u32::from(byte))
+    }
+
+    const START: Time = Time::from_nanos(1_000_000_000);
+
+    #[test]
+    fn packets_for_a_neighbour_arrive_whole_and_others_take_the_sockets() {
+        let (mut from, mut to) = pair(1);
+        let (near, far) = (path(&to), Path::new("127.8.31.200:4791".parse().expect("literal")));
+        let payloads: Vec<Vec<u8>> = (0..6).map(|psn| vec![psn as u8; 700 * psn]).collect();
+        let of = |psn: u32, path, slot| frame(path, slot, psn, &payloads[psn as usize]);
+        // Another address, another slot, and an address of ours that no board names.
+        let stray = Path { source: ADDRESSES as u8, ..near };
+        let frames = [
+            of(0, near, 9),
+            of(1, far, 9),
+            of(2, near, 9),
+            of(3, near, 8),
+            of(4, stray, 9),
+            of(5, near, 9),
+        ];
+        from.wire().send(START, &frames, &NoMemory);
+        assert_eq!(from.sockets.sent, [1, 3, 4]);
+        let seen = to.received(START);
+        let expected = Origin {
+            via: 1,
+            dscp: 26,
+            ecn: Ecn::Ect0,
+            hop_limit: 3,
+            ..Origin::new(SocketAddr::new(from.ip, ROCE_PORT), to.ip)
+        };
+        let wanted = [0, 2, 5].map(|psn: usize| (psn as u32, payloads[psn].clone(), expected));
+        assert_eq!(seen, wanted);
+        let (sent, got) = (from.neighbours.counters(), to.neighbours.counters());
+        assert_eq!((sent.sent_packets, got.received_packets, got.malformed), (3, 3, 0));
+        assert_eq!(sent.sent_bytes, got.received_bytes);
+    }
+
+    #[test]
+    fn a_full_fifo_holds_packets_back_until_it_is_read_and_loses_them_when_it_is_not() {
+        let (mut from, mut to) = pair(2);
+        let (near, bytes) = (path(&to), vec![3; 4096]);
+        let admits = |from: &mut Process, now, service| {
+            from.wire().admits(now, &near, dest(9), service, 1_000)
+        };
+        let room = admits(&mut from, START, Transport::Rc);
+        assert!(room > 50);
+        // What is admitted lapses with the burst, and is not admitted twice within it.
+        assert_eq!(admits(&mut from, START, Transport::Rc), 0);
+        assert_eq!(from.received(START).len(), 0);
+        let frames: Vec<_> = (0..room as u32).map(|psn| frame(near, 9, psn, &bytes)).collect();
+        let (mut left, mut sent) = (room, 0);
+        while left > 0 {
+            from.wire().send(START, &frames[..left], &NoMemory);
+            sent += left;
+            left = admits(&mut from, START, Transport::Rc);
+        }
+        for service in [Transport::Rc, Transport::Uc, Transport::Ud] {
+            assert_eq!(admits(&mut from, START, service), 0);
+        }
+        let look_at = from.wire().next_wakeup().expect("it has to look again");
+        assert!(look_at > START && look_at <= START + LAST_LOOK);
+        assert!(!from.wire().is_stalled(&near, dest(9)), "the first look");
+        assert!(from.wire().is_stalled(&near, dest(9)));
+        // Nothing is read for a while: a few packets are lost at each look, datagrams at once.
+        let late = START + PATIENCE + LAST_LOOK;
+        assert_eq!(admits(&mut from, late, Transport::Rc), LOST_PER_LOOK);
+        assert_eq!(admits(&mut from, late, Transport::Rc), 0);
+        assert_eq!(admits(&mut from, late, Transport::Ud), 1_000);
+        from.wire().send(late, &frames[..10], &NoMemory);
+        let lost = from.neighbours.counters().lost_stopped as usize;
+        assert!((1..=10).contains(&lost), "{lost}");
+        sent += 10 - lost;
+        // It is read again.
+        assert_eq!(to.received(late).len(), sent);
+        assert!(!from.wire().is_stalled(&near, dest(9)));
+        assert!(admits(&mut from, late + LAST_LOOK, Transport::Rc) > 50);
+        let after = late + LAST_LOOK + LAST_LOOK;
+        assert_eq!(from.received(after).len(), 0);
+        assert_eq!(from.wire().next_wakeup(), None);
+    }
+
+    #[test]
+    fn a_sleeper_is_woken_once_for_each_sleep_and_never_when_awake() {
+        let (mut from, mut to) = pair(3);
+        let near = path(&to);
+        let send = |from: &mut Process| {
+            from.wire().send(START, &[frame(near, 9, 0, b"wake")], &NoMemory);
+            from.sockets.woken.len()
+        };
+        assert_eq!(send(&mut from), 0);
+        assert!(!to.neighbours.fall_asleep(), "a packet is there");
+        to.neighbours.shared().wake_up();
+        assert_eq!(send(&mut from), 0);
+        assert_eq!(to.received(START).len(), 2);
+        for sleep in 1..4 {
+            assert!(to.neighbours.fall_asleep());
+            assert_eq!((send(&mut from), send(&mut from)), (sleep, sleep));
+            to.neighbours.shared().wake_up();
+            assert_eq!((send(&mut from), to.received(START).len()), (sleep, 3));
+        }
+        assert_eq!(from.sockets.woken, [dest(9); 3]);
+    }
+
+    #[test]
+    fn sockets_are_looked_at_in_some_turns_and_after_each_sleep() {
+        let (mut from, mut to) = pair(4);
+        to.received(START);
+        let before = to.sockets.looks;
+        for _ in 0..10 * (QUIET_TURNS + 1) {
+            to.received(START);
+        }
+        assert_eq!(to.sockets.looks - before, 10);
+        assert!(to.neighbours.fall_asleep());
+        to.received(START);
+        assert_eq!(to.sockets.looks - before, 11);
+        // Who reads no FIFO looks in each turn.
+        let before = from.sockets.looks;
+        for _ in 0..5 {
+            from.received(START);
+        }
+        assert_eq!(from.sockets.looks - before, 5);
+    }
+
+    #[test]
+    fn one_neighbour_that_writes_nonsense_or_without_end_does_not_keep_the_others() {
+        let (mut from, mut to) = pair(5);
+        let (mut flood, mut liar) = (Process::new(11, 5), Process::new(12, 5));
+        flood.meet(&to);
+        liar.meet(&to);
+        let near = path(&to);
+        let frames: Vec<_> = (0..100).map(|psn| frame(near, 9, psn, b"much")).collect();
+        flood.wire().send(START, &frames, &NoMemory);
+        let mut bad = frame(near, 9, 1, b"nonsense");
+        bad.header[0] = 0xff;
+        liar.wire().send(START, &[bad], &NoMemory);
+        from.wire().send(START, &[frame(near, 9, 2, b"good")], &NoMemory);
+        let mut seen = 0;
+        let taken = to.wire().receive(START, &mut |_| seen += 1);
+        assert_eq!((taken, seen), (MAX_TAKEN + 2, MAX_TAKEN + 1));
+        assert_eq!(to.neighbours.counters().malformed, 1);
+        // An address that the liar does not have.
+        let outgoing = &liar.neighbours.packets.outgoing[0];
+        let tag = Tag { source: 2, dest: 1, tos: 0, hop_limit: 1 };
+        let good = frame(near, 9, 1, b"good");
+        let push = |tag| {
+            let fifo = outgoing.fifo.as_ref().expect("accepted");
+            assert!(locked(fifo).writer.push(tag, &good.header));
+        };
+        push(tag);
+        push(Tag { source: 1, dest: 2, ..tag });
+        to.received(START);
+        assert_eq!(to.neighbours.counters().malformed, 3);
+        assert_eq!(to.neighbours.counters().broken, 0);
+    }
+
+    #[test]
+    fn who_has_ended_is_sent_nothing_and_its_place_is_free_again() {
+        let (mut from, to) = pair(6);
+        let near = path(&to);
+        drop(to);
+        from.wire().send(START, &[frame(near, 9, 4, b"late")], &NoMemory);
+        assert_eq!(from.sockets.sent, [4]);
+        // More than there are places for, one after the other: the last one is accepted as well.
+        let mut to = Process::new(9, 6);
+        for _ in 0..2 * MAX_INCOMING {
+            let mut other = Process::new(13, 6);
+            other.meet(&to);
+            to.received(START);
+        }
+        // And at the same time: those that find no place use sockets.
+        let many: Vec<_> = (20..20 + MAX_INCOMING as u8 + 3)
+            .map(|slot| {
+                let other = Process::new(slot, 6);
+                let remote = SocketAddr::new(to.ip, ROCE_PORT);
+                let target = other.neighbours.shared().meet(remote, to.slot).expect("an exchange");
+                let accepted = target.has_fifo();
+                to.received(START);
+                (other, accepted)
+            })
+            .collect();
+        assert_eq!(many.iter().filter(|(_, accepted)| *accepted).count(), MAX_INCOMING);
+    }
+}

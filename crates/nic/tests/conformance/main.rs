@@ -1,7 +1,7 @@
 //! One body of tests for every kind of device: what a program sees is the same on each.
 //!
 //! The cells are in `cells.rs`, written once over [`roce::device::Device`]. They run on the simulated wire,
-//! on UDP, on the wire that processes of a machine share, and on the device behind a `libibverbs.so.1`.
+//! on UDP, on the wire that processes of a machine share, through shared memory, and on the device behind a `libibverbs.so.1`.
 //!
 //! For the last one, `DQUANT_CONFORMANCE_LIBRARY` names the library and `DQUANT_CONFORMANCE_DEVICE` the
 //! device, if not its first. Without them the library of this workspace is used, if it was built. So the
@@ -64,6 +64,11 @@ fn udp_wire() {
 #[test]
 fn device_wire() {
     run_all(false, rigs::shared_device);
+}
+
+#[test]
+fn shared_memory() {
+    run_all(false, rigs::neighbours);
 }
 
 /// Cargo puts the library beside the tests, or in the folder above, when it was built.

@@ -5,12 +5,13 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use nic::clock;
 use nic::device::{DeviceConfig, DeviceWire};
 use nic::loaded::{Library, LoadedDevice};
+use nic::neighbours::Neighbours;
 use nic::pool::Pool;
 use nic::udp::{UdpConfig, UdpWire};
 use roce::endpoint::{Endpoint, EndpointConfig};
-use roce::verbs::MemoryRegion;
+use roce::verbs::{MemoryRegion, Qpn, Transport};
 use roce::wire::ROCE_PORT;
-use roce::world::{self, Path, Staging, Wire};
+use roce::world::{self, Memory, Path, RxFrame, Staging, TxFrame, Wire};
 use roce::{Duration, Time};
 use sim::fabric::{Fabric, FabricConfig};
 use sim::graph::Graph;
@@ -114,6 +115,60 @@ pub(crate) fn shared_device() -> Wired<DeviceWire> {
         let path = Path::new(SocketAddr::new(ip, ROCE_PORT));
         Side { endpoint: Endpoint::new(config), wire, pool: pool(), path }
     }))
+}
+
+/// The wire of one of two processes that exchange packets through shared memory.
+pub(crate) struct Local {
+    neighbours: Neighbours,
+    wire: DeviceWire,
+}
+
+/// Two processes of this machine, in one.
+pub(crate) fn neighbours() -> Wired<Local> {
+    let Wired(sides) = shared_device();
+    let mut sides = sides.map(|Side { endpoint, wire, pool, path }| {
+        let neighbours = Neighbours::open(wire.slot(), wire.addresses()).expect("shared memory");
+        Side { endpoint, wire: Local { neighbours, wire }, pool, path }
+    });
+    for (own, other) in [(0, 1), (1, 0)] {
+        let (remote, slot) = (sides[other].path.remote, sides[other].wire.wire.slot());
+        let local = &mut sides[own].wire.neighbours;
+        let target = local.shared().meet(remote, slot).expect("an exchange");
+        assert!(target.has_fifo());
+        // Any queue pair: packets go by address and slot.
+        local.route(Qpn::new(1), Some(target));
+    }
+    Wired(sides)
+}
+
+impl Wire for Local {
+    fn send(&mut self, now: Time, frames: &[TxFrame<'_>], memory: &dyn Memory) {
+        self.neighbours.wire(&mut self.wire).send(now, frames, memory);
+    }
+
+    fn receive(&mut self, now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+        self.neighbours.wire(&mut self.wire).receive(now, sink)
+    }
+
+    fn admits(
+        &mut self,
+        now: Time,
+        path: &Path,
+        dest: Qpn,
+        service: Transport,
+        packets: usize,
+    ) -> usize {
+        self.neighbours.wire(&mut self.wire).admits(now, path, dest, service, packets)
+    }
+
+    fn next_wakeup(&self) -> Option<Time> {
+        // It looks at each full FIFO in each step.
+        None
+    }
+
+    fn is_stalled(&mut self, path: &Path, dest: Qpn) -> bool {
+        self.neighbours.wire(&mut self.wire).is_stalled(path, dest)
+    }
 }
 
 impl<W: Wire> Rig for Wired<W> {
