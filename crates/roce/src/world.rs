@@ -52,6 +52,18 @@ pub fn turn<W: Wire, M: Memory>(
     let received = wire.receive(now, &mut |frame| accept(endpoint, memory, now, frame));
     endpoint.handle_timeout_unless(now, &mut |path, dest| wire.is_stalled(path, dest));
     let worked = work(endpoint, memory);
+    let sent = send(endpoint, wire, memory, now);
+    Progress { received, sent, worked }
+}
+
+/// The last part of a [`turn`]: sends what is pending, up to a bound, and returns how many packets. For a thread that
+/// has just posted something and does not want to wait for anything.
+pub fn send<W: Wire, M: Memory>(
+    endpoint: &mut Endpoint,
+    wire: &mut W,
+    memory: &M,
+    now: Time,
+) -> usize {
     endpoint.unpark(now);
     let mut sent = send_gathered(endpoint, wire, memory, now);
     while sent < MAX_SENT {
@@ -62,7 +74,7 @@ pub fn turn<W: Wire, M: Memory>(
         }
     }
     endpoint.park_until(now, wire.next_wakeup());
-    Progress { received, sent, worked }
+    sent
 }
 
 /// When to call [`turn`] next if nothing else happens.

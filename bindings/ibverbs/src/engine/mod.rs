@@ -246,12 +246,16 @@ impl Engine {
         done
     }
 
-    /// Sends posted requests, as far as windows allow.
+    /// Sends posted requests, as far as windows allow. It does not receive: a program that posts will poll, and one that
+    /// does not is not known to be there, so the progress thread receives.
     pub(crate) fn flush(&self, core: &mut Core) {
+        core.now = core.now.max(clock::now());
         let mut turns = 0;
-        while self.turn(core).sent >= FULL_TURN && turns < POST_TURNS {
+        while core.send() >= FULL_TURN && turns < POST_TURNS {
             turns += 1;
         }
+        core.settle();
+        self.progress.note_deadline(core.deadline());
         if turns == POST_TURNS {
             self.progress.wake();
         }
@@ -311,6 +315,17 @@ impl Core {
                 world::turn(endpoint, &mut neighbours.wire(wire), memory, *now, |_, _| false)
             }
             Err(_) => world::turn(endpoint, wire, memory, *now, |_, _| false),
+        }
+    }
+
+    fn send(&mut self) -> usize {
+        let Core { endpoint, wire, memory, neighbours, now, .. } = self;
+        let Some(wire) = wire else {
+            return 0;
+        };
+        match neighbours {
+            Ok(neighbours) => world::send(endpoint, &mut neighbours.wire(wire), memory, *now),
+            Err(_) => world::send(endpoint, wire, memory, *now),
         }
     }
 
