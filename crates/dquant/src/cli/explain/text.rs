@@ -122,6 +122,13 @@ const WIRE_ADVICE: &[(&str, &str)] = &[
     ("not_sent_too_long", "packets longer than the path MTU: use a smaller MTU"),
     ("not_sent_buffer_full", "the send buffer stayed full: see `dquant doctor`, socket buffers"),
     ("unparsable", "malformed packets on the RoCE port"),
+    (
+        "fifo_lost_stopped",
+        "packets for a neighbour that does not read its shared memory: it is stopped, or gets no CPU time",
+    ),
+    ("fifo_malformed", "malformed packets in shared memory: a neighbour is broken, or hostile"),
+    ("fifo_broken", "a neighbour broke its shared memory, which is not read any more"),
+    ("fifo_unfit", "packets longer than any MTU: report it"),
 ];
 
 /// The text without control sequences for a terminal.
@@ -186,6 +193,11 @@ fn wire(out: &mut String, counters: &Counters) {
     let of = |name: &str| counters.get(name).copied().unwrap_or(0);
     let (sent, received) = (Count(of("sent_packets")), Count(of("received_packets")));
     line(out, format_args!("wire: {sent} packets sent, {received} received"));
+    let (sent, received) = (of("fifo_sent_packets"), of("fifo_received_packets"));
+    if sent + received > 0 {
+        let (sent, received) = (Count(sent), Count(received));
+        line(out, format_args!("shared memory: {sent} packets sent, {received} received"));
+    }
     for (name, advice) in WIRE_ADVICE {
         if let Some(&count) = counters.get(*name) {
             line(out, format_args!("  {} {}: {advice}", name.replace('_', " "), Count(count)));
@@ -548,6 +560,10 @@ mod tests {
             "{text}"
         );
         assert!(text.ends_with("no queue pairs"), "{text}");
+        let wire_counters = counted(&[("fifo_sent_packets", 7), ("fifo_broken", 1)]);
+        let text = of(&Document { wire_counters, ..Document::default() });
+        let wanted = "\nshared memory: 7 packets sent, 0 received\n  fifo broken 1: a neighbour";
+        assert!(text.contains(wanted), "{text}");
     }
 
     #[test]
