@@ -17,6 +17,8 @@
 
 use core::net::IpAddr;
 
+use arrayvec::ArrayVec;
+
 use crate::memory::sg::Placement;
 use crate::verbs::{Access, Path, PdId, Qpn};
 
@@ -149,6 +151,20 @@ pub trait Direct {
     fn carry_out(&mut self, request: &DirectRequest<'_>) -> Result<(), DirectRefusal>;
 }
 
+/// Bytes of a cache line: the end of a WRITE that a program may poll.
+const LINE: u64 = 64;
+
+/// The parts of a WRITE of `len` bytes from `first` on, each as its first byte and its length, in the order in which
+/// they have to land: the last cache line last, so that a program that polls the last byte then sees all others.
+pub fn landing_order(first: u64, len: u64) -> ArrayVec<(u64, u64), 2> {
+    let Some(last) = len.checked_sub(1).map(|before| first + before) else {
+        return ArrayVec::new();
+    };
+    let tail = (last / LINE * LINE).max(first);
+    let parts = [(first, tail - first), (tail, last + 1 - tail)];
+    parts.into_iter().filter(|(_, len)| *len > 0).collect()
+}
+
 /// Whether the peer would execute the request, judged by its cards. Returns the first byte in the peer's memory.
 ///
 /// # Errors
@@ -236,6 +252,25 @@ mod tests {
         refused(base, &RegionCard { len: u64::MAX, backing: u64::MAX, ..region });
         refused(base, &RegionCard { backing: u64::MAX - 0x10, ..region });
         refused(base, &RegionCard { addr: u64::MAX, len: u64::MAX, ..region });
+    }
+
+    #[test]
+    fn a_write_lands_whole_and_its_last_line_last() {
+        assert!(landing_order(0x1000, 0).is_empty());
+        for first in 0x1000..0x1080 {
+            for len in 1..300 {
+                let parts = landing_order(first, len);
+                let mut at = first;
+                for &(from, len) in &parts {
+                    assert_eq!(from, at);
+                    at += len;
+                }
+                let (tail, bytes) = *parts.last().expect("some");
+                assert_eq!(at, first + len);
+                assert!(bytes > 0 && bytes <= LINE && tail / LINE == (at - 1) / LINE);
+                assert!(tail == first || tail % LINE == 0);
+            }
+        }
     }
 
     #[test]

@@ -78,11 +78,21 @@ pub enum Bug {
     ParkedForgotten,
     /// Packets admitted for one burst and not sent in it are sent in the next.
     GrantKept,
+    /// Without packets, a region reaches one byte further than it was registered.
+    DirectBounds,
+    /// Without packets, a region can be used after it was deregistered.
+    DirectStaleKey,
+    /// Without packets, a WRITE completes before its bytes have arrived.
+    DirectCompletedEarly,
+    /// Without packets, the end of a WRITE arrives before its beginning.
+    DirectTailFirst,
+    /// Without packets, a request overtakes those before it that are packets.
+    DirectOvertakes,
 }
 
 impl Bug {
     /// Every bug.
-    pub const ALL: [Bug; 33] = [
+    pub const ALL: [Bug; 38] = [
         Bug::PsnNotCircular,
         Bug::AtomicRepeated,
         Bug::AckBeyondWindow,
@@ -116,6 +126,11 @@ impl Bug {
         Bug::GapForever,
         Bug::ParkedForgotten,
         Bug::GrantKept,
+        Bug::DirectBounds,
+        Bug::DirectStaleKey,
+        Bug::DirectCompletedEarly,
+        Bug::DirectTailFirst,
+        Bug::DirectOvertakes,
     ];
 }
 

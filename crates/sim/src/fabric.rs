@@ -14,6 +14,7 @@
 //! Nothing in here depends on the programs.
 
 mod air;
+mod neighbours;
 mod node;
 
 use alloc::boxed::Box;
@@ -39,6 +40,8 @@ use crate::port::{Body, Port};
 use crate::pressure::{Gate, Pressure};
 pub use air::MAX_DELAY_NS;
 use air::{Flow, Pool};
+pub use neighbours::Flaw;
+use neighbours::Neighbourhood;
 pub use node::Node;
 use node::{Tally, new_node};
 
@@ -131,6 +134,7 @@ pub struct Fabric<M> {
     launched: u64,
     spinning: Option<u32>,
     endpoint: EndpointConfig,
+    neighbourhood: Neighbourhood,
     chance: Chance,
 }
 
@@ -178,6 +182,7 @@ impl<M: NodeMemory> Fabric<M> {
             launched: 0,
             spinning: None,
             endpoint: config.endpoint,
+            neighbourhood: Neighbourhood::default(),
             chance,
         }
     }
@@ -425,6 +430,7 @@ impl<M: NodeMemory> Fabric<M> {
         let (is_dirty, timer) = (old.is_dirty, old.timer.filter(|&at| at >= now));
         let new = new_node(endpoint, memory, port, seed);
         *old = Node { past, is_dirty, timer, ..new };
+        self.plant_flaw(self.neighbourhood.flaw);
         self.mark_dirty(node);
     }
 
@@ -513,6 +519,7 @@ impl<M: NodeMemory> Fabric<M> {
 
     fn pass_to(&mut self, at: Time) {
         self.now = self.now.max(at);
+        self.land_late_bytes();
         while let Some(event) = self.events.pop_due(self.now) {
             self.handled += 1;
             self.handle(event);

@@ -2,11 +2,8 @@
 
 use std::io;
 
-use roce::direct::{DirectKind, DirectRequest};
+use roce::direct::{DirectKind, DirectRequest, landing_order};
 use roce::verbs::MAX_SGE;
-
-/// Bytes of a cache line: the end of a WRITE that a program may poll.
-const LINE: u64 = 64;
 
 /// Copies all bytes of a request, those of a WRITE in ascending order with the last line last, so that a program
 /// that polls the last byte sees all others.
@@ -19,17 +16,18 @@ pub(super) fn copy(pid: i32, first: u64, request: &DirectRequest<'_>) -> io::Res
     let count =
         pieces.map(|(place, piece)| *place = span(piece.addr, u64::from(piece.len))).count();
     let len = u64::from(request.len);
-    let last = first + len - 1;
-    let tail = (last / LINE * LINE).max(first);
     // The kernel copies one span after the other.
-    let remote = [span(first, tail - first), span(tail, last + 1 - tail)];
-    let remote = if tail == first || request.kind == DirectKind::Read {
-        &[span(first, len)][..]
-    } else {
-        &remote[..]
+    let mut remote = [span(first, len), EMPTY];
+    let spans = match request.kind {
+        DirectKind::Read => 1,
+        DirectKind::Write => {
+            let parts = landing_order(first, len);
+            let places = remote.iter_mut().zip(&parts);
+            places.map(|(place, &(addr, len))| *place = span(addr, len)).count()
+        }
     };
     let (from, to) = (local.as_ptr(), remote.as_ptr());
-    let (count, spans) = (count as libc::c_ulong, remote.len() as libc::c_ulong);
+    let (count, spans) = (count as libc::c_ulong, spans as libc::c_ulong);
     // SAFETY: the lists are valid for their lengths. The local bytes lie in registered regions, whose rights
     // the endpoint has checked; the kernel checks every byte on both sides and returns an error for
     // bytes that are not mapped.

@@ -10,7 +10,7 @@ use crate::direct::{
 };
 use crate::memory::region::AccessKind;
 use crate::memory::sg::{self, Extent, Placements};
-use crate::planted::Bug;
+use crate::planted::{Bug, Planted};
 use crate::verbs::{
     Access, Completion, PdId, QpState, SendOp, SendWr, Transport, VerbsError, WcOpcode, WcStatus,
 };
@@ -105,7 +105,7 @@ impl Qp {
             SendOp::Read { remote_addr, rkey } => (DirectKind::Read, remote_addr, rkey),
             _ => return Err(DirectRefusal::NotDirect),
         };
-        let len = self.may_be_direct(kind, wr, direct)?;
+        let len = self.may_be_direct(cx.planted, kind, wr, direct)?;
         let mut local = Placements::new();
         let (access, opcode, byte_len) = match kind {
             DirectKind::Write => (AccessKind::LocalRead, WcOpcode::Write, 0),
@@ -135,6 +135,7 @@ impl Qp {
     /// The length of a request that this side could carry out now.
     fn may_be_direct(
         &self,
+        planted: Planted,
         kind: DirectKind,
         wr: &SendWr,
         direct: &dyn Direct,
@@ -153,7 +154,9 @@ impl Qp {
         match () {
             () if is_paced => Err(DirectRefusal::Paced),
             () if len > MAX_DIRECT_BYTES => Err(DirectRefusal::Length),
-            () if self.state != QpState::Rts || !rc.requester.has_no_packets() => {
+            () if self.state != QpState::Rts
+                || !rc.requester.has_no_packets() && !planted.is(Bug::DirectOvertakes) =>
+            {
                 Err(DirectRefusal::Outstanding)
             }
             () => Ok(len),

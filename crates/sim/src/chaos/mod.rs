@@ -20,8 +20,8 @@
 //!
 //! Programs have habits, drawn by seed ([`scenario::Habits`]): they restrict access ([`rights`]), go to
 //! SQD and back ([`drain`]), sleep until they are notified ([`sleep`]), leave completions unpolled
-//! ([`abandon`]), change what they have just read ([`overtake`]). And there may be hostile peers that
-//! forge packets ([`intruder`]).
+//! ([`abandon`]), change what they have just read ([`overtake`]), and reach each other's memory without packets where
+//! that is possible ([`Flaw`]). And there may be hostile peers that forge packets ([`intruder`]).
 //!
 //! A connection may fail when retries run out under harsh faults, when a program misbehaves, or when a
 //! machine restarts. Then both sides flush, outstanding data may have arrived or not (byte by byte the
@@ -54,12 +54,15 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 
+use roce::direct::{Backlog, MAX_DIRECT_BYTES};
 use roce::{Duration, Time};
 
+#[cfg(feature = "planted-bugs")]
+use roce::planted::Bug;
 pub use summary::Summary;
 
 use crate::chance::Chance;
-use crate::fabric::{Fabric, MAX_DELAY_NS, Sighting};
+use crate::fabric::{Fabric, Flaw, MAX_DELAY_NS, Sighting};
 use crate::faults::{Fault, FaultMix};
 use crate::link::LinkConfig;
 use crate::memory::Arena;
@@ -97,7 +100,7 @@ pub struct Options {
     pub sabotage: Sabotage,
     /// A bug planted in every endpoint.
     #[cfg(feature = "planted-bugs")]
-    pub bug: Option<roce::planted::Bug>,
+    pub bug: Option<Bug>,
 }
 
 /// Damage done to the run itself, to test that the checks notice it.
@@ -240,6 +243,7 @@ impl Run {
     }
 
     fn set_up(&mut self) -> Checked<()> {
+        self.fabric.plant_flaw(self.flaw());
         for node in 0..self.fabric.len() {
             let space = self.new_space(node)?;
             self.spaces.push(space);
@@ -265,6 +269,20 @@ impl Run {
         self.fabric.node_quietly(node).endpoint.plant(self.options.bug);
     }
 
+    /// The flaw of neighbours, of which endpoints know nothing.
+    fn flaw(&self) -> Flaw {
+        #[cfg(feature = "planted-bugs")]
+        return match self.options.bug {
+            Some(Bug::DirectBounds) => Flaw::Bounds,
+            Some(Bug::DirectStaleKey) => Flaw::StaleKeys,
+            Some(Bug::DirectCompletedEarly) => Flaw::CompletedEarly,
+            Some(Bug::DirectTailFirst) => Flaw::TailFirst,
+            _ => Flaw::None,
+        };
+        #[cfg(not(feature = "planted-bugs"))]
+        Flaw::None
+    }
+
     fn go(&mut self) -> Checked<()> {
         while !self.is_over() {
             ensure!(self.fabric.advance(), "stuck: nothing will ever happen. {}", self.describe());
@@ -274,8 +292,23 @@ impl Run {
             self.collect()?;
             self.take_turns()?;
             self.move_on()?;
+            self.carry_on();
         }
         self.finish()
+    }
+
+    /// What each node does after its turns: requests that waited for packets are carried out.
+    fn carry_on(&mut self) {
+        let now = self.fabric.now();
+        let Run { fabric, pairs, whims, .. } = self;
+        let sides = pairs.iter_mut().flat_map(|pair| pair.sides.iter_mut().flatten());
+        for side in sides.filter(|side| side.is_held) {
+            let mut budget = whims.pick(&[1, 3_000, MAX_DIRECT_BYTES]);
+            let backlog = fabric.with_neighbours(side.node, |endpoint, direct| {
+                endpoint.carry_out_held(now, side.qpn, direct, &mut budget)
+            });
+            side.is_held = backlog != Some(Backlog::Empty);
+        }
     }
 
     fn is_over(&self) -> bool {
@@ -292,6 +325,10 @@ impl Run {
         let most = MAX_EVENTS + MAX_EVENTS_PER_SEND * self.summary.sends;
         ensure!(events < most, "still busy after {events} events. {}", self.describe());
         ensure!(self.fabric.spinning().is_none(), "a node never comes to rest at one instant");
+        ensure!(
+            self.fabric.torn_writes() == 0,
+            "the last byte of a WRITE was seen before the others"
+        );
         for &node in self.fabric.touched() {
             let node = self.fabric.node(node);
             if let Some(trespass) = node.memory.trespass() {

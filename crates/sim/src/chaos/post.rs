@@ -6,6 +6,7 @@
 use alloc::format;
 use alloc::vec::Vec;
 
+use roce::direct::Posted;
 use roce::verbs::{Datagram, GRH_BYTES, RecvWr, SendOp, SendWr, Transport, WcOpcode, WcStatus};
 
 use super::draft::{Draft, RETIRE_AFTER};
@@ -190,8 +191,23 @@ impl Run {
         self.summary.sends += 1;
         let wr = SendWr { wr_id, op, sges, signaled, solicited, fence, to: to.map(|(to, _)| to) };
         let now = self.fabric.now();
-        let posted = self.fabric.node_mut(node).endpoint.post_send(now, qpn, wr);
-        posted.map_err(|error| format!("post_send: {error}"))
+        if !self.scenario.habits.neighbours {
+            let posted = self.fabric.node_mut(node).endpoint.post_send(now, qpn, wr);
+            return posted.map_err(|error| format!("post_send: {error}"));
+        }
+        let posted = self.fabric.with_neighbours(node, |endpoint, direct| {
+            endpoint.post_send_direct(now, qpn, wr, direct)
+        });
+        let posted =
+            posted.ok_or("no such node")?.map_err(|error| format!("post_send: {error}"))?;
+        let side = self.side_mut(at)?;
+        match posted {
+            // It takes no number of a message.
+            Posted::Done => drop(side.taken_after.pop()),
+            Posted::Held => side.is_held = true,
+            Posted::Queued => {}
+        }
+        Ok(())
     }
 
     /// Where a datagram goes, and whether its key is one that the receiver must not accept.

@@ -175,6 +175,8 @@ pub(super) struct Habits {
     pub(super) overtakes: u32,
     /// Hostile peers that forge packets, one connection each.
     pub(super) intruders: u32,
+    /// Nodes are neighbours: WRITEs and READs do without packets where they can.
+    pub(super) neighbours: bool,
 }
 
 impl Habits {
@@ -191,6 +193,7 @@ impl Habits {
             sleeps: rate(300, &[300, 1_000]),
             overtakes: rate(300, &[20, 200]),
             intruders: rate(400, &[1, 1, 2]),
+            neighbours: rate(350, &[1]) > 0,
         }
     }
 }

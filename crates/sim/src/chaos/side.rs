@@ -198,6 +198,8 @@ pub(super) struct Side {
     pub(super) drain: Option<Drain>,
     /// Reset, or about to be destroyed, with completions unpolled.
     pub(super) is_abandoned: bool,
+    /// Requests wait for packets before them, and are then carried out without packets.
+    pub(super) is_held: bool,
     /// Queue key, of datagrams.
     pub(super) qkey: u32,
     /// Sends posted since the connection was made.
@@ -247,6 +249,7 @@ impl Side {
             nap: Nap::Never,
             drain: None,
             is_abandoned: false,
+            is_held: false,
             qkey: 0,
             posted: 0,
             windows,

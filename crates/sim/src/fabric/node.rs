@@ -5,11 +5,13 @@ use alloc::vec::Vec;
 use core::net::IpAddr;
 
 use roce::Time;
+use roce::direct::RegionCard;
 use roce::endpoint::{Endpoint, EndpointConfig};
 use roce::verbs::{Access, Completion, CqId, MemoryRegion, PdId, VerbsError};
 use roce::wire::ROCE_PORT;
 use roce::world::Path;
 
+use super::neighbours::Board;
 use crate::memory::NodeMemory;
 use crate::packet::Packet;
 use crate::port::Port;
@@ -34,6 +36,8 @@ pub struct Node<M> {
     pub(super) is_touched: bool,
     /// Counters of its previous endpoints.
     pub(super) past: Tally,
+    /// What its neighbours see.
+    pub(super) board: Board,
 }
 
 /// Totals over all endpoints of a node.
@@ -84,6 +88,8 @@ impl<M: NodeMemory> Node<M> {
     ) -> Result<MemoryRegion, VerbsError> {
         let region = self.endpoint.register_at(pd, addr, len, backing, access)?;
         self.memory.registered(&MemoryRegion { addr: backing, ..region }, access);
+        let card = RegionCard { rkey: region.rkey, pd, addr, len, backing, access };
+        self.board.publish(region.lkey, card);
         Ok(region)
     }
 
@@ -93,6 +99,7 @@ impl<M: NodeMemory> Node<M> {
     /// As [`Endpoint::deregister`].
     pub fn deregister(&mut self, lkey: u32) -> Result<(), VerbsError> {
         self.endpoint.deregister(lkey)?;
+        self.board.withdraw(lkey);
         self.memory.deregistered(lkey);
         Ok(())
     }
@@ -159,5 +166,6 @@ pub(super) fn new_node<M>(config: EndpointConfig, memory: M, port: Port, seed: u
         held: VecDeque::new(),
         is_touched: false,
         past: Tally::default(),
+        board: Board::default(),
     }
 }

@@ -1,0 +1,204 @@
+//! Nodes that reach each other's memory without packets, as processes of one machine do (`roce::direct`).
+//!
+//! Each node has a board with the regions that it has registered. Queue pairs are looked up at the peer's endpoint: a
+//! real board follows it (`nic::neighbours`). A request is carried out at one instant of virtual time; between its
+//! parts, in the order of [`landing_order`], a program of the peer looks at its memory.
+//!
+//! [`Flaw`] is what an implementation may get wrong here and what no endpoint can: it is planted to test the checks of
+//! [`chaos`](crate::chaos).
+
+use alloc::vec;
+use alloc::vec::Vec;
+use core::net::IpAddr;
+
+use roce::Time;
+use roce::direct::{
+    Direct, DirectKind, DirectRefusal, DirectRequest, RegionCard, admit, landing_order,
+};
+use roce::endpoint::Endpoint;
+use roce::verbs::Qpn;
+
+use super::Fabric;
+use super::node::Node;
+use crate::memory::NodeMemory;
+
+/// How late the bytes are with [`Flaw::CompletedEarly`], in nanoseconds.
+const LATE_NS: u64 = 5_000;
+
+/// A bug of this path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Flaw {
+    /// None.
+    #[default]
+    None,
+    /// A region reaches one byte further than it was registered.
+    Bounds,
+    /// Keys stay on the board when their regions are deregistered.
+    StaleKeys,
+    /// A WRITE completes before its bytes have arrived.
+    CompletedEarly,
+    /// The end of a WRITE arrives before its beginning.
+    TailFirst,
+}
+
+/// The regions that a node has registered, by local key.
+#[derive(Debug, Default)]
+pub(super) struct Board {
+    regions: Vec<(u32, RegionCard)>,
+    keeps_stale: bool,
+}
+
+impl Board {
+    pub(super) fn publish(&mut self, lkey: u32, card: RegionCard) {
+        if card.access.remote_write || card.access.remote_read {
+            self.regions.push((lkey, card));
+        }
+    }
+
+    pub(super) fn withdraw(&mut self, lkey: u32) {
+        if !self.keeps_stale {
+            self.regions.retain(|(known, _)| *known != lkey);
+        }
+    }
+}
+
+/// Bytes of a WRITE that has completed without them.
+#[derive(Debug)]
+pub(super) struct Late {
+    at: Time,
+    ip: IpAddr,
+    addr: u64,
+    bytes: Vec<u8>,
+}
+
+/// The neighbours of all nodes.
+#[derive(Debug, Default)]
+pub(super) struct Neighbourhood {
+    pub(super) flaw: Flaw,
+    late: Vec<Late>,
+    torn: u64,
+}
+
+impl<M: NodeMemory> Fabric<M> {
+    /// Plants a bug, before any region is registered.
+    pub fn plant_flaw(&mut self, flaw: Flaw) {
+        self.neighbourhood.flaw = flaw;
+        for node in &mut self.nodes {
+            node.board.keeps_stale = flaw == Flaw::StaleKeys;
+        }
+    }
+
+    /// A node's endpoint with the memory of all others: every peer is a neighbour. The node runs before time moves on.
+    pub fn with_neighbours<T>(
+        &mut self,
+        node: u32,
+        act: impl FnOnce(&mut Endpoint, &mut dyn Direct) -> T,
+    ) -> Option<T> {
+        self.mark_dirty(node);
+        let now = self.now;
+        let (before, rest) = self.nodes.split_at_mut(node as usize);
+        let (own, after) = rest.split_first_mut()?;
+        let ip = own.ip();
+        let Node { endpoint, memory, .. } = own;
+        let neighbourhood = &mut self.neighbourhood;
+        let others = [before, after];
+        Some(act(endpoint, &mut Neighbours { ip, memory, others, neighbourhood, now }))
+    }
+
+    /// WRITEs of which a program saw the last byte before another one: always a bug.
+    pub fn torn_writes(&self) -> u64 {
+        self.neighbourhood.torn
+    }
+
+    /// Places bytes that come late.
+    pub(super) fn land_late_bytes(&mut self) {
+        let now = self.now;
+        let is_due = |late: &mut Late| late.at <= now;
+        for late in self.neighbourhood.late.extract_if(.., is_due) {
+            if let Some(node) = self.nodes.iter_mut().find(|node| node.ip() == late.ip) {
+                node.memory.scatter(late.addr, &late.bytes);
+            }
+        }
+    }
+}
+
+/// The nodes beside one.
+struct Neighbours<'a, M> {
+    ip: IpAddr,
+    memory: &'a mut M,
+    others: [&'a mut [Node<M>]; 2],
+    neighbourhood: &'a mut Neighbourhood,
+    now: Time,
+}
+
+impl<M: NodeMemory> Direct for Neighbours<'_, M> {
+    fn reaches(&self, _qpn: Qpn) -> bool {
+        true
+    }
+
+    fn carry_out(&mut self, request: &DirectRequest<'_>) -> Result<(), DirectRefusal> {
+        let Neighbours { ip, memory, others, neighbourhood, now } = self;
+        let remote = request.path.remote.ip();
+        let mut nodes = others.iter_mut().flat_map(|nodes| nodes.iter_mut());
+        let peer = nodes.find(|node| node.ip() == remote).ok_or(DirectRefusal::Peer)?;
+        let first = permitted(request, *ip, peer, neighbourhood.flaw)?;
+        let mut bytes = vec![0; request.len as usize];
+        if request.kind == DirectKind::Read {
+            peer.memory.gather(first, &mut bytes);
+            let mut rest = &bytes[..];
+            for piece in request.local {
+                let (part, later) = rest.split_at(piece.len as usize);
+                memory.scatter(piece.addr, part);
+                rest = later;
+            }
+            return Ok(());
+        }
+        let mut at = 0;
+        for piece in request.local {
+            memory.gather(piece.addr, &mut bytes[at..at + piece.len as usize]);
+            at += piece.len as usize;
+        }
+        if neighbourhood.flaw == Flaw::CompletedEarly {
+            let at = Time::from_nanos(now.as_nanos() + LATE_NS);
+            neighbourhood.late.push(Late { at, ip: remote, addr: first, bytes });
+            return Ok(());
+        }
+        let is_reversed = neighbourhood.flaw == Flaw::TailFirst;
+        neighbourhood.torn += u64::from(write(&mut peer.memory, first, &bytes, is_reversed));
+        Ok(())
+    }
+}
+
+/// The first byte in the peer's memory, if its cards permit the request.
+fn permitted<M: NodeMemory>(
+    request: &DirectRequest<'_>,
+    own: IpAddr,
+    peer: &Node<M>,
+    flaw: Flaw,
+) -> Result<u64, DirectRefusal> {
+    let address = |_| Some(peer.ip());
+    let qp = peer.endpoint.qp_card(request.dest_qp, address).ok_or(DirectRefusal::Peer)?;
+    let mut regions = peer.board.regions.iter().map(|(_, card)| card);
+    let region = regions.find(|card| card.rkey == request.rkey).ok_or(DirectRefusal::Region)?;
+    let further = u64::from(flaw == Flaw::Bounds);
+    admit(request, own, &qp, &RegionCard { len: region.len + further, ..*region })
+}
+
+/// Writes part after part; returns whether a program that polls the last byte saw it before another one.
+fn write(memory: &mut impl NodeMemory, first: u64, bytes: &[u8], is_reversed: bool) -> bool {
+    let mut parts = landing_order(first, bytes.len() as u64);
+    if is_reversed {
+        parts.reverse();
+    }
+    let mut seen = vec![0; bytes.len()];
+    memory.gather(first, &mut seen);
+    let is_new = seen.last() != bytes.last();
+    let mut is_torn = false;
+    for (addr, len) in parts {
+        let offset = (addr - first) as usize;
+        memory.scatter(addr, &bytes[offset..offset + len as usize]);
+        memory.gather(first, &mut seen);
+        is_torn |= is_new && seen.last() == bytes.last() && seen != bytes;
+    }
+    is_torn
+}
