@@ -357,7 +357,7 @@ impl Run {
         let space = &self.spaces[intruder.victim as usize];
         let region = space.region(Use::Window);
         let rkey = match self.whims.below(3) {
-            0 => space.stale_rkey,
+            0 => space.stale.rkey,
             1 => region.rkey ^ 1 << self.whims.below(32),
             _ => space.region(Use::Foreign).rkey,
         };

@@ -251,7 +251,8 @@ impl Scenario {
             pairs,
             pools: (0..nodes).map(|_| draw_pool(max_len, count, &habits, chance)).collect(),
             strikes: draw_strikes(nodes, budget, chance),
-            trespass: if misbehaves { 12 } else { 0 },
+            // Requests without packets are refused only where nothing waits before them, which is not often.
+            trespass: if misbehaves { if habits.neighbours { 40 } else { 12 } } else { 0 },
             too_long: if misbehaves { 6 } else { 0 },
             habits,
         }

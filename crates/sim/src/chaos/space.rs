@@ -110,6 +110,9 @@ impl Slots {
     }
 }
 
+/// Length of the region that was deregistered.
+pub(super) const STALE_BYTES: u32 = 64;
+
 /// See the module's text.
 #[derive(Debug)]
 pub(super) struct Space {
@@ -121,8 +124,8 @@ pub(super) struct Space {
     /// Offset of the addresses that requests use.
     shifts: Vec<u64>,
     slots: Vec<Slots>,
-    /// A remote key that was valid once.
-    pub(super) stale_rkey: u32,
+    /// A region that was deregistered.
+    pub(super) stale: MemoryRegion,
 }
 
 impl Space {
@@ -150,8 +153,8 @@ impl Space {
             let region = region.map_err(|error| format!("register: {error}"))?;
             Ok::<_, String>(MemoryRegion { addr: at, ..region })
         };
-        let stale = register(foreign, at, 0, 64, Access::ALL)?;
         let own = PdId(0);
+        let stale = register(own, at, 0, STALE_BYTES.into(), Access::ALL)?;
         for (of, len, access) in plan(max_len, sides) {
             let access = vary(of, access, habits, whims);
             rights.push(access);
@@ -172,7 +175,7 @@ impl Space {
             access: rights,
             shifts,
             slots,
-            stale_rkey: stale.rkey,
+            stale,
         })
     }
 

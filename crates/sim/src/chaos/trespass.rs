@@ -6,7 +6,7 @@ use roce::verbs::{SendOp, SgList, Sge, WcOpcode, WcStatus};
 use super::draft::Draft;
 use super::rights::refusal;
 use super::side::{At, Effect};
-use super::space::{SINKS, Use};
+use super::space::{SINKS, STALE_BYTES, Use};
 use super::{Checked, Run, ensure};
 
 impl Run {
@@ -25,6 +25,8 @@ impl Run {
         let params = &self.pairs[at.pair].params;
         // Where packets stand alone, the legal packets of a refused WRITE are placed.
         let most = if params.is_selective() { params.mtu.bytes() } else { u32::MAX };
+        // Within the length of the region that was deregistered.
+        let most = if self.scenario.habits.neighbours { most.min(STALE_BYTES) } else { most };
         let len = self.draw_len(at).clamp(1, most);
         let (remote_addr, rkey, is_write) = self.draw_forbidden(peer, len, !may_await);
         self.pair_mut(at).is_excused = true;
@@ -78,7 +80,7 @@ impl Run {
         let space = &self.spaces[peer as usize];
         let [window, library, source, foreign] =
             [Use::Window, Use::Library, Use::Source, Use::Foreign].map(|of| space.region(of));
-        let stale = space.stale_rkey;
+        let stale = space.stale;
         let at = |of, addr| space.remote(of, addr);
         let first = at(Use::Window, window.addr);
         let is_write = only_writes || self.chance.per_mille(500);
@@ -88,7 +90,7 @@ impl Run {
             0 => (past_the_end, window.rkey, is_write),
             1 => (first - 1, window.rkey, is_write),
             2 => (foreign.addr, foreign.rkey, is_write),
-            3 => (first, stale, is_write),
+            3 => (stale.addr, stale.rkey, is_write),
             4 if is_write => (at(Use::Library, library.addr), library.rkey, true),
             4 => (at(Use::Source, source.addr), source.rkey, false),
             _ => (first, window.rkey ^ 1 << self.chance.below(32), is_write),
