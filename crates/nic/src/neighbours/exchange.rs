@@ -21,8 +21,9 @@ use rustix::net::{
 use super::board::Board;
 use super::fifo::Reader;
 
-/// How long either side waits for the other.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long either side waits for the other. A process that gets little CPU time may take a second; one that is
+/// stopped holds up those that connect to it, each once.
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Connections that may wait.
 const BACKLOG: i32 = 64;
@@ -71,6 +72,10 @@ impl Other {
     /// Somebody who has connected.
     pub(super) fn arrived(connection: OwnedFd) -> io::Result<Other> {
         Other::new(connection)
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.connection.as_fd()
     }
 
     /// The process that listens under a name.

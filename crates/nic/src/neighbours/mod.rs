@@ -20,9 +20,11 @@ mod copy;
 mod exchange;
 mod fifo;
 mod guard;
+#[cfg(test)]
+mod hostile;
 mod packets;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
@@ -51,6 +53,9 @@ pub use packets::{Doorbell, FifoCounters, LocalWire};
 
 /// Most processes that may read this process's board at a time.
 const MAX_INITIATORS: usize = 256;
+
+/// Processes that may have connected and not said anything yet; one more replaces the oldest.
+const MAX_CALLERS: usize = 64;
 
 /// Neighbours that did not answer, kept so that a thousand queue pairs do not each wait for one of them.
 const MAX_ABSENT: usize = 64;
@@ -248,43 +253,57 @@ impl Shared {
         true
     }
 
-    /// Answers other processes until it is stopped.
+    /// Answers other processes until it is stopped. Nobody who connects and says nothing keeps it from the others.
     fn serve(&self) {
         let yama = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
         let restricted = yama.is_ok_and(|scope| scope.trim() == "1");
+        let mut callers = VecDeque::new();
         while !self.stops.load(Ordering::Acquire) {
             let listeners: Option<Vec<_>> = self.listeners.iter().map(Kept::get).collect();
             // The program may have closed them, and opened something else under their numbers.
             let Some(listeners) = listeners else {
                 return;
             };
-            let watch = |listener| PollFd::from_borrowed_fd(listener, PollFlags::IN);
-            let mut polled: Vec<PollFd<'_>> = listeners.into_iter().map(watch).collect();
-            match poll(&mut polled, None) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(_) => return,
-            }
-            let ready: Vec<bool> = polled.iter().map(|one| !one.revents().is_empty()).collect();
-            for (listener, _) in self.listeners.iter().zip(ready).filter(|(_, ready)| *ready) {
-                let open = listener.get().filter(|_| !self.stops.load(Ordering::Acquire));
-                let Some(listener) = open else {
-                    return;
-                };
-                match accept_with(listener, SocketFlags::CLOEXEC) {
+            let Some(ready) = await_any(&listeners, &callers) else {
+                return;
+            };
+            let (new, speaking) = ready.split_at(listeners.len());
+            let mut speaking = speaking.iter();
+            callers.retain(|caller: &Caller| {
+                let speaks = speaking.next().is_some_and(|ready| *ready);
+                if speaks {
                     // An exchange that fails is the other side's to report: it goes on with packets.
-                    Ok(connection) => drop(self.answer(connection, restricted)),
-                    Err(Errno::INTR | Errno::CONNABORTED) => {}
-                    Err(Errno::MFILE | Errno::NFILE) => {
-                        std::thread::sleep(Duration::from_millis(100));
-                    }
-                    Err(_) => return,
+                    drop(self.answer(&caller.other, restricted));
+                }
+                !speaks && caller.until > Instant::now()
+            });
+            for (listener, _) in self.listeners.iter().zip(new).filter(|(_, ready)| **ready) {
+                if self.accept(listener, &mut callers).is_none() {
+                    return;
                 }
             }
         }
     }
 
-    fn answer(&self, connection: OwnedFd, restricted: bool) -> io::Result<()> {
-        let other = Other::arrived(connection)?;
+    /// Takes one caller in. `None` when there can be no others.
+    fn accept(&self, listener: &Kept, callers: &mut VecDeque<Caller>) -> Option<()> {
+        let listener = listener.get().filter(|_| !self.stops.load(Ordering::Acquire))?;
+        match accept_with(listener, SocketFlags::CLOEXEC) {
+            Ok(connection) => {
+                if callers.len() == MAX_CALLERS {
+                    callers.pop_front();
+                }
+                let until = Instant::now() + exchange::PATIENCE;
+                callers.extend(Other::arrived(connection).map(|other| Caller { other, until }));
+            }
+            Err(Errno::INTR | Errno::CONNABORTED) => {}
+            Err(Errno::MFILE | Errno::NFILE) => std::thread::sleep(Duration::from_millis(100)),
+            Err(_) => return None,
+        }
+        Some(())
+    }
+
+    fn answer(&self, other: &Other, restricted: bool) -> io::Result<()> {
         let Message { board, fifo, .. } = other.receive()?;
         let board = Arc::new(board);
         let mut initiators = locked(&self.initiators);
@@ -313,6 +332,30 @@ impl Shared {
     /// The thread that slept is awake: its neighbours need not wake it any more.
     pub fn wake_up(&self) {
         self.own.wake_up();
+    }
+}
+
+/// Somebody who has connected and said nothing yet.
+struct Caller {
+    other: Other,
+    /// When it is not listened to any more.
+    until: Instant,
+}
+
+/// Waits until somebody connects, speaks, or has waited too long; which of them are ready, listeners first. `None` if
+/// that is not possible any more.
+fn await_any(listeners: &[BorrowedFd<'_>], callers: &VecDeque<Caller>) -> Option<Vec<bool>> {
+    let callers_fds = callers.iter().map(|caller| caller.other.fd());
+    let all = listeners.iter().copied().chain(callers_fds);
+    let mut polled: Vec<_> = all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+    // A little longer than the first has left, so that it has passed then.
+    let first = callers.front().map(|caller| caller.until + Duration::from_millis(1));
+    let left = first.map(|until| until.saturating_duration_since(Instant::now()));
+    let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+    match poll(&mut polled, timeout.as_ref()) {
+        Ok(_) => Some(polled.iter().map(|one| !one.revents().is_empty()).collect()),
+        Err(Errno::INTR) => Some(vec![false; polled.len()]),
+        Err(_) => None,
     }
 }
 

@@ -1,0 +1,236 @@
+//! Neighbours that lie: processes of the same user that send anything, and publish anything.
+//!
+//! Whatever they do, the process here neither crashes nor hangs, touches no memory of its own on their word, and goes
+//! on with others. The list of SECURITY.md ("Neighbours") is this file, and the tests of [`fifo`](super::fifo) and
+//! [`packets`](super::packets).
+
+use std::io::{IoSlice, Write};
+use std::mem::MaybeUninit;
+use std::net::SocketAddr;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as UnixAddr, UnixStream};
+
+use roce::direct::{DirectKind, DirectRequest};
+use roce::endpoint::Placement;
+use roce::verbs::{Access, PdId};
+use roce::wire::ROCE_PORT;
+use roce::world::Path;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketType, connect, sendmsg, socket_with,
+};
+
+use super::*;
+
+const VICTIM: u8 = 41;
+const LIAR: u8 = 42;
+
+/// Each test has its own address, so that they can run at the same time.
+fn ip(test: u8) -> IpAddr {
+    IpAddr::from([127, 8, 33, test])
+}
+
+fn open(slot: u8, test: u8) -> Neighbours {
+    Neighbours::open(slot, &[ip(test)]).expect("shared memory")
+}
+
+fn meet(from: &Neighbours, slot: u8, test: u8) -> Result<Arc<Target>, String> {
+    from.shared().meet(SocketAddr::new(ip(test), ROCE_PORT), slot)
+}
+
+/// A connection to the exchange of the victim.
+fn call(test: u8) -> OwnedFd {
+    let socket =
+        socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+    let socket = socket.expect("a socket");
+    let name = format!("dquant-board/{VICTIM}/{}", ip(test));
+    let name = SocketAddrUnix::new_abstract_name(name.as_bytes()).expect("short");
+    connect(&socket, &name).expect("it listens");
+    socket
+}
+
+/// Says something, with files.
+fn say(to: &OwnedFd, bytes: &[u8], files: &[BorrowedFd<'_>]) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !files.is_empty() {
+        assert!(control.push(SendAncillaryMessage::ScmRights(files)));
+    }
+    sendmsg(to, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)
+        .expect("it is connected");
+}
+
+/// What the protocol says with a board.
+const HELLO: &[u8] = b"dqboard2\0";
+
+/// Sealed shared memory of any length and contents.
+fn file(bytes: u64, seals: SealFlags, contents: &[u8]) -> OwnedFd {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = memfd_create("lie", flags).expect("memfd");
+    ftruncate(&file, bytes).expect("its own file");
+    rustix::io::pwrite(&file, contents, 0).expect("its own file");
+    fcntl_add_seals(&file, seals).expect("sealing is allowed");
+    file
+}
+
+fn is_well(test: u8, slot: u8) {
+    let honest = open(slot, test);
+    let target = meet(&honest, VICTIM, test).expect("the victim answers others");
+    assert!(target.has_fifo());
+}
+
+#[test]
+fn nonsense_in_the_exchange_is_dropped() {
+    let victim = open(VICTIM, 1);
+    let (own, board) = OwnBoard::create(&[]).expect("memfd");
+    let (_writer, fifo) = Writer::create().expect("memfd");
+    let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    let size = fstat(&board).expect("a file").st_size as u64;
+    let (pipe, _end) = io::pipe().expect("a pipe");
+    let null = std::fs::File::open("/dev/null").expect("it exists");
+    let lies = [
+        file(0, all, b""),
+        file(size, SealFlags::empty(), b""),
+        file(size, all, b"dqboard2"),
+        file(size - 4096, all | SealFlags::FUTURE_WRITE, b"dqboard2"),
+        file(size, all | SealFlags::FUTURE_WRITE, b"dqboard1"),
+        pipe.into(),
+        null.into(),
+    ];
+    let board = board.as_fd();
+    let short = [&b""[..], b"d", b"dqboard2", b"dqboard3\0", b"dqboard2\0and more", &[0; 4000]];
+    for words in short.into_iter().filter(|words| !words.is_empty()) {
+        say(&call(1), words, &[board, fifo.as_fd()]);
+    }
+    say(&call(1), HELLO, &[]);
+    for lie in &lies {
+        say(&call(1), HELLO, &[lie.as_fd()]);
+        say(&call(1), HELLO, &[lie.as_fd(), fifo.as_fd()]);
+        say(&call(1), HELLO, &[board, lie.as_fd()]);
+    }
+    // More files than the protocol has.
+    say(&call(1), HELLO, &[board; 8]);
+    is_well(1, 50);
+    let refused = victim.shared.initiators.lock().expect("no panic").len();
+    // Those with a real board are taken for processes: the two with wrong FIFOs are not.
+    assert!(refused <= 2, "{refused} of the lies were accepted");
+    drop(own);
+}
+
+#[test]
+fn silent_callers_keep_nobody_waiting() {
+    let _victim = open(VICTIM, 2);
+    let silent: Vec<_> = (0..3 * MAX_CALLERS).map(|_| call(2)).collect();
+    let begun = Instant::now();
+    is_well(2, 50);
+    // Each of them would have taken the whole of the exchange's patience.
+    assert!(begun.elapsed() < Duration::from_secs(60));
+    drop(silent);
+    is_well(2, 51);
+}
+
+#[test]
+fn a_stranger_on_the_socket_is_not_spoken_to() {
+    // Another type of socket cannot even connect.
+    let _victim = open(VICTIM, 3);
+    let name = format!("dquant-board/{VICTIM}/{}", ip(3));
+    let address = UnixAddr::from_abstract_name(name.as_bytes()).expect("short");
+    let stream = UnixStream::connect_addr(&address);
+    assert!(stream.and_then(|mut stream| stream.write_all(b"hello")).is_err());
+    is_well(3, 50);
+}
+
+/// What a liar publishes, and requests that believe it.
+#[test]
+fn a_board_full_of_lies_misdirects_nobody() {
+    let (mut victim, liar) = (open(VICTIM, 4), open(LIAR, 4));
+    let target = meet(&victim, LIAR, 4).expect("an exchange");
+    let qpn = Qpn::new(u32::from(VICTIM) << 16 | 1);
+    let dest_qp = Qpn::new(u32::from(LIAR) << 16 | 1);
+    victim.route(qpn, Some(target));
+    let access = Access::ALL;
+    let (own, peer, pd) = (ip(4), ip(4), PdId(1));
+    let (serves, serves_reads) = (true, true);
+    liar.publish_qp(&QpCard {
+        qpn: dest_qp,
+        dest_qp: qpn,
+        pd,
+        own,
+        peer,
+        access,
+        serves,
+        serves_reads,
+    });
+    let bytes = [7_u8; 64];
+    let local = [Placement { addr: bytes.as_ptr().expose_provenance() as u64, len: 64 }];
+    let mut request = DirectRequest {
+        kind: DirectKind::Write,
+        path: Path::new(SocketAddr::new(ip(4), ROCE_PORT)),
+        qpn,
+        dest_qp,
+        rkey: 9,
+        remote_addr: 0x1000,
+        len: 64,
+        local: &local,
+    };
+    let honest = RegionCard { rkey: 9, pd, addr: 0x1000, len: 64, backing: 0x1000, access };
+    let lies = [
+        honest,
+        RegionCard { backing: 0, ..honest },
+        RegionCard { backing: u64::MAX - 63, ..honest },
+        RegionCard { backing: 0xffff_8000_0000_0000, ..honest },
+        RegionCard { len: u64::MAX, backing: u64::MAX - 4, ..honest },
+        RegionCard { addr: 0, len: u64::MAX, backing: 1, ..honest },
+    ];
+    for lie in lies {
+        liar.publish_region(&lie);
+        for kind in [DirectKind::Write, DirectKind::Read] {
+            request.kind = kind;
+            assert!(victim.carry_out(&request).is_err(), "{lie:?}");
+        }
+    }
+    assert_eq!(bytes, [7; 64]);
+    // The victim has not lost its way to the others.
+    is_well(4, 50);
+}
+
+#[test]
+fn a_neighbour_that_claims_an_access_for_ever_is_waited_for_with_a_bound() {
+    let (victim, liar) = (open(VICTIM, 5), open(LIAR, 5));
+    meet(&liar, VICTIM, 5).expect("an exchange");
+    assert!(victim.shared().quiesce());
+    liar.shared.own.announce(VICTIM, 1);
+    let begun = Instant::now();
+    assert!(!victim.shared().quiesce());
+    assert!(begun.elapsed() >= QUIESCE);
+    liar.shared.own.retire();
+    assert!(victim.shared().quiesce());
+}
+
+#[test]
+fn more_boards_than_places_are_refused() {
+    let victim = open(VICTIM, 6);
+    let boards: Vec<_> =
+        (0..MAX_INITIATORS + 10).map(|_| OwnBoard::create(&[ip(6)]).expect("memfd")).collect();
+    let mut calls = Vec::new();
+    for (own, board) in &boards {
+        // Its owner lives.
+        own.owner().store(1, Ordering::Release);
+        let caller = call(6);
+        say(&caller, HELLO, &[board.as_fd()]);
+        calls.push(caller);
+        if calls.len() == MAX_CALLERS / 2 {
+            // Those that were spoken to have hung up, or answered.
+            let mut answer = [0; 64];
+            calls.drain(..).for_each(|caller| {
+                let _ = rustix::io::read(&caller, &mut answer);
+            });
+        }
+    }
+    assert!(victim.shared.initiators.lock().expect("no panic").len() <= MAX_INITIATORS);
+    let late = open(50, 6);
+    assert!(meet(&late, VICTIM, 6).is_err());
+    boards.iter().for_each(|(own, _)| own.owner().store(0, Ordering::Release));
+    drop(victim);
+}
