@@ -16,7 +16,7 @@ pub(crate) const WINDOW: &str = "DQUANT_WINDOW";
 pub(crate) const RELIABILITY: &str = "DQUANT_RELIABILITY";
 /// `auto`, `off`, `delay`, or a variant of DCQCN with the link's rate in Gbit/s after a colon.
 pub(crate) const CONGESTION: &str = "DQUANT_CONGESTION";
-/// `auto` or `udp`: whether WRITEs and READs within the machine may do without packets.
+/// `auto` or `udp`: whether processes of this machine may reach each other without sockets.
 pub(crate) const PATH: &str = "DQUANT_PATH";
 /// File for every packet in and out; `%d` stands for the device, `%p` for the process.
 pub(crate) const CAPTURE: &str = "DQUANT_CAPTURE";
@@ -38,9 +38,9 @@ pub(crate) struct Settings {
 /// How requests to processes of this machine go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PathChoice {
-    /// Without packets where possible.
+    /// Without packets or through shared memory, where possible.
     Auto,
-    /// As packets.
+    /// As packets through sockets.
     Udp,
 }
 
@@ -91,11 +91,11 @@ fn reliability() -> Reliability {
 
 fn path() -> PathChoice {
     match text_of(PATH).as_deref() {
-        Some("auto") => PathChoice::Auto,
-        Some("udp") | None => PathChoice::Udp,
+        Some("auto") | None => PathChoice::Auto,
+        Some("udp") => PathChoice::Udp,
         Some(other) => {
             complain(PATH, other);
-            PathChoice::Udp
+            PathChoice::Auto
         }
     }
 }
