@@ -114,7 +114,7 @@ const FLOORS: &[(&str, &str)] = &[
          packet: udp
          neighbours: interfaces
          device: capture clock interfaces neighbours packet ready skip udp waiter
-         doctor: device interfaces packet udp
+         doctor: device interfaces neighbours packet udp
          fabric: fault pool ready udp
          loaded: abi clock fabric pool ready",
     ),

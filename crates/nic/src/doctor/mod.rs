@@ -76,6 +76,7 @@ pub fn network() -> Vec<Finding> {
         network::segmented_sends(),
         network::coalesced_receives(),
         network::socket_buffers(),
+        network::same_host(),
     ];
     findings.extend(network::interfaces());
     findings.extend(network::ports());

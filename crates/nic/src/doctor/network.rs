@@ -9,6 +9,7 @@ use roce::wire::ROCE_PORT;
 use super::Finding;
 use crate::device::{DeviceConfig, DeviceWire};
 use crate::interfaces::{self as list, Interface};
+use crate::neighbours;
 use crate::packet::PacketTap;
 use crate::udp::socket::{Plan, Socket, set};
 
@@ -67,6 +68,19 @@ pub(super) fn socket_buffers() -> Finding {
         format!("{text}: bursts overflow them and are retransmitted"),
         fix,
     )
+}
+
+/// Whether verbs programs of one user reach each other without sockets.
+pub(super) fn same_host() -> Finding {
+    let topic = "processes of one machine";
+    match neighbours::probe() {
+        Ok(()) => Finding::ok(topic, "WRITEs and READs without packets, the rest in shared memory"),
+        Err(why) => Finding::warn(
+            topic,
+            format!("not without packets: {why}"),
+            "see docs/same-host.md, \"When it is used\"; packets through sockets work as well, and slower",
+        ),
+    }
 }
 
 pub(super) fn interfaces() -> Vec<Finding> {

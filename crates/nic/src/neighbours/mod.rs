@@ -255,7 +255,7 @@ impl Shared {
 
     /// Answers other processes until it is stopped. Nobody who connects and says nothing keeps it from the others.
     fn serve(&self) {
-        let yama = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
+        let yama = std::fs::read_to_string(YAMA);
         let restricted = yama.is_ok_and(|scope| scope.trim() == "1");
         let mut callers = VecDeque::new();
         while !self.stops.load(Ordering::Acquire) {
@@ -370,6 +370,30 @@ fn has_ended(pid: i32) -> bool {
     let mut polled = [PollFd::new(&process, PollFlags::IN)];
     poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
 }
+
+/// Whether two processes of this machine could be neighbours, by trying out what it takes.
+///
+/// # Errors
+/// Why not, in words.
+pub fn probe() -> Result<(), String> {
+    check_loopback(IpAddr::from([127, 0, 0, 1]))?;
+    let missing = |error: io::Error| format!("no sealed shared memory: {error}");
+    let (own, board) = OwnBoard::create(&[]).map_err(missing)?;
+    Board::of_other(&board).map_err(missing)?;
+    Writer::create().map_err(missing)?;
+    let holder = std::thread::spawn(move || {
+        Guard::hold(own.owner()).map(|guard| guard.release(own.owner()))
+    });
+    let held = holder.join().map_err(|_| String::from("no thread"))?;
+    held.map_err(|error| format!("no robust futexes: {error}"))?;
+    match std::fs::read_to_string(YAMA).as_deref().map(str::trim) {
+        Ok(scope @ ("2" | "3")) => Err(format!("{YAMA} is {scope}: packets in shared memory only")),
+        _ => Ok(()),
+    }
+}
+
+/// Whether the kernel restricts access to the memory of other processes, and how.
+const YAMA: &str = "/proc/sys/kernel/yama/ptrace_scope";
 
 /// Checks that packets to `ip` would take nothing but the bare loopback interface.
 fn check_loopback(ip: IpAddr) -> Result<(), String> {

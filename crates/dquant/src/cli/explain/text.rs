@@ -142,7 +142,7 @@ pub(super) fn of(document: &Document) -> String {
     for error in &document.past_errors {
         let qpn = error.qpn;
         line(&mut out, format_args!("queue pair {qpn:#x} (destroyed): {}", failure(error)));
-        line(&mut out, format_args!("  hint: {}", hint(error)));
+        line(&mut out, format_args!("  hint: {}", hint(error, "")));
     }
     for qp in &document.queue_pairs {
         queue_pair(&mut out, qp);
@@ -158,6 +158,9 @@ fn line(out: &mut String, text: std::fmt::Arguments<'_>) {
     // Writing to a string cannot fail.
     let _ = writeln!(out, "{text}");
 }
+
+/// The end of the path of a queue pair whose peer was a process of this machine.
+const ENDED: &str = "the peer's process has ended";
 
 /// One fact about a queue pair.
 fn fact(out: &mut String, name: &str, text: impl std::fmt::Display) {
@@ -215,7 +218,7 @@ fn queue_pair(out: &mut String, qp: &QueuePair) {
     line(out, format_args!("{mtu}"));
     if let Some(error) = &qp.last_error {
         fact(out, "last error", failure(error));
-        fact(out, "hint", hint(error));
+        fact(out, "hint", hint(error, qp.path.as_deref().unwrap_or_default()));
     }
     let receives = qp.receives.map_or("shared".to_owned(), |count| Count(count.into()).to_string());
     let sends = Count(qp.sends.into());
@@ -390,8 +393,12 @@ fn span(ns: u64) -> String {
 }
 
 /// The usual cause of a failure, and what to try.
-fn hint(error: &Failure) -> &'static str {
+/// What to look at, knowing the path of the queue pair.
+fn hint(error: &Failure, path: &str) -> &'static str {
     match error.cause.as_str() {
+        "no_response" if path.ends_with(ENDED) => {
+            "the peer's process has ended: look for how, in its own output or in the kernel's log"
+        }
         "no_response" if error.acknowledged_psn.is_none() => {
             "the peer never responded: is its process running, does the address lead there (GID \
              index), may UDP port 4791 pass, are its queue pair number and first PSN the ones that \
@@ -530,8 +537,10 @@ mod tests {
     #[test]
     fn a_peer_never_heard_of_gets_another_hint() {
         let silent = Failure { acknowledged_psn: None, ..failed() };
-        assert!(hint(&silent).contains("never responded"));
-        assert_ne!(hint(&silent), hint(&failed()));
+        assert!(hint(&silent, "direct").contains("never responded"));
+        let ended = "packets: the peer's process has ended";
+        assert!(hint(&silent, ended).starts_with("the peer's process has ended"));
+        assert_ne!(hint(&silent, ""), hint(&failed(), ""));
     }
 
     #[test]
