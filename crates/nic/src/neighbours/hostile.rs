@@ -26,9 +26,10 @@ use super::*;
 const VICTIM: u8 = 41;
 const LIAR: u8 = 42;
 
-/// Each test has its own address, so that they can run at the same time.
-fn ip(test: u8) -> IpAddr {
-    IpAddr::from([127, 8, 33, test])
+/// Each test of each process has its own address: names in the exchange are those of the whole machine.
+pub(super) fn ip(test: u8) -> IpAddr {
+    let [.., high, low] = std::process::id().to_be_bytes();
+    IpAddr::from([127, 64 + test, high, low])
 }
 
 fn open(slot: u8, test: u8) -> Neighbours {

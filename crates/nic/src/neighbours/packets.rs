@@ -474,6 +474,7 @@ impl<W: Wire + Doorbell> Wire for LocalWire<'_, W> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::hostile::ip;
     use super::*;
     use roce::wire::{Bth, DEFAULT_PKEY, Ext, Opcode, Psn};
     use roce::world::{NoMemory, Payload};
@@ -515,6 +516,9 @@ mod tests {
         }
     }
 
+    /// The numbers before are those of other tests.
+    const FIRST_TEST: u8 = 20;
+
     /// One of two processes, in one.
     struct Process {
         neighbours: Neighbours,
@@ -524,9 +528,9 @@ mod tests {
     }
 
     impl Process {
-        fn new(slot: u8, last: u8) -> Process {
-            let ip = IpAddr::from([127, 8, 31, last]);
-            let addresses = [IpAddr::from([127, 8, 32, last]), ip];
+        fn new(slot: u8, test: u8) -> Process {
+            let [other, ip] = [ip(2 * FIRST_TEST + test), ip(FIRST_TEST + test)];
+            let addresses = [other, ip];
             let neighbours = Neighbours::open(slot, &addresses).expect("shared memory");
             Process { neighbours, sockets: Sockets::default(), ip, slot }
         }
