@@ -113,10 +113,11 @@ const FLOORS: &[(&str, &str)] = &[
          udp: capture clock interfaces sockaddr waiter
          packet: udp
          neighbours: interfaces
+         same_host: neighbours pool
          device: capture clock interfaces neighbours packet ready skip udp waiter
          doctor: device interfaces neighbours packet udp
-         fabric: fault pool ready udp
-         loaded: abi clock fabric pool ready",
+         fabric: fault neighbours pool ready same_host udp
+         loaded: abi clock fabric neighbours pool ready",
     ),
     (
         "crates/host/src",

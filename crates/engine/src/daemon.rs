@@ -186,8 +186,9 @@ pub fn serve<E: From<Error>>(
         ready(&Ready { role: "target", control, roce, socket: None, pid, notes: notes.clone() })?;
         let catalog = Catalog::new(roots, config.io);
         let (gate, commands) = (Gate::new(), engine.commands.clone());
+        let (boards, at) = (engine.boards.clone(), (control, roce));
         let service =
-            TargetService::new(catalog, commands, Arc::clone(&gate), (control, roce), notes);
+            TargetService::new(catalog, commands, Arc::clone(&gate), at, boards, notes);
         let check = CheckToken::new(&config.token);
         let service = InterceptedService::new(TargetServer::new(service), check);
         let server =

@@ -8,16 +8,20 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use roce::congestion::Follows;
 use roce::device::Device;
 use roce::endpoint::{Endpoint, EndpointConfig, Reliability};
+use roce::verbs::{Access, MemoryRegion, PdId, Qpn};
 use roce::world::{self, Progress};
 use roce::{Duration, Time};
 
 use crate::fault::LossyWire;
-use crate::pool::{Pool, PoolError};
+use crate::neighbours::{Shared, Target, Unfinished};
+use crate::pool::{Pool, PoolError, PoolRange};
 use crate::ready::ReadySet;
+use crate::same_host::SameHost;
 use crate::udp::{UdpConfig, UdpError, UdpWire};
 
 /// What an operator should know about a device; each is reported once.
@@ -49,6 +53,30 @@ pub trait Fabric {
         now: Time,
         work: impl FnOnce(&mut Self::Device, &mut Pool) -> bool,
     ) -> Progress;
+
+    /// Called when a region is registered, so that neighbours can use it.
+    fn registered(&mut self, pd: PdId, region: &MemoryRegion, access: Access);
+
+    /// Called before a region is deregistered. Its memory goes to [`release`](Fabric::release) afterwards.
+    fn withdraw_region(&mut self, rkey: u32);
+
+    /// Frees a range of the memory, as soon as no neighbour can be writing it.
+    fn release(&mut self, range: PoolRange);
+
+    /// Called when a queue pair is connected, with the neighbour at its other end if there is one.
+    fn connected(&mut self, now: Time, qpn: Qpn, neighbour: Option<Arc<Target>>);
+
+    /// Called before a queue pair is destroyed.
+    fn withdraw_qp(&mut self, qpn: Qpn);
+
+    /// Accesses of neighbours that may have begun before something was withdrawn.
+    fn unfinished(&self) -> Unfinished;
+
+    /// What another thread meets neighbours with.
+    ///
+    /// # Errors
+    /// Why this device has no same-host path.
+    fn boards(&self) -> Result<Arc<Shared>, String>;
 
     /// When the next turn is due if no descriptor becomes readable before.
     fn next_wakeup(&self) -> Option<Time>;
@@ -87,6 +115,7 @@ pub struct Software {
     endpoint: Endpoint,
     wire: LossyWire<UdpWire>,
     memory: Pool,
+    same_host: SameHost,
 }
 
 /// Why there is no software device.
@@ -115,7 +144,14 @@ impl Software {
         let wire = UdpWire::bind(&UdpConfig::at(local))?;
         let memory = Pool::new(memory)?;
         let endpoint = Endpoint::new(EndpointConfig { seed, ..EndpointConfig::default() });
-        Ok(Software { endpoint, wire: LossyWire::new(wire, loss_ppm, seed), memory })
+        let same_host = SameHost::open(wire.local(), Some("not wanted".to_owned()));
+        Ok(Software { endpoint, wire: LossyWire::new(wire, loss_ppm, seed), memory, same_host })
+    }
+
+    /// Reaches neighbours without packets from now on, unless there is a reason against it. Call it before anything is
+    /// registered.
+    pub fn open_same_host(&mut self, refused: Option<String>) {
+        self.same_host = SameHost::open(self.local(), refused);
     }
 }
 
@@ -135,7 +171,41 @@ impl Fabric for Software {
     }
 
     fn turn(&mut self, now: Time, work: impl FnOnce(&mut Endpoint, &mut Pool) -> bool) -> Progress {
-        world::turn(&mut self.endpoint, &mut self.wire, &mut self.memory, now, work)
+        let Software { endpoint, wire, memory, same_host } = self;
+        same_host.reclaim(memory);
+        world::turn(endpoint, wire, memory, now, |endpoint, memory| {
+            same_host.withdraw_failed(endpoint);
+            let worked = work(endpoint, memory);
+            same_host.carry_out(endpoint, now) | worked
+        })
+    }
+
+    fn registered(&mut self, pd: PdId, region: &MemoryRegion, access: Access) {
+        self.same_host.publish(pd, region, access);
+    }
+
+    fn withdraw_region(&mut self, rkey: u32) {
+        self.same_host.withdraw(rkey);
+    }
+
+    fn release(&mut self, range: PoolRange) {
+        self.same_host.release(&mut self.memory, range);
+    }
+
+    fn connected(&mut self, now: Time, qpn: Qpn, neighbour: Option<Arc<Target>>) {
+        self.same_host.connect(&mut self.endpoint, now, qpn, neighbour);
+    }
+
+    fn withdraw_qp(&mut self, qpn: Qpn) {
+        self.same_host.disconnect(qpn);
+    }
+
+    fn unfinished(&self) -> Unfinished {
+        self.same_host.unfinished()
+    }
+
+    fn boards(&self) -> Result<Arc<Shared>, String> {
+        self.same_host.boards()
     }
 
     fn next_wakeup(&self) -> Option<Time> {
@@ -176,10 +246,11 @@ impl Fabric for Software {
         wire.counters().named().for_each(|(name, value)| tell(name, value));
         tell("udp.ip_udp_header_bytes", wire.ip_udp_header_bytes());
         tell("udp.injected_drops", self.wire.dropped());
+        self.same_host.counts().into_iter().for_each(|(name, value)| tell(name, value));
     }
 
     fn notes(&self) -> Vec<String> {
-        vec![self.wire.inner().to_string()]
+        vec![self.wire.inner().to_string(), self.same_host.note()]
     }
 }
 

@@ -36,6 +36,7 @@ pub mod neighbours;
 pub mod packet;
 pub mod pool;
 pub mod ready;
+pub mod same_host;
 mod sockaddr;
 pub mod udp;
 pub mod waiter;

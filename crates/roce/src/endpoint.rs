@@ -792,6 +792,18 @@ impl Endpoint {
         done.unwrap_or(Backlog::Empty)
     }
 
+    /// Lets every send of a queue pair wait for [`carry_out_held`](Endpoint::carry_out_held): for a program whose driver
+    /// carries them out in bounded pieces. Without `holds` those that wait become packets, as all later ones do.
+    ///
+    /// # Errors
+    /// When the queue pair does not exist.
+    pub fn hold_sends(&mut self, now: Time, qpn: Qpn, holds: bool) -> Result<(), VerbsError> {
+        self.on_qp(now, qpn, |qp, _cx| {
+            qp.hold_sends(holds);
+            Ok(())
+        })
+    }
+
     /// What neighbours need to know about a queue pair; `address` are the wire's own, by index.
     pub fn qp_card(&self, qpn: Qpn, address: impl Fn(u8) -> Option<IpAddr>) -> Option<QpCard> {
         let qp = &self.entry(qpn).ok()?.qp;

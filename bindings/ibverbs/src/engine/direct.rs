@@ -11,6 +11,7 @@ use nic::neighbours::{FifoCounters, Neighbours, Target};
 use roce::direct::{Backlog, MAX_DIRECT_BYTES, Posted, RegionCard};
 use roce::endpoint::QpState;
 use roce::verbs::{Qpn, SendWr, Transport, VerbsError};
+use roce::wire::ROCE_PORT;
 use roce::world::Path;
 
 use super::{Core, Engine};
@@ -31,7 +32,7 @@ pub(super) fn open(wire: &DeviceWire, settings: &Settings) -> Possible {
         return Err("packets are recorded".to_owned());
     }
     let _blocked = SignalsBlocked::all();
-    let opened = Neighbours::open(wire.slot(), wire.addresses());
+    let opened = Neighbours::open(ROCE_PORT, wire.slot(), wire.addresses(), true);
     opened.map_err(|error| format!("no board for neighbours: {error}"))
 }
 

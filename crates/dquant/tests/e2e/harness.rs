@@ -79,6 +79,8 @@ pub(crate) struct World {
     sockets: PathBuf,
     /// The network namespace in which programs start, if not in that of the test.
     namespace: Mutex<Option<String>>,
+    /// `DQUANT_PATH` of programs, if not that of the test.
+    path: Mutex<Option<&'static str>>,
 }
 
 impl World {
@@ -95,7 +97,7 @@ impl World {
         let _ = fs::remove_dir_all(&dir);
         fs::create_dir_all(dir.join("root")).expect("the folder for tests is writable");
         fs::create_dir_all(&sockets).expect("the temporary folder is writable");
-        Some(World { dir, sockets, namespace: Mutex::default() })
+        Some(World { dir, sockets, namespace: Mutex::default(), path: Mutex::default() })
     }
 
     /// The exported folder.
@@ -132,6 +134,9 @@ impl World {
         command.args(args).current_dir(&self.dir).stdin(Stdio::null());
         command.env("DQUANT_TOKEN", TOKEN).env_remove("DQUANT_DPU");
         command.env("XDG_RUNTIME_DIR", &self.sockets);
+        if let Some(path) = *self.path.lock().expect("no panic") {
+            command.env("DQUANT_PATH", path);
+        }
         command.env_remove("NO_COLOR").env_remove("CLICOLOR_FORCE");
         command
     }
@@ -142,6 +147,11 @@ impl World {
         let done = work();
         *self.namespace.lock().expect("no panic") = None;
         done
+    }
+
+    /// Programs that start from now on use this path between processes of one machine.
+    pub(crate) fn use_path(&self, path: &'static str) {
+        *self.path.lock().expect("no panic") = Some(path);
     }
 
     /// [`World::program`], with a limit on its descriptors.

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | [`same`] | the same bytes with and without offload, with losses, on a device of a library, from any batch on |
 //! | [`target_dies`], [`dpu_dies`], [`trainer_dies`] | `kill -9` of each process while a stream runs |
+//! | [`same_host`] | blocks that are written without packets: the same bytes, kills, stops, and what forbids it |
 //! | [`never_mixed`] | files that change while they are read, and between connections |
 //! | [`paths`] | networks that drop packets: each fault by its own message |
 //! | [`ranks`] | several trainers of one job |
@@ -50,6 +51,7 @@ mod ranks;
 mod records;
 mod relay;
 mod same;
+mod same_host;
 #[path = "../../../../testing/skip.rs"]
 mod skip;
 mod stages;

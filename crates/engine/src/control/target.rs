@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use nic::clock;
 use nic::loaded::OTHER_PORT;
+use nic::neighbours::{self, Shared};
 use roce::endpoint::Reliability;
 use roce::verbs::{Qpn, VerbsError};
 use roce::wire::Psn;
@@ -49,6 +50,7 @@ pub struct TargetService {
     gate: Arc<Gate>,
     control: SocketAddr,
     roce: SocketAddr,
+    boards: Result<Arc<Shared>, String>,
     notes: Arc<[String]>,
     documents: Readers,
 }
@@ -61,12 +63,13 @@ impl TargetService {
         commands: Commands<Command>,
         gate: Arc<Gate>,
         at: (SocketAddr, SocketAddr),
+        boards: Result<Arc<Shared>, String>,
         notes: Vec<String>,
     ) -> TargetService {
         let reports = Arc::new(Reports::new(commands.clone(), Command::Status));
         let (catalog, (control, roce)) = (Arc::new(catalog), at);
         let (notes, documents) = (notes.into(), Readers::default());
-        TargetService { catalog, commands, reports, gate, control, roce, notes, documents }
+        TargetService { catalog, commands, reports, gate, control, roce, boards, notes, documents }
     }
 
     /// File work blocks, so it runs outside the async threads. It holds the call until it ends, even if the
@@ -79,6 +82,21 @@ impl TargetService {
         };
         let found = tokio::task::spawn_blocking(find).await;
         found.map_err(|error| Status::internal(error.to_string()))?
+    }
+
+    /// Finds out whether a reader is a process whose memory is reached without packets, and if not, why not. The
+    /// processes exchange messages, which takes seconds if the other one is stopped.
+    async fn neighbour(
+        &self,
+        reader: SocketAddr,
+        call: Held,
+    ) -> Result<Arc<neighbours::Target>, String> {
+        let boards = self.boards.clone()?;
+        let meet = move || {
+            let _call = call;
+            boards.meet(reader, OWN_PORT)
+        };
+        tokio::task::spawn_blocking(meet).await.map_err(|error| error.to_string())?
     }
 
     async fn begin(
@@ -116,14 +134,17 @@ impl TargetService {
             SessionSource { file, layout, stages, table, action, sums }
         });
         let (sources, stages) = (sources.collect(), first.stages);
+        let neighbour = self.neighbour(reader.address, call.clone()).await;
+        let why_not = neighbour.as_ref().map_or_else(|why| Some(&**why), |one| one.why_not());
+        let path = why_not.map_or("direct".to_owned(), |why| format!("packets ({why})"));
         let (sender, ended) = oneshot::channel();
-        let signals = self.commands.signals();
-        let spec = SessionSpec { sources, reader, mtu, credits, ended: sender, signals };
+        let (neighbour, signals) = (neighbour.ok(), self.commands.signals());
+        let spec = SessionSpec { sources, reader, neighbour, mtu, credits, ended: sender, signals };
         let (ours, guard) = self.open(spec, call.clone()).await?;
         let mtu = ours.mtu;
         let target = Some(queue_pair(&ours, mtu));
         let name = format!("session {:#x} with {}", ours.qpn.get(), reader.address);
-        log::line(format_args!("{name} begins: {}, MTU {mtu}", names_of(&datasets)));
+        log::line(format_args!("{name} begins: {}, MTU {mtu}, {path}", names_of(&datasets)));
         let open = Open { name, begun: Instant::now(), ended, guard };
         Ok((SessionReply { target, credits, mtu, datasets, stages }, open))
     }
@@ -221,6 +242,9 @@ impl TargetService {
             .map_err(engine_status)
     }
 }
+
+/// The slot of a process that has a RoCE port of its own.
+const OWN_PORT: u8 = 0;
 
 /// Sessions refused because of their stages.
 pub(crate) static STAGES_REFUSED: Event = Event::new("target.refused.stages");

@@ -13,6 +13,7 @@ use host::ring::{Producer, ProducerCounters};
 use nic::clock;
 use nic::driver::{Application, Turn};
 use nic::fabric::Fabric;
+use nic::neighbours::Unfinished;
 use nic::pool::PoolRange;
 use nic::ready::ReadySet;
 use roce::device::Device;
@@ -214,6 +215,8 @@ struct Stream {
     sink: RingSink,
     domain: Domain,
     lines: Vec<Line>,
+    /// What neighbours had begun to write when a queue pair was dropped.
+    unfinished: Unfinished,
     events: tokio::sync::mpsc::Sender<Event>,
     signals: Signals,
     leases: Vec<Lease>,
@@ -438,8 +441,10 @@ impl<F: Fabric> Engine<F> {
         }
         let id = StreamId(self.next_id);
         self.next_id += 1;
-        let lines = Vec::new();
-        self.streams.push(Stream { id, reader, sink, domain, lines, events, signals, leases });
+        let (lines, unfinished) = (Vec::new(), Unfinished::default());
+        let stream =
+            Stream { id, reader, sink, domain, lines, unfinished, events, signals, leases };
+        self.streams.push(stream);
         Ok(id)
     }
 
@@ -488,11 +493,15 @@ impl<F: Fabric> Engine<F> {
     fn connect(&mut self, id: StreamId, peer: &Peer) -> Result<(), EngineError> {
         let stream = self.streams.iter_mut().find(|stream| stream.id == id);
         let stream = stream.ok_or(EngineError::Unavailable("has closed the stream"))?;
+        if !stream.unfinished.is_over() {
+            // Its old bytes must not arrive on top of what is requested again.
+            return Err(EngineError::Unavailable("waits for a target that was stopped in a copy"));
+        }
         let credits = peer.credits.clamp(1, super::target::MAX_CREDITS);
         let line = stream.lines.iter_mut().find(|line| line.ours.qpn == peer.ours);
         let line = line.ok_or(EngineError::Unavailable("has dropped that queue pair"))?;
         let capsules = stream.domain.capsules_of(line.connection);
-        self.host.connect(&line.ours, &peer.theirs, peer.mtu)?;
+        self.host.connect(&line.ours, &peer.theirs, peer.mtu, None)?;
         let memory = ConnectionMemory { capsules, credits };
         let Host { fabric, now, .. } = &mut self.host;
         Ok(stream.reader.connect(*now, fabric.device(), peer.connection, peer.ours, memory)?)
@@ -543,5 +552,6 @@ impl Stream {
         let Some(index) = found else { return };
         let line = self.lines.swap_remove(index);
         host.destroy_qp(line.ours.qpn);
+        self.unfinished.and(host.fabric.unfinished());
     }
 }

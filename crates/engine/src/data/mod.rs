@@ -30,8 +30,11 @@ use nic::congestion::Choice;
 use nic::driver::{Driver, Turn};
 use nic::fabric::{Fabric, Software, SoftwareError, Trouble};
 use nic::loaded::{Library, LoadError, Loaded, LoadedDevice};
+use nic::neighbours::Target;
 use nic::pool::{Pages, Pool, PoolRange};
+use nic::same_host;
 use nic::waiter::Waker;
+use roce::congestion::CongestionControl;
 use roce::device::{self, Device, InitialPsns};
 use roce::endpoint::{Connect, Mtu, QpConfig, Reliability};
 use roce::verbs::{Access, CqId, MemoryRegion, PdId, Qpn, VerbsError};
@@ -239,7 +242,14 @@ impl Host<Software> {
     /// Our own device, on a UDP socket.
     fn software(config: &HostConfig) -> Result<Host<Software>, EngineError> {
         let HostConfig { roce, memory, congestion, loss_ppm, seed, .. } = *config;
-        let fabric = Software::bind(roce, memory, loss_ppm, seed)?;
+        let mut fabric = Software::bind(roce, memory, loss_ppm, seed)?;
+        let is_controlled =
+            congestion != Choice::Auto && congestion != Choice::Always(CongestionControl::Off);
+        fabric.open_same_host(match () {
+            () if loss_ppm > 0 => Some("received packets are dropped".to_owned()),
+            () if is_controlled => Some("congestion control is on".to_owned()),
+            () => same_host::refused_by_environment(),
+        });
         Ok(Host { fabric, congestion, psns: InitialPsns::new(seed), now: clock::now() })
     }
 }
@@ -296,7 +306,10 @@ impl<F: Fabric> Host<F> {
     ) -> Result<(PoolRange, MemoryRegion), EngineError> {
         let range = self.fabric.memory_mut().alloc(bytes.max(64), 4096)?;
         match self.device().register(pd, range.addr, range.len, access) {
-            Ok(region) => Ok((range, region)),
+            Ok(region) => {
+                self.fabric.registered(pd, &region, access);
+                Ok((range, region))
+            }
             Err(error) => {
                 self.release(range);
                 Err(error.into())
@@ -305,12 +318,11 @@ impl<F: Fabric> Host<F> {
     }
 
     fn release(&mut self, range: PoolRange) {
-        // The range came from this pool and is freed once, so this cannot be refused.
-        let freed = self.fabric.memory_mut().free(range);
-        debug_assert!(freed.is_ok(), "{freed:?}");
+        self.fabric.release(range);
     }
 
     fn deregister(&mut self, range: PoolRange, region: &MemoryRegion) {
+        self.fabric.withdraw_region(region.rkey);
         let gone = self.device().deregister(region.lkey);
         debug_assert!(gone.is_ok(), "{gone:?}");
         self.release(range);
@@ -359,12 +371,20 @@ impl<F: Fabric> Host<F> {
     }
 
     fn destroy_qp(&mut self, qpn: Qpn) {
+        self.fabric.withdraw_qp(qpn);
         let gone = self.fabric.device().destroy_qp(self.now, qpn);
         debug_assert!(gone.is_ok(), "{gone:?}");
     }
 
-    /// Connects our end of a queue pair; loss recovery is that of the peer's end, which has agreed to it.
-    fn connect(&mut self, ours: &QpAddress, peer: &QpAddress, mtu: Mtu) -> Result<(), EngineError> {
+    /// Connects our end of a queue pair; loss recovery is that of the peer's end, which has agreed to it. Our
+    /// WRITEs go to `neighbour` without packets, if there is one.
+    fn connect(
+        &mut self,
+        ours: &QpAddress,
+        peer: &QpAddress,
+        mtu: Mtu,
+        neighbour: Option<Arc<Target>>,
+    ) -> Result<(), EngineError> {
         let path = Path::new(peer.address);
         // Only our own endpoints repeat selectively.
         let is_ours = peer.reliability == Reliability::Selective;
@@ -378,7 +398,9 @@ impl<F: Fabric> Host<F> {
             congestion: self.congestion.toward(peer.address.ip(), is_ours),
             ..Connect::new(path, peer.qpn, peer.psn)
         };
-        Ok(device::connect(self.fabric.device(), self.now, ours.qpn, &connect)?)
+        device::connect(self.fabric.device(), self.now, ours.qpn, &connect)?;
+        self.fabric.connected(self.now, ours.qpn, neighbour);
+        Ok(())
     }
 
     /// Logs the device's troubles. Returns why it can no longer be used, if that is so.

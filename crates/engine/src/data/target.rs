@@ -10,6 +10,7 @@ use host::root::OpenFile;
 use nic::clock;
 use nic::driver::{Application, Turn};
 use nic::fabric::Fabric;
+use nic::neighbours;
 use nic::pool::PoolRange;
 use roce::device::Device;
 use roce::endpoint::{Mtu, Reliability};
@@ -64,6 +65,8 @@ pub struct SessionSpec {
     pub sources: Vec<SessionSource>,
     /// The reader's queue pair.
     pub reader: QpAddress,
+    /// Its process, if its memory is reached without packets.
+    pub neighbour: Option<Arc<neighbours::Target>>,
     /// Path MTU.
     pub mtu: Mtu,
     /// Requests the reader may have outstanding.
@@ -99,6 +102,8 @@ pub struct TargetEngine {
     pub commands: Commands<Command>,
     /// Address of the RoCE endpoint.
     pub roce: std::net::SocketAddr,
+    /// What finds out which readers are neighbours, or why none are.
+    pub boards: Result<Arc<neighbours::Shared>, String>,
     /// Paths chosen, and why.
     pub notes: Vec<String>,
     /// The thread.
@@ -206,7 +211,7 @@ impl TargetEngine {
         notes.extend(
             disk.why_unregistered().map(|why| format!("disk: unregistered buffers ({why})")),
         );
-        let roce = host.fabric.local();
+        let (roce, boards) = (host.fabric.local(), host.fabric.boards());
         let driver = host.driver()?;
         let watched = driver.watched().add(disk.fd(), 1);
         watched.map_err(|source| EngineError::Os { what: "disk completions", source })?;
@@ -231,7 +236,7 @@ impl TargetEngine {
             .name("dquant-target".into())
             .spawn(move || driver.run(&mut engine))
             .map_err(|source| EngineError::Os { what: "target thread", source })?;
-        Ok(TargetEngine { commands, roce, notes, thread })
+        Ok(TargetEngine { commands, roce, boards, notes, thread })
     }
 }
 
@@ -326,7 +331,7 @@ impl<F: Fabric> Engine<F> {
             Ok(made) => made,
             Err(error) => return Err(Refused::new(error, spec)),
         };
-        let SessionSpec { sources, reader, mtu, credits, ended, signals } = spec;
+        let SessionSpec { sources, reader, neighbour, mtu, credits, ended, signals } = spec;
         let (qpn, files) = (address.qpn, Vec::new());
         let reliability = match address.reliability {
             Reliability::Selective => reader.reliability,
@@ -337,7 +342,7 @@ impl<F: Fabric> Engine<F> {
         let reader = QpAddress { reliability, ..reader };
         let mut session = Session { qpn, domain, files, signals, ended };
         let begun = self.begin(&mut session, sources, credits);
-        let begun = begun.and_then(|()| self.host.connect(&address, &reader, mtu));
+        let begun = begun.and_then(|()| self.host.connect(&address, &reader, mtu, neighbour));
         self.sessions.push(session);
         if let Err(error) = begun {
             self.close(address.qpn, None);

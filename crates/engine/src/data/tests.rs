@@ -6,6 +6,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
 use host::ring::{Consumer, Producer, RingConfig};
+use nic::neighbours::{Shared, Unfinished};
 use xio::dataset::{Dtype, Format, TokenFile};
 use xio::order::Cut;
 use xio::plan::Plan;
@@ -198,7 +199,8 @@ fn open_session(
     let (ended, over) = tokio::sync::oneshot::channel();
     let signals = engine.commands.signals();
     let held = signals.clone();
-    let spec = SessionSpec { sources: Vec::new(), reader, mtu, credits: 4, ended, signals };
+    let (sources, neighbour) = (Vec::new(), None);
+    let spec = SessionSpec { sources, reader, neighbour, mtu, credits: 4, ended, signals };
     let opened = engine.commands.call(|reply| target::Command::Open(spec, reply));
     (opened.expect("it runs").expect("there is room"), over, held)
 }
@@ -283,6 +285,34 @@ impl Fabric for Failing {
         work: impl FnOnce(&mut Self::Device, &mut Pool) -> bool,
     ) -> Progress {
         self.device.turn(now, work)
+    }
+
+    fn registered(&mut self, pd: PdId, region: &MemoryRegion, access: Access) {
+        self.device.registered(pd, region, access);
+    }
+
+    fn withdraw_region(&mut self, rkey: u32) {
+        self.device.withdraw_region(rkey);
+    }
+
+    fn release(&mut self, range: PoolRange) {
+        self.device.release(range);
+    }
+
+    fn connected(&mut self, now: Time, qpn: Qpn, neighbour: Option<Arc<Target>>) {
+        self.device.connected(now, qpn, neighbour);
+    }
+
+    fn withdraw_qp(&mut self, qpn: Qpn) {
+        self.device.withdraw_qp(qpn);
+    }
+
+    fn unfinished(&self) -> Unfinished {
+        self.device.unfinished()
+    }
+
+    fn boards(&self) -> Result<Arc<Shared>, String> {
+        self.device.boards()
     }
 
     fn next_wakeup(&self) -> Option<Time> {

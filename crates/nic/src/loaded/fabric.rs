@@ -2,17 +2,19 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use roce::device::Device;
 use roce::endpoint::Reliability;
-use roce::verbs::CqId;
+use roce::verbs::{Access, CqId, MemoryRegion, PdId, Qpn};
 use roce::world::Progress;
 use roce::{Duration, Time};
 
 use super::{LoadedDevice, Strays};
 use crate::clock;
 use crate::fabric::{Fabric, Trouble};
-use crate::pool::Pool;
+use crate::neighbours::{Shared, Target, Unfinished};
+use crate::pool::{Pool, PoolRange};
 use crate::ready::ReadySet;
 
 /// Notifications and events taken in one turn, which the engine's commands wait for.
@@ -74,6 +76,29 @@ impl Fabric for Loaded {
         }
         let worked = work(&mut self.device, &mut self.memory);
         Progress { received, sent: 0, worked }
+    }
+
+    /// A device reaches neighbours as it does others.
+    fn registered(&mut self, _pd: PdId, _region: &MemoryRegion, _access: Access) {}
+
+    fn withdraw_region(&mut self, _rkey: u32) {}
+
+    fn release(&mut self, range: PoolRange) {
+        // The range came from this pool and is freed once, so this cannot be refused.
+        let freed = self.memory.free(range);
+        debug_assert!(freed.is_ok(), "{freed:?}");
+    }
+
+    fn connected(&mut self, _now: Time, _qpn: Qpn, _neighbour: Option<Arc<Target>>) {}
+
+    fn withdraw_qp(&mut self, _qpn: Qpn) {}
+
+    fn unfinished(&self) -> Unfinished {
+        Unfinished::default()
+    }
+
+    fn boards(&self) -> Result<Arc<Shared>, String> {
+        Err("a device of a library moves the data".to_owned())
     }
 
     fn next_wakeup(&self) -> Option<Time> {

@@ -207,7 +207,8 @@ impl Board {
     /// Whether its owner accesses the memory of the process with this slot, and since which announcement.
     pub(super) fn busy_with(&self, slot: u8) -> Option<u64> {
         let busy = self.page().busy.load(Ordering::SeqCst);
-        (busy as u8 == slot).then_some(busy)
+        // Announcements are counted from 1, so this is none in slot 0 either.
+        (busy != 0 && busy as u8 == slot).then_some(busy)
     }
 
     /// The owner's addresses, in the order of their indexes.
@@ -445,6 +446,8 @@ mod tests {
         own.announce(4, 7);
         assert!(other.busy_with(4).is_some() && other.busy_with(5).is_none());
         own.retire();
-        assert_eq!(other.busy_with(4), None);
+        assert_eq!((other.busy_with(4), other.busy_with(0)), (None, None));
+        own.announce(0, 8);
+        assert!(other.busy_with(0).is_some() && other.busy_with(4).is_none());
     }
 }

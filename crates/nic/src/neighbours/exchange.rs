@@ -7,10 +7,11 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::net::IpAddr;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use roce::wire::ROCE_PORT;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -34,9 +35,14 @@ const HELLO: [u8; 8] = *b"dqboard2";
 /// Files of a message: a board, and a FIFO or none.
 const FILES: usize = 2;
 
-/// The name under which the process with this slot of an address is found.
-fn name(ip: IpAddr, slot: u8) -> io::Result<SocketAddrUnix> {
-    Ok(SocketAddrUnix::new_abstract_name(format!("dquant-board/{slot}/{ip}").as_bytes())?)
+/// The name under which the process with this slot of an address is found. A process that has a port of its own
+/// is found by that, too.
+fn name(at: SocketAddr, slot: u8) -> io::Result<SocketAddrUnix> {
+    let name = match (at.ip(), at.port()) {
+        (ip, ROCE_PORT) => format!("dquant-board/{slot}/{ip}"),
+        (ip, port) => format!("dquant-board/{slot}/{ip}/{port}"),
+    };
+    Ok(SocketAddrUnix::new_abstract_name(name.as_bytes())?)
 }
 
 fn socket() -> io::Result<OwnedFd> {
@@ -44,9 +50,9 @@ fn socket() -> io::Result<OwnedFd> {
 }
 
 /// Listens under the name of this process.
-pub(super) fn listener(ip: IpAddr, slot: u8) -> io::Result<OwnedFd> {
+pub(super) fn listener(at: SocketAddr, slot: u8) -> io::Result<OwnedFd> {
     let socket = socket()?;
-    bind(&socket, &name(ip, slot)?)?;
+    bind(&socket, &name(at, slot)?)?;
     listen(&socket, BACKLOG)?;
     Ok(socket)
 }
@@ -79,10 +85,10 @@ impl Other {
     }
 
     /// The process that listens under a name.
-    pub(super) fn at(ip: IpAddr, slot: u8) -> io::Result<Other> {
+    pub(super) fn at(at: SocketAddr, slot: u8) -> io::Result<Other> {
         let connection = socket()?;
         set_socket_timeout(&connection, Timeout::Send, Some(PATIENCE))?;
-        connect(&connection, &name(ip, slot)?)?;
+        connect(&connection, &name(at, slot)?)?;
         Other::new(connection)
     }
 
@@ -128,13 +134,16 @@ impl Other {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "it sent no board"));
         };
         let fifo = files.get(1).map(Reader::of_other).transpose()?;
-        Ok(Message { board: Board::of_other(board)?, fifo, accepted: accepted == [1] })
+        let file = super::file_of(board.as_fd())?;
+        Ok(Message { board: Board::of_other(board)?, file, fifo, accepted: accepted == [1] })
     }
 }
 
 /// One side of an exchange.
 pub(super) struct Message {
     pub(super) board: Board,
+    /// Which file the board is.
+    pub(super) file: (u64, u64),
     /// Where the other side's packets will be, if this is a request.
     pub(super) fifo: Option<Reader>,
     /// Whether our FIFO is accepted, if this is an answer.

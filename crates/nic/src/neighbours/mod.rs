@@ -111,6 +111,7 @@ impl Drop for Kept {
 /// A process that has this process's board.
 struct Initiator {
     board: Arc<Board>,
+    file: (u64, u64),
     pid: i32,
 }
 
@@ -118,7 +119,7 @@ struct Initiator {
 pub struct Target {
     board: Board,
     pid: i32,
-    ip: IpAddr,
+    at: SocketAddr,
     slot: u8,
     /// Takes packets for it, if it reads them there.
     fifo: Option<Mutex<Outgoing>>,
@@ -143,7 +144,7 @@ impl Target {
 
 /// A process that was not found to be a neighbour.
 struct Absent {
-    ip: IpAddr,
+    at: SocketAddr,
     slot: u8,
     since: Instant,
     why: String,
@@ -155,8 +156,11 @@ pub struct Shared {
     file: Kept,
     listeners: Vec<Kept>,
     addresses: Vec<IpAddr>,
+    port: u16,
     slot: u8,
-    initiators: Mutex<Vec<Initiator>>,
+    /// Whether its engine reads FIFOs.
+    takes_packets: bool,
+    initiators: Mutex<Vec<Arc<Initiator>>>,
     targets: Mutex<Vec<Weak<Target>>>,
     absent: Mutex<Vec<Absent>>,
     /// FIFOs for this process that its engine does not read yet, and whether it should look.
@@ -177,13 +181,13 @@ impl Shared {
     /// # Errors
     /// The reason, in words.
     pub fn meet(&self, remote: SocketAddr, slot: u8) -> Result<Arc<Target>, String> {
-        let ip = remote.ip().to_canonical();
-        if slot == self.slot && self.addresses.contains(&ip) {
+        let at = SocketAddr::new(remote.ip().to_canonical(), remote.port());
+        if (slot, at.port()) == (self.slot, self.port) && self.addresses.contains(&at.ip()) {
             return Err("both queue pairs are in this process".to_owned());
         }
-        check_loopback(ip)?;
+        check_loopback(at.ip())?;
         let known = |target: &Arc<Target>| {
-            target.ip == ip && target.slot == slot && target.board.is_owned()
+            target.at == at && target.slot == slot && target.board.is_owned()
         };
         let mut targets = locked(&self.targets);
         targets.retain(|target| target.strong_count() > 0);
@@ -193,11 +197,11 @@ impl Shared {
         drop(targets);
         let mut absent = locked(&self.absent);
         absent.retain(|one| one.since.elapsed() < ABSENT_FOR);
-        if let Some(one) = absent.iter().find(|one| one.ip == ip && one.slot == slot) {
+        if let Some(one) = absent.iter().find(|one| one.at == at && one.slot == slot) {
             return Err(one.why.clone());
         }
         drop(absent);
-        match self.swap(ip, slot) {
+        match self.swap(at, slot) {
             Ok(target) => {
                 let target = Arc::new(target);
                 locked(&self.targets).push(Arc::downgrade(&target));
@@ -208,42 +212,31 @@ impl Shared {
                 let mut absent = locked(&self.absent);
                 if absent.len() < MAX_ABSENT && error.kind() != io::ErrorKind::ConnectionRefused {
                     let (since, why) = (Instant::now(), why.clone());
-                    absent.push(Absent { ip, slot, since, why });
+                    absent.push(Absent { at, slot, since, why });
                 }
                 Err(why)
             }
         }
     }
 
-    fn swap(&self, ip: IpAddr, slot: u8) -> io::Result<Target> {
-        let other = Other::at(ip, slot)?;
+    fn swap(&self, at: SocketAddr, slot: u8) -> io::Result<Target> {
+        let other = Other::at(at, slot)?;
         let (writer, file) = Writer::create()?;
         let own = self.file.get().ok_or(io::ErrorKind::NotConnected)?;
         other.ask(own, file.as_fd())?;
         let Message { board, accepted, .. } = other.receive()?;
-        let index = board.addresses().iter().position(|address| *address == ip);
+        let index = board.addresses().iter().position(|address| *address == at.ip());
         let dest = index.filter(|_| accepted).and_then(|index| u8::try_from(index).ok());
         let fifo = dest.map(|dest| Mutex::new(Outgoing::new(writer, dest)));
-        Ok(Target { board, pid: other.pid, ip, slot, fifo, why_not: OnceLock::new() })
+        Ok(Target { board, pid: other.pid, at, slot, fifo, why_not: OnceLock::new() })
     }
 
     /// Waits until no other process accesses this one on the strength of an entry that was on the board
     /// before this call. Returns false if one of them does not finish: it was stopped in the middle of an access.
     #[must_use]
     pub fn quiesce(&self) -> bool {
-        std::sync::atomic::fence(Ordering::SeqCst);
-        locked(&self.initiators).iter().all(|initiator| self.has_finished(initiator))
-    }
-
-    fn has_finished(&self, initiator: &Initiator) -> bool {
-        let Some(busy) = initiator.board.busy_with(self.slot) else {
-            return true;
-        };
-        let begun = Instant::now();
-        while initiator.board.busy_with(self.slot) == Some(busy) {
-            if !initiator.board.is_owned() && has_ended(initiator.pid) {
-                return true;
-            }
+        let (mut left, begun) = (self.unfinished(), Instant::now());
+        while !left.is_over() {
             match begun.elapsed() {
                 waited if waited >= QUIESCE => return false,
                 waited if waited < Duration::from_micros(100) => std::thread::yield_now(),
@@ -251,6 +244,18 @@ impl Shared {
             }
         }
         true
+    }
+
+    /// The accesses of other processes that may have begun on the strength of an entry that was on the board
+    /// before this call.
+    #[must_use]
+    pub fn unfinished(&self) -> Unfinished {
+        std::sync::atomic::fence(Ordering::SeqCst);
+        let busy = |initiator: &Arc<Initiator>| {
+            let since = initiator.board.busy_with(self.slot)?;
+            Some((Arc::clone(initiator), self.slot, since))
+        };
+        Unfinished(locked(&self.initiators).iter().filter_map(busy).collect())
     }
 
     /// Answers other processes until it is stopped. Nobody who connects and says nothing keeps it from the others.
@@ -304,16 +309,21 @@ impl Shared {
     }
 
     fn answer(&self, other: &Other, restricted: bool) -> io::Result<()> {
-        let Message { board, fifo, .. } = other.receive()?;
+        let Message { board, file, fifo, .. } = other.receive()?;
         let board = Arc::new(board);
         let mut initiators = locked(&self.initiators);
         initiators.retain(|initiator| initiator.board.is_owned() || !has_ended(initiator.pid));
-        if initiators.len() >= MAX_INITIATORS {
-            return Err(io::ErrorKind::QuotaExceeded.into());
+        // A process that forgets this one between two connections comes again with the same board.
+        let is_known = |known: &Arc<Initiator>| known.pid == other.pid && known.file == file;
+        if !initiators.iter().any(is_known) {
+            if initiators.len() >= MAX_INITIATORS {
+                return Err(io::ErrorKind::QuotaExceeded.into());
+            }
+            let board = Arc::clone(&board);
+            initiators.push(Arc::new(Initiator { board, file, pid: other.pid }));
         }
-        initiators.push(Initiator { board: Arc::clone(&board), pid: other.pid });
         drop(initiators);
-        let incoming = fifo.and_then(|reader| {
+        let incoming = fifo.filter(|_| self.takes_packets).and_then(|reader| {
             let place = Place::take(&self.places)?;
             Some(Incoming::new(reader, board, place))
         });
@@ -359,6 +369,27 @@ fn await_any(listeners: &[BorrowedFd<'_>], callers: &VecDeque<Caller>) -> Option
     }
 }
 
+/// Accesses of other processes that were under way: who has them, and since which announcement.
+#[derive(Default)]
+pub struct Unfinished(Vec<(Arc<Initiator>, u8, u64)>);
+
+impl Unfinished {
+    /// Adds others, and forgets those that are over.
+    pub fn and(&mut self, others: Unfinished) {
+        self.0.extend(others.0);
+        self.is_over();
+    }
+
+    /// Whether all of them are over. One whose process was stopped in the middle is not, until it goes on or is killed.
+    pub fn is_over(&mut self) -> bool {
+        self.0.retain(|(initiator, slot, since)| {
+            let is_busy = initiator.board.busy_with(*slot) == Some(*since);
+            is_busy && (initiator.board.is_owned() || !has_ended(initiator.pid))
+        });
+        self.0.is_empty()
+    }
+}
+
 /// Whether all threads of a process have ended.
 fn has_ended(pid: i32) -> bool {
     let Some(pid) = Pid::from_raw(pid) else {
@@ -395,6 +426,19 @@ pub fn probe() -> Result<(), String> {
 /// Whether the kernel restricts access to the memory of other processes, and how.
 const YAMA: &str = "/proc/sys/kernel/yama/ptrace_scope";
 
+/// Boards are memory that others write: they are not shown.
+macro_rules! opaque {
+    ($($name:ident),*) => {$(
+        impl std::fmt::Debug for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.debug_struct(stringify!($name)).finish_non_exhaustive()
+            }
+        }
+    )*};
+}
+
+opaque!(Target, Shared, Unfinished, Neighbours);
+
 /// Checks that packets to `ip` would take nothing but the bare loopback interface.
 fn check_loopback(ip: IpAddr) -> Result<(), String> {
     let all =
@@ -422,21 +466,29 @@ pub struct Neighbours {
 }
 
 impl Neighbours {
-    /// Publishes an empty board for the process with this slot, and starts the thread that answers others. Call it
-    /// with signals blocked, so that the thread blocks them too.
+    /// Publishes an empty board for the process with this port and slot, and starts the thread that answers others. With
+    /// `takes_packets` its engine moves packets through [`wire`](Neighbours::wire). Call it with signals blocked, so that the thread blocks them too.
     ///
     /// # Errors
     /// When the kernel lacks something for it: memfds with seals, robust futexes, Unix sockets.
-    pub fn open(slot: u8, addresses: &[IpAddr]) -> io::Result<Neighbours> {
+    pub fn open(
+        port: u16,
+        slot: u8,
+        addresses: &[IpAddr],
+        takes_packets: bool,
+    ) -> io::Result<Neighbours> {
         let (own, file) = OwnBoard::create(addresses)?;
-        let listen = |ip: &IpAddr| exchange::listener(*ip, slot).and_then(Kept::new);
+        let listen =
+            |ip: &IpAddr| exchange::listener(SocketAddr::new(*ip, port), slot).and_then(Kept::new);
         let listeners = addresses.iter().map(listen).collect::<io::Result<Vec<Kept>>>()?;
         let shared = Arc::new(Shared {
             own,
             file: Kept::new(file)?,
             listeners,
             addresses: addresses.to_vec(),
+            port,
             slot,
+            takes_packets,
             initiators: Mutex::default(),
             targets: Mutex::default(),
             absent: Mutex::default(),

@@ -266,7 +266,7 @@ pub(super) struct Packets {
 impl Packets {
     /// From now on packets for this process use its FIFO, if it has one.
     pub(super) fn add(&mut self, target: &Arc<Target>) {
-        let same = |other: &Arc<Target>| other.ip == target.ip && other.slot == target.slot;
+        let same = |other: &Arc<Target>| other.at == target.at && other.slot == target.slot;
         self.outgoing.retain(|other| other.board.is_owned() && !same(other));
         if target.fifo.is_some() {
             self.outgoing.push(Arc::clone(target));
@@ -293,9 +293,10 @@ impl Packets {
         if usize::from(path.source) >= ADDRESSES {
             return None;
         }
-        let (ip, slot) = (path.remote.ip().to_canonical(), (dest.get() >> 16) as u8);
+        let at = SocketAddr::new(path.remote.ip().to_canonical(), path.remote.port());
+        let slot = (dest.get() >> 16) as u8;
         let is_for = |target: &Arc<Target>| {
-            target.slot == slot && target.ip == ip && target.board.is_owned()
+            target.slot == slot && target.at == at && target.board.is_owned()
         };
         self.outgoing.iter().position(is_for)
     }
@@ -531,7 +532,8 @@ mod tests {
         fn new(slot: u8, test: u8) -> Process {
             let [other, ip] = [ip(2 * FIRST_TEST + test), ip(FIRST_TEST + test)];
             let addresses = [other, ip];
-            let neighbours = Neighbours::open(slot, &addresses).expect("shared memory");
+            let neighbours =
+                Neighbours::open(ROCE_PORT, slot, &addresses, true).expect("shared memory");
             Process { neighbours, sockets: Sockets::default(), ip, slot }
         }
 

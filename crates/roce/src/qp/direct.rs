@@ -53,6 +53,9 @@ impl Qp {
         budget: &mut u32,
     ) -> Backlog {
         loop {
+            if self.state == QpState::Rts {
+                self.release_messages();
+            }
             let Kind::Rc(rc) = &self.kind else {
                 return Backlog::Empty;
             };
@@ -78,6 +81,26 @@ impl Qp {
             rc.requester.held_mut().pop();
             rc.requester.held_mut().note_direct();
             *budget = budget.saturating_sub(len);
+        }
+    }
+
+    /// Where all requests wait, those that are never direct become packets when their turn comes. What is behind them
+    /// waits until they are acknowledged.
+    fn release_messages(&mut self) {
+        let Kind::Rc(rc) = &mut self.kind else { return };
+        let is_message =
+            |(wr, _): &(SendWr, u32)| !matches!(wr.op, SendOp::Write { .. } | SendOp::Read { .. });
+        while rc.requester.held().holds_all() && rc.requester.held().front().is_some_and(is_message)
+        {
+            rc.requester.release_first(&self.qpc);
+        }
+    }
+
+    /// Lets every send wait until [`carry_out_held`](Qp::carry_out_held), or no longer: those that wait become packets.
+    pub(crate) fn hold_sends(&mut self, holds: bool) {
+        self.held(|held| held.hold_all(holds));
+        if let (Kind::Rc(rc), false) = (&mut self.kind, holds) {
+            rc.requester.release_held(&self.qpc);
         }
     }
 

@@ -6,6 +6,8 @@
 //! kept from being direct, the next ones wait here. They take places of the send queue, and everything
 //! posted behind them waits too, so that requests stay in order. If the peer then refuses one, all of them
 //! become packets, and the next run has to be twice as long: waiting costs a round trip.
+//!
+//! A program that lets its driver carry requests out has all of them wait from their post on ([`Held::hold_all`]).
 
 use alloc::collections::VecDeque;
 
@@ -23,11 +25,13 @@ pub(super) struct Held {
     run: u32,
     /// The length that a run must have.
     wanted: u32,
+    /// Every request waits, from its post on.
+    holds_all: bool,
 }
 
 impl Default for Held {
     fn default() -> Held {
-        Held { queue: VecDeque::new(), run: 0, wanted: FIRST_RUN }
+        Held { queue: VecDeque::new(), run: 0, wanted: FIRST_RUN, holds_all: false }
     }
 }
 
@@ -54,6 +58,14 @@ impl Held {
 
     pub(super) fn clear(&mut self) {
         *self = Held::default();
+    }
+
+    pub(super) fn hold_all(&mut self, holds_all: bool) {
+        self.holds_all = holds_all;
+    }
+
+    pub(super) fn holds_all(&self) -> bool {
+        self.holds_all
     }
 
     /// A request became packets: `only_outstanding` if nothing but the packets before it was in the way. Returns

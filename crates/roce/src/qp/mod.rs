@@ -650,7 +650,12 @@ impl Qp {
         }
         wr.fence &= !cx.planted.is(Bug::FenceIgnored);
         match &mut self.kind {
-            Kind::Rc(rc) if rc.requester.is_holding() => rc.requester.hold(wr, len),
+            Kind::Rc(rc)
+                if rc.requester.is_holding()
+                    || self.state == Rts && rc.requester.held().holds_all() =>
+            {
+                rc.requester.hold(wr, len);
+            }
             Kind::Rc(rc) => rc.requester.post(&self.qpc, wr, len),
             Kind::Uc(Uc { sends, .. }) | Kind::Ud(Ud { sends, .. }) => sends.post(wr, len),
         }

@@ -178,6 +178,13 @@ impl Requester {
         &mut self.held
     }
 
+    /// The oldest that waits becomes packets.
+    pub(super) fn release_first(&mut self, qpc: &QpContext) {
+        if let Some((wr, len)) = self.held.pop() {
+            self.requests.post(qpc, wr, len);
+        }
+    }
+
     /// All that wait become packets.
     pub(super) fn release_held(&mut self, qpc: &QpContext) {
         while let Some((wr, len)) = self.held.pop() {

@@ -68,6 +68,8 @@ struct Program {
     model: Vec<u8>,
     reads: Vec<(u64, Vec<u8>)>,
     held: u64,
+    /// Everything waits from its post on, for the driver.
+    holds_all: bool,
     /// Then a READ that is executed again may return bytes of a WRITE behind it.
     loses: bool,
 }
@@ -88,7 +90,21 @@ impl Program {
         let model = pair.fabric.nodes[1].memory.peek(BASE, TARGET_BYTES as usize).to_vec();
         let refuses_per_mille = draw.pick(&[0, 0, 20, 300, 1_000]);
         let (posted, completed, reads, held) = (0, Vec::new(), Vec::new(), 0);
-        Program { pair, draw, refuses_per_mille, posted, completed, model, reads, held, loses }
+        let holds_all = draw.per_mille(400);
+        let (now, qpn) = (pair.fabric.now(), pair.a.qpn);
+        pair.fabric.nodes[0].endpoint.hold_sends(now, qpn, holds_all).expect("it exists");
+        Program {
+            pair,
+            draw,
+            refuses_per_mille,
+            posted,
+            completed,
+            model,
+            reads,
+            held,
+            holds_all,
+            loses,
+        }
     }
 
     fn with_neighbour<T>(&mut self, act: impl FnOnce(&mut Reach<'_>) -> T) -> T {
@@ -120,9 +136,12 @@ impl Program {
         self.draw.fill(&mut bytes);
         self.pair.fabric.nodes[0].memory.poke(BASE + slot, &bytes);
         let wr = self.pair.wr(self.posted, op, slot, len);
-        let Ok(posted) = self
-            .with_neighbour(|at| at.endpoint.post_send_direct(at.now, at.qpn, wr, &mut at.direct))
-        else {
+        let holds_all = self.holds_all;
+        let posted = self.with_neighbour(|at| match holds_all {
+            true => at.endpoint.post_send(at.now, at.qpn, wr).map(|()| Posted::Queued),
+            false => at.endpoint.post_send_direct(at.now, at.qpn, wr, &mut at.direct),
+        });
+        let Ok(posted) = posted else {
             return false;
         };
         self.held += u64::from(posted == Posted::Held);
@@ -146,6 +165,11 @@ impl Program {
                 }
             }
             5 => self.set_state(self.pair.state(0), QpState::Rts, QpState::Sqd),
+            6 if self.holds_all && self.draw.per_mille(50) => {
+                self.holds_all = false;
+                let at = self.with_neighbour(|at| at.endpoint.hold_sends(at.now, at.qpn, false));
+                at.expect("it exists");
+            }
             _ => {
                 self.pair.fabric.advance();
             }
@@ -225,6 +249,32 @@ fn direct_requests_and_packets_stay_in_order() {
         held += program.held;
     }
     assert!(held > 0, "nothing had to wait");
+}
+
+/// Where all requests wait for the driver, WRITEs are direct although SENDs are between them, and nothing else is.
+#[test]
+fn writes_between_messages_are_direct_where_all_wait() {
+    let mut program = Program::new(1);
+    (program.refuses_per_mille, program.loses, program.holds_all) = (0, false, true);
+    program.pair.fabric.mix = FaultMix::NONE;
+    let (now, qpn) = (program.pair.fabric.now(), program.pair.a.qpn);
+    program.pair.fabric.nodes[0].endpoint.hold_sends(now, qpn, true).expect("it exists");
+    let rkey = program.pair.regions[1].rkey;
+    for wr in 0..20 {
+        let write = SendOp::Write { remote_addr: BASE, rkey };
+        let op = if wr % 2 == 0 { write } else { SendOp::Send };
+        let wr = program.pair.wr(wr, op, 0, 100);
+        program.pair.receive(program.posted, 100);
+        program.with_neighbour(|at| at.endpoint.post_send(at.now, at.qpn, wr)).expect("room");
+        program.posted += 1;
+    }
+    for _ in 0..1_000 {
+        program.carry_on();
+        program.pair.fabric.advance();
+    }
+    program.check_order();
+    let counters = program.pair.fabric.nodes[0].endpoint.counters();
+    assert_eq!((counters.direct_writes, counters.direct_refused_outstanding), (10, 0));
 }
 
 #[test]
