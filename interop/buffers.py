@@ -35,14 +35,14 @@ def library():
     return next(name for names in made for name in names if name.endswith("libibverbs.so"))
 
 
-def program():
-    """Path of the compiled cases. Raises `Missing` without a compiler or the headers."""
+def program(source=SOURCE):
+    """Path of the compiled test program. Raises `Missing` without a compiler or the headers."""
     sandbox.need({"cc": "gcc"})
     if not pathlib.Path("/usr/include/infiniband/verbs.h").exists():
         raise lab.Missing("not installed: libibverbs-dev (apt-get install libibverbs-dev)")
-    path = build.cache_dir() / "buffers"
+    path = build.cache_dir() / source.stem
     path.parent.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["cc", "-std=gnu11", "-O1", "-Wall", "-o", path, SOURCE, "-libverbs"], check=True)
+    subprocess.run(["cc", "-std=gnu11", "-O1", "-Wall", "-o", path, source, "-libverbs"], check=True)
     return path
 
 

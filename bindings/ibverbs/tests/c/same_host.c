@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 #include <sys/un.h>
 
 enum { SPACE = 9 << 20, PAGE = 4096, ROUNDS = 3000, NOBODY = 65534 };
@@ -455,6 +456,76 @@ static void the_last_byte_comes_last(void)
 	release(&own);
 }
 
+/* `ptrace_scope` of Yama: -1 where the kernel has none. */
+static int yama(void)
+{
+	int scope = -1;
+	FILE *file = fopen("/proc/sys/kernel/yama/ptrace_scope", "r");
+	if (file) {
+		EQUAL(fscanf(file, "%d", &scope), 1);
+		fclose(file);
+	}
+	return scope;
+}
+
+/* What the kernel answers a child that reads its parent's memory. */
+static int reads_its_parent(void)
+{
+	static char here, there;
+	struct iovec to = { &here, 1 }, from = { &there, 1 };
+	return process_vm_readv(getppid(), &to, 1, &from, 1, 0) == 1 ? 0 : errno;
+}
+
+/* The child writes, since Yama always lets a process reach its descendants. Root may reach everybody. */
+static void reach_the_parent_as_yama_allows(void)
+{
+	int scope = yama();
+	pid_t stranger = fork();
+	CHECK(stranger >= 0);
+	if (!stranger)
+		_exit(reads_its_parent());
+	int status;
+	EQUAL(waitpid(stranger, &status, 0), stranger);
+	EQUAL(WEXITSTATUS(status), scope >= 1 ? EPERM : 0);
+	struct process own = fork_connected(USUAL);
+	unsigned char *mine = space_of(&own);
+	if (!own.child) {
+		memset(mine, 7, 100);
+		exchange(&own, IBV_WR_RDMA_WRITE, 0, 500, 100);
+		exchange(&own, IBV_WR_RDMA_READ, 1000, 500, 100);
+		CHECK(all_are(mine + 1000, 100, 7));
+		is_direct(!packets_forced() && scope < 2);
+		const char *path = strstr(explained(), "\"path\":\"");
+		CHECK(path);
+		path += strlen("\"path\":\"");
+		if (!packets_forced() && scope >= 2)
+			EQUAL(strncmp(path, "packets in shared memory: ", 26), 0);
+		printf("ptrace_scope %d: %.*s\n", scope, (int)strcspn(path, "\""), path);
+		fflush(stdout);
+	}
+	meet(&own);
+	CHECK(own.child == 0 || all_are(mine + 500, 100, 7));
+	release(&own);
+}
+
+static void yama_decides_who_is_reached_directly(void)
+{
+	pid_t child = fork();
+	CHECK(child >= 0);
+	if (!child) {
+		alarm(CASE_LIMIT_S);
+		if (geteuid() == 0)
+			EQUAL(setresuid(NOBODY, NOBODY, NOBODY), 0);
+		/* A change of user makes memory unreachable. */
+		EQUAL(prctl(PR_SET_DUMPABLE, 1), 0);
+		reach_the_parent_as_yama_allows();
+		_exit(0);
+	}
+	int status;
+	EQUAL(waitpid(child, &status, 0), child);
+	EQUAL(status, 0);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct test cases[] = {
@@ -468,6 +539,7 @@ int main(int argc, char **argv)
 		CASE(another_user_is_reached_by_packets),
 		CASE(children_stay_out_of_it),
 		CASE(the_last_byte_comes_last),
+		CASE(yama_decides_who_is_reached_directly),
 	};
 	return RUN(cases, argc, argv);
 }
