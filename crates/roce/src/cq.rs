@@ -214,6 +214,7 @@ impl CqTable {
     }
 
     /// The next queue with a notification.
+    #[inline]
     pub(crate) fn poll_notified(&mut self) -> Option<CqId> {
         let cq = self.notified.pop_front()?;
         if let Some(queue) = self.slab.get_mut(cq.0) {

@@ -19,7 +19,7 @@ use crate::congestion::rtt::RttMeter;
 use crate::cq::CqTable;
 use crate::direct::{Backlog, Direct, Posted, QpCard};
 use crate::events::EventQueue;
-use crate::io::Origin;
+use crate::io::{Origin, Payload, TxFrame};
 use crate::memory::pd::PdTable;
 use crate::memory::region::{RegionTable, Registration};
 use crate::multicast::Groups;
@@ -101,6 +101,43 @@ impl Default for EndpointConfig {
 
 /// Returns how many of this number of packets of a service the wire admits on a path to a queue pair.
 pub(crate) type Admits<'a> = dyn FnMut(&Path, Qpn, Transport, usize) -> usize + 'a;
+
+/// A packet that a queue pair puts out, built in place.
+#[derive(Debug, Default)]
+pub(crate) struct Output {
+    /// Where its payload is.
+    delivery: Delivery,
+    packet: Option<(Path, Headers)>,
+}
+
+impl Output {
+    fn clear(&mut self) {
+        self.delivery.pieces.clear();
+        self.packet = None;
+    }
+
+    fn parts(&mut self) -> (&mut Delivery, &mut Option<(Path, Headers)>) {
+        (&mut self.delivery, &mut self.packet)
+    }
+
+    fn into_transmit(self) -> Option<Transmit> {
+        let (path, headers) = self.packet?;
+        Some(Transmit { path, headers, payload: self.delivery.pieces, pad: headers.bth().pad })
+    }
+
+    /// The packet as a frame, with its headers encoded.
+    pub(crate) fn frame(&self) -> Option<TxFrame<'static>> {
+        let (path, headers) = self.packet.as_ref()?;
+        let mut pieces = Placements::new();
+        pieces.try_extend_from_slice(&self.delivery.pieces).ok()?;
+        Some(TxFrame {
+            path: *path,
+            header: headers.emit(),
+            payload: Payload::Gather(pieces),
+            pad: headers.bth().pad,
+        })
+    }
+}
 
 #[derive(Debug)]
 struct QpEntry {
@@ -391,6 +428,7 @@ impl Endpoint {
     // ---- events, notifications, shared receives, groups ----------------------------------------
 
     /// The next asynchronous event.
+    #[inline]
     pub fn poll_event(&mut self) -> Option<AsyncEvent> {
         self.events.poll()
     }
@@ -403,6 +441,7 @@ impl Endpoint {
     }
 
     /// Takes the next notification: the completion queue it is for.
+    #[inline]
     pub fn poll_notified(&mut self) -> Option<CqId> {
         self.cqs.poll_notified()
     }
@@ -543,17 +582,30 @@ impl Endpoint {
         headers: &Headers,
         payload_len: usize,
     ) -> Delivery {
-        self.counters.packets_received += 1;
         let mut delivery = Delivery::default();
+        self.handle_packet_into(&mut delivery, qpn, now, origin, headers, payload_len);
+        delivery
+    }
+
+    /// The same with the result in place: returning it would copy it.
+    pub(crate) fn handle_packet_into(
+        &mut self,
+        delivery: &mut Delivery,
+        qpn: Qpn,
+        now: Time,
+        origin: &Origin,
+        headers: &Headers,
+        payload_len: usize,
+    ) {
+        self.counters.packets_received += 1;
         let Some(slot) = self.qps.find(qpn.get()) else {
             self.counters.unknown_qp += 1;
-            return delivery;
+            return;
         };
-        self.with_qp(slot, now, &mut delivery, |qp, cx| {
+        self.with_qp(slot, now, delivery, |qp, cx| {
             cx.own.packets_received += 1;
             qp.handle_packet(cx, origin, headers, payload_len);
         });
-        delivery
     }
 
     /// Processes a packet whose [`Delivery::owed_packets`] were not 0. If they still are not, the
@@ -611,33 +663,43 @@ impl Endpoint {
 
     /// The next packet to send, to any destination. Queue pairs take turns and send in bursts.
     pub fn poll_transmit(&mut self, now: Time) -> Option<Transmit> {
-        self.poll_admitted(now, &mut |_, _, _, packets| packets)
+        let mut output = Output::default();
+        self.poll_admitted(now, &mut |_, _, _, packets| packets, &mut output);
+        output.into_transmit()
     }
 
-    /// The next packet to a destination that admits it. Queue pairs whose destinations admit nothing
-    /// are parked until [`unpark`](Endpoint::unpark).
-    pub(crate) fn poll_admitted(&mut self, now: Time, admits: &mut Admits<'_>) -> Option<Transmit> {
-        let mut delivery = Delivery::default();
-        let mut packet = None;
+    /// Puts the next packet to a destination that admits it into `output`; false if there is none. Queue pairs whose
+    /// destinations admit nothing are parked until [`unpark`](Endpoint::unpark).
+    pub(crate) fn poll_admitted(
+        &mut self,
+        now: Time,
+        admits: &mut Admits<'_>,
+        output: &mut Output,
+    ) -> bool {
+        output.clear();
         while let Some(&slot) = self.ready.front() {
             if !self.take_turn(slot, admits) {
                 self.ready.pop_front();
                 self.parked.push(slot);
                 continue;
             }
-            let out = (&mut delivery, &mut packet);
-            self.poll_qp(slot, now, out, |qp, cx| qp.poll_transmit(cx));
-            if packet.is_some() {
+            self.poll_qp(slot, now, output.parts(), |qp, cx| qp.poll_transmit(cx));
+            if output.packet.is_some() {
                 self.end_turn_if_due(slot);
-                return transmit(packet, delivery);
+                return true;
             }
-            self.ready.pop_front();
-            self.turn_left = 0;
-            if let Some(entry) = self.qps.at_mut(slot) {
-                entry.is_ready = false;
-            }
+            self.leave_queue();
         }
-        None
+        false
+    }
+
+    /// The queue pair at the front of the ready queue has nothing more to send.
+    fn leave_queue(&mut self) {
+        self.turn_left = 0;
+        let slot = self.ready.pop_front();
+        if let Some(entry) = slot.and_then(|slot| self.qps.at_mut(slot)) {
+            entry.is_ready = false;
+        }
     }
 
     /// Begins or continues the turn of a queue pair; `false` if its destination admits nothing.
@@ -678,13 +740,22 @@ impl Endpoint {
     }
 
     /// Returns parked queue pairs to the ready queue, if it is time to query the wire.
+    #[inline]
     pub(crate) fn unpark(&mut self, now: Time) {
-        if self.parked_until.is_none_or(|at| at <= now) {
+        if self.parked.is_empty() {
+            self.parked_until = None;
+        } else if self.parked_until.is_none_or(|at| at <= now) {
             let forgets = self.planted.is(Bug::ParkedForgotten);
             let returning = if forgets { 1 } else { self.parked.len() };
             self.ready.extend(self.parked.drain(..).take(returning));
             self.parked_until = None;
         }
+    }
+
+    /// Whether no queue pair has anything to send.
+    #[inline]
+    pub fn is_quiet(&self) -> bool {
+        self.ready.is_empty() && self.parked.is_empty() && self.outbox.len() == 0
     }
 
     /// Sets how long queue pairs stay parked: to the wire's next wake-up, or the next turn if it has
@@ -710,15 +781,18 @@ impl Endpoint {
     /// The next response to READs and atomics of the peer, ahead of other queue pairs' turns.
     pub(crate) fn poll_response(&mut self, qpn: Qpn, now: Time) -> Option<Transmit> {
         let slot = self.qps.find(qpn.get())?;
-        let (mut delivery, mut packet) = (Delivery::default(), None);
-        self.poll_qp(slot, now, (&mut delivery, &mut packet), |qp, cx| qp.poll_response(cx));
-        transmit(packet, delivery)
+        let mut output = Output::default();
+        self.poll_qp(slot, now, output.parts(), |qp, cx| qp.poll_response(cx));
+        output.into_transmit()
     }
 
     fn end_turn_if_due(&mut self, slot: u32) {
         self.turn_left = self.turn_left.saturating_sub(1);
         self.granted = self.granted.saturating_sub(1);
         if self.turn_left > 0 {
+            if !self.qps.at(slot).is_some_and(|entry| entry.qp.wants_to_send()) {
+                self.leave_queue();
+            }
             return;
         }
         self.ready.rotate_left(1);
@@ -762,8 +836,8 @@ impl Endpoint {
     }
 
     /// Queues a send work request: one of a batch of [`Device::post_send`](crate::verbs::device::Device).
-    pub fn post_send(&mut self, now: Time, qpn: Qpn, wr: SendWr) -> Result<(), VerbsError> {
-        self.on_qp(now, qpn, |qp, cx| qp.post_send(cx, wr))
+    pub fn post_send(&mut self, now: Time, qpn: Qpn, mut wr: SendWr) -> Result<(), VerbsError> {
+        self.on_qp(now, qpn, |qp, cx| qp.post_send(cx, &mut wr))
     }
 
     /// Carries a send work request out at once if `direct` can, and queues it otherwise.
@@ -771,10 +845,10 @@ impl Endpoint {
         &mut self,
         now: Time,
         qpn: Qpn,
-        wr: SendWr,
+        mut wr: SendWr,
         direct: &mut dyn Direct,
     ) -> Result<Posted, VerbsError> {
-        self.on_qp(now, qpn, |qp, cx| qp.post_direct(cx, wr, direct))
+        self.on_qp(now, qpn, |qp, cx| qp.post_direct(cx, &mut wr, direct))
     }
 
     /// Carries out requests that were held ([`Posted::Held`]), once the packets before them are acknowledged.
@@ -815,7 +889,7 @@ impl Endpoint {
 
     /// Queues a receive work request: one of a batch of [`Device::post_recv`](crate::verbs::device::Device).
     pub fn post_recv(&mut self, now: Time, qpn: Qpn, wr: RecvWr) -> Result<(), VerbsError> {
-        self.on_qp(now, qpn, |qp, cx| qp.post_recv(cx, wr))
+        self.on_qp(now, qpn, |qp, cx| qp.post_recv(cx, &wr))
     }
 
     /// The oldest completion, if there is one.
@@ -900,12 +974,6 @@ impl Endpoint {
         self.deadlines.set(slot, entry.qp.deadline().map(|(at, _)| at));
         Some(done)
     }
-}
-
-/// Turns a queue pair's output into a packet.
-fn transmit(packet: Option<(Path, Headers)>, delivery: Delivery) -> Option<Transmit> {
-    let (path, headers) = packet?;
-    Some(Transmit { path, headers, payload: delivery.pieces, pad: headers.bth().pad })
 }
 
 fn qpn_layout(config: &EndpointConfig) -> Layout {

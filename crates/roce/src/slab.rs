@@ -6,7 +6,8 @@
 //! reused first in, first out, which delays that further.
 //!
 //! Ids that peers send back are encrypted: generation and index go through a [`Cipher`], so that no bit
-//! of an id can be predicted without its key. The lookup stays one array access.
+//! of an id can be predicted without its key. Most lookups skip the decryption: a small table has the
+//! slot that last got an id with the same low bits, and the slot says whether it is the right one.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -21,7 +22,12 @@ pub(crate) struct Slab<T> {
     layout: Layout,
     seed: u32,
     cipher: Option<Cipher>,
+    /// Slots by the low bits of their encrypted ids, the last of each kind: a power of two of them.
+    shortcuts: Vec<u32>,
 }
+
+/// Most entries of [`Slab::shortcuts`].
+const MAX_SHORTCUTS: u32 = 1 << 12;
 
 #[derive(Debug)]
 struct Slot<T> {
@@ -124,7 +130,8 @@ impl Layout {
 impl<T> Slab<T> {
     /// An empty table; `seed` chooses the order of the ids.
     pub(crate) fn new(layout: Layout, seed: u32) -> Slab<T> {
-        Slab { slots: Vec::new(), free: VecDeque::new(), layout, seed, cipher: None }
+        let (slots, free, shortcuts) = (Vec::new(), VecDeque::new(), Vec::new());
+        Slab { slots, free, layout, seed, cipher: None, shortcuts }
     }
 
     /// The same with encrypted ids.
@@ -149,8 +156,21 @@ impl<T> Slab<T> {
         if let Some(cipher) = &self.cipher {
             slot.id = layout.seal(cipher, slot.id);
         }
-        slot.value = Some(make(slot.id, generation));
-        Some(slot.id)
+        let id = slot.id;
+        slot.value = Some(make(id, generation));
+        if self.cipher.is_some() {
+            self.add_shortcut(id, index);
+        }
+        Some(id)
+    }
+
+    fn add_shortcut(&mut self, id: u32, index: u32) {
+        if self.shortcuts.is_empty() {
+            let count = self.layout.limit.next_power_of_two().min(MAX_SHORTCUTS);
+            self.shortcuts.resize(count as usize, 0);
+        }
+        let at = id as usize & (self.shortcuts.len() - 1);
+        self.shortcuts[at] = index;
     }
 
     fn take_free(&mut self) -> Option<u32> {
@@ -169,11 +189,22 @@ impl<T> Slab<T> {
     }
 
     /// The index of the live entry `id`.
+    #[inline]
     pub(crate) fn find(&self, id: u32) -> Option<u32> {
+        let low = id as usize & self.shortcuts.len().wrapping_sub(1);
+        let is_it = |index: &&u32| self.is_at(id, **index);
+        self.shortcuts.get(low).filter(is_it).copied().or_else(|| self.find_slowly(id))
+    }
+
+    fn is_at(&self, id: u32, index: u32) -> bool {
+        let slot = self.slots.get(index as usize);
+        slot.is_some_and(|slot| slot.id == id && slot.value.is_some())
+    }
+
+    fn find_slowly(&self, id: u32) -> Option<u32> {
         let plain = self.cipher.as_ref().map_or(id, |cipher| self.layout.open(cipher, id));
         let index = self.layout.index_of(plain);
-        let slot = self.slots.get(index as usize)?;
-        (slot.value.is_some() && slot.id == id).then_some(index)
+        self.is_at(id, index).then_some(index)
     }
 
     pub(crate) fn get(&self, id: u32) -> Option<&T> {
@@ -218,6 +249,28 @@ mod tests {
         assert_eq!(slab.get(first), None);
         assert_eq!(slab.remove(first), None);
         assert_eq!((slab.get(second), slab.get(third)), (Some(&'b'), Some(&'c')));
+    }
+
+    /// More entries than shortcuts: many share the low bits of their ids.
+    #[test]
+    fn encrypted_ids_find_their_own_entry_with_and_without_a_shortcut() {
+        let mut rng = Rng::new(5);
+        let mut slab = Slab::sealed(Layout::new(4 * MAX_SHORTCUTS, 24), &mut rng);
+        let ids: Vec<u32> =
+            (0..4 * MAX_SHORTCUTS).map(|number| slab.insert_with(|_, _| number).unwrap()).collect();
+        assert_eq!(slab.shortcuts.len() as u32, MAX_SHORTCUTS);
+        for (number, &id) in (0..).zip(&ids) {
+            assert_eq!((slab.get(id), slab.find_slowly(id)), (Some(&number), Some(number)));
+        }
+        for &id in ids.iter().step_by(3) {
+            slab.remove(id);
+        }
+        for (number, &id) in (0..).zip(&ids) {
+            assert_eq!(slab.get(id), (number % 3 != 0).then_some(&number));
+        }
+        // Ids of nothing, whose shortcuts lead to something.
+        let strange = (0..1000).map(|_| rng.next_u32() & 0xff_ffff).filter(|id| !ids.contains(id));
+        assert!(strange.into_iter().all(|id| slab.get(id).is_none()));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use arrayvec::ArrayVec;
 
-use crate::endpoint::{Endpoint, Insert, Placement, Transmit};
+use crate::endpoint::{Delivery, Endpoint, Insert, Output, Placement};
 use crate::time::Time;
 use crate::verbs::{MULTICAST_QPN, Qpn, Transport};
 
@@ -65,6 +65,9 @@ pub fn send<W: Wire, M: Memory>(
     now: Time,
 ) -> usize {
     endpoint.unpark(now);
+    if endpoint.is_quiet() {
+        return 0;
+    }
     let mut sent = send_gathered(endpoint, wire, memory, now);
     while sent < MAX_SENT {
         let burst = send_burst(endpoint, wire, memory, now);
@@ -108,7 +111,8 @@ fn accept_for<M: Memory>(
     frame: &RxFrame<'_>,
 ) {
     let len = frame.payload.len();
-    let mut delivery = endpoint.handle_packet_for(qpn, now, &frame.origin, &frame.headers, len);
+    let mut delivery = Delivery::default();
+    endpoint.handle_packet_into(&mut delivery, qpn, now, &frame.origin, &frame.headers, len);
     if delivery.owed_packets > 0 {
         gather_answers(endpoint, memory, now, qpn, delivery.owed_packets as usize);
         delivery = endpoint.handle_held(qpn, now, &frame.headers, len);
@@ -181,7 +185,8 @@ fn send_gathered<W: Wire, M: Memory>(
     sent
 }
 
-/// Sends up to [`BURST_PACKETS`] packets and returns how many.
+/// Sends up to [`BURST_PACKETS`] packets and returns how many. Their frames are not on the stack of turns that send none.
+#[inline(never)]
 fn send_burst<W: Wire, M: Memory>(
     endpoint: &mut Endpoint,
     wire: &mut W,
@@ -191,16 +196,9 @@ fn send_burst<W: Wire, M: Memory>(
     let mut frames = ArrayVec::<TxFrame<'_>, BURST_PACKETS>::new();
     let mut admits =
         |path: &Path, dest, service, packets| wire.admits(now, path, dest, service, packets);
-    while !frames.is_full()
-        && let Some(transmit) = endpoint.poll_admitted(now, &mut admits)
-    {
-        let Transmit { path, headers, payload, pad } = transmit;
-        frames.push(TxFrame {
-            path,
-            header: headers.emit(),
-            payload: Payload::Gather(payload),
-            pad,
-        });
+    let mut output = Output::default();
+    while !frames.is_full() && endpoint.poll_admitted(now, &mut admits, &mut output) {
+        frames.extend(output.frame());
     }
     let sent = frames.len();
     if sent > 0 {

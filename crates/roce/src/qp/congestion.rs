@@ -63,7 +63,10 @@ impl Congestion {
 
     /// The sending rate; `None` if not limited.
     pub(super) fn rate_bps(&self) -> Option<u64> {
-        [self.controller.limits().rate_bps, self.limit_bps].into_iter().flatten().min()
+        match (self.controller.limits().rate_bps, self.limit_bps) {
+            (Some(controlled), Some(limit)) => Some(controlled.min(limit)),
+            (controlled, limit) => controlled.or(limit),
+        }
     }
 
     /// Request packets that may be in flight; `None` for the queue pair's own window.

@@ -20,7 +20,7 @@ impl Qp {
     pub(crate) fn post_direct(
         &mut self,
         cx: &mut Context<'_>,
-        wr: SendWr,
+        wr: &mut SendWr,
         direct: &mut dyn Direct,
     ) -> Result<Posted, VerbsError> {
         if matches!(&self.kind, Kind::Rc(rc) if rc.requester.is_holding()) {
@@ -28,15 +28,15 @@ impl Qp {
             cx.count(|c| &mut c.direct_held);
             return Ok(Posted::Held);
         }
-        let Err(refusal) = self.carry_out(cx, &wr, direct) else {
+        let Err(refusal) = self.carry_out(cx, wr, direct) else {
             self.held(|held| held.note_direct());
             return Ok(Posted::Done);
         };
         let only_outstanding = refusal == DirectRefusal::Outstanding && self.state == QpState::Rts;
         let (vacant, _) = self.send_room();
         if vacant > 0 && self.held(|held| held.should_wait(only_outstanding)) == Some(true) {
-            let len = self.check_send(&wr)?;
-            self.held(|held| held.push(wr, len));
+            let len = self.check_send(wr)?;
+            self.held(|held| held.push(wr.clone(), len));
             cx.count(|c| &mut c.direct_held);
             return Ok(Posted::Held);
         }

@@ -226,7 +226,9 @@ pub(super) fn range_of(reth: &Reth) -> Range {
 }
 
 pub(super) fn put_piece(cx: &mut Scope<'_, '_>, addr: u64, len: u32) {
-    cx.pieces.extend((len > 0).then_some(Placement { addr, len }));
+    if len > 0 {
+        cx.pieces.push(Placement { addr, len });
+    }
 }
 
 /// The payload's length, if the opcode allows it: first and middle packets are full, last ones are not

@@ -168,9 +168,9 @@ impl Requests {
     }
 
     /// Queues a request of `len` bytes, which must be within limits.
-    pub(super) fn post(&mut self, qpc: &QpContext, wr: SendWr, len: u32) {
+    pub(super) fn post(&mut self, qpc: &QpContext, wr: &SendWr, len: u32) {
         let mut request = Request {
-            wr,
+            wr: wr.clone(),
             len,
             first_psn: self.post_psn,
             packets: 0,
@@ -478,7 +478,7 @@ impl Requests {
     }
 
     fn complete_one(&mut self, cx: &mut Scope<'_, '_>) {
-        let Some(request) = self.queue.pop_front() else {
+        let Some(request) = self.queue.front() else {
             return;
         };
         if self.next > 0 {
@@ -488,8 +488,9 @@ impl Requests {
             self.next_packet = 0;
         }
         if request.wr.signaled || cx.planted.is(Bug::UnsignaledCompleted) {
-            cx.complete_send(&request, WcStatus::Success, request.bytes_brought());
+            cx.complete_send(request, WcStatus::Success, request.bytes_brought());
         }
+        self.queue.pop_front();
     }
 
     /// Fails if the front cannot run: everything before it has completed.

@@ -452,7 +452,7 @@ impl Headers {
     /// Encodes the headers.
     pub fn emit(&self) -> ArrayVec<u8, MAX_HEADER_BYTES> {
         let mut out = ArrayVec::new();
-        out.extend(self.emit_bth());
+        put(&mut out, self.emit_bth());
         emit_ext(&self.ext, self.ignored.deth, &mut out);
         out
     }
@@ -540,48 +540,54 @@ fn sack(bytes: &[u8]) -> Result<Sack, WireError> {
     Ok(Sack { serial: word(bytes, 4), start: Psn::new(place), more: place >> 31 == 1, halves })
 }
 
+/// Appends a header; see the assertion above.
+fn put<const N: usize>(out: &mut ArrayVec<u8, MAX_HEADER_BYTES>, header: [u8; N]) {
+    let put = out.try_extend_from_slice(&header);
+    debug_assert!(put.is_ok(), "longer than any legal stack");
+}
+
 fn emit_ext(ext: &Ext, deth_reserved: u8, out: &mut ArrayVec<u8, MAX_HEADER_BYTES>) {
     match ext {
         Ext::None => {}
-        Ext::Imm(value) | Ext::Ieth(value) => out.extend(value.to_be_bytes()),
-        Ext::Reth(reth) => out.extend(reth.emit()),
+        Ext::Imm(value) | Ext::Ieth(value) => put(out, value.to_be_bytes()),
+        Ext::Reth(reth) => put(out, reth.emit()),
         Ext::RethImm(reth, imm) => {
-            out.extend(reth.emit());
-            out.extend(imm.to_be_bytes());
+            put(out, reth.emit());
+            put(out, imm.to_be_bytes());
         }
-        Ext::Aeth(aeth) => out.extend(aeth.emit()),
-        Ext::AtomicEth(atomic) => out.extend(atomic.emit()),
+        Ext::Aeth(aeth) => put(out, aeth.emit()),
+        Ext::AtomicEth(atomic) => put(out, atomic.emit()),
         Ext::AethAtomicAck(aeth, ack) => {
-            out.extend(aeth.emit());
-            out.extend(ack.original.to_be_bytes());
+            put(out, aeth.emit());
+            put(out, ack.original.to_be_bytes());
         }
-        Ext::Deth(deth) => out.extend(deth.emit(deth_reserved)),
+        Ext::Deth(deth) => put(out, deth.emit(deth_reserved)),
         Ext::DethImm(deth, imm) => {
-            out.extend(deth.emit(deth_reserved));
-            out.extend(imm.to_be_bytes());
+            put(out, deth.emit(deth_reserved));
+            put(out, imm.to_be_bytes());
         }
-        Ext::Cnp => out.extend([0; 16]),
-        Ext::Sreth(sreth) => out.extend(sreth.emit()),
+        Ext::Cnp => put(out, [0; 16]),
+        Ext::Sreth(sreth) => put(out, sreth.emit()),
         Ext::SrethImm(sreth, word) | Ext::SrethIeth(sreth, word) => {
-            out.extend(sreth.emit());
-            out.extend(word.to_be_bytes());
+            put(out, sreth.emit());
+            put(out, word.to_be_bytes());
         }
         Ext::RethSreth(reth, sreth) => {
-            out.extend(reth.emit());
-            out.extend(sreth.emit());
+            put(out, reth.emit());
+            put(out, sreth.emit());
         }
         Ext::RethSrethImm(reth, sreth, imm) => {
-            out.extend(reth.emit());
-            out.extend(sreth.emit());
-            out.extend(imm.to_be_bytes());
+            put(out, reth.emit());
+            put(out, sreth.emit());
+            put(out, imm.to_be_bytes());
         }
         Ext::AethSreth(aeth, sreth) => {
-            out.extend(aeth.emit());
-            out.extend(sreth.emit());
+            put(out, aeth.emit());
+            put(out, sreth.emit());
         }
         Ext::AethSack(aeth, sack) => {
-            out.extend(aeth.emit());
-            out.extend(sack.emit());
+            put(out, aeth.emit());
+            put(out, sack.emit());
         }
     }
 }
