@@ -527,10 +527,16 @@ impl Neighbours {
     }
 
     /// Takes in FIFOs that have arrived since the last look.
+    #[inline]
     fn adopt(&mut self) {
-        if self.shared.has_arrived.load(Ordering::Relaxed)
-            && self.shared.has_arrived.swap(false, Ordering::Acquire)
-        {
+        if self.shared.has_arrived.load(Ordering::Relaxed) {
+            self.adopt_arrived();
+        }
+    }
+
+    #[cold]
+    fn adopt_arrived(&mut self) {
+        if self.shared.has_arrived.swap(false, Ordering::Acquire) {
             let arrived = std::mem::take(&mut *locked(&self.shared.arrived));
             self.packets.adopt(arrived);
         }
@@ -545,6 +551,16 @@ impl Neighbours {
         // What ends the sleep is on a socket.
         self.packets.look_at_sockets();
         !self.packets.holds_packets()
+    }
+
+    /// Whether neighbours send packets through FIFOs.
+    pub fn reads_fifos(&self) -> bool {
+        self.packets.reads_fifos()
+    }
+
+    /// Whether packets of neighbours have arrived.
+    pub fn holds_packets(&self) -> bool {
+        self.packets.holds_packets()
     }
 
     /// The part that is used without the engine's lock.

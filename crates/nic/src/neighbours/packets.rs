@@ -31,9 +31,10 @@ const MAX_TAKEN: usize = 64;
 /// FIFOs that this process reads. Each costs a look in every turn; the packets of further neighbours use sockets.
 pub(super) const MAX_INCOMING: usize = 64;
 
-/// Turns without a look at the sockets, while they are quiet: a look costs a system call or two, a turn otherwise
-/// about a tenth of that.
-const QUIET_TURNS: u32 = 15;
+/// First and longest interval between two looks at quiet sockets: a look costs a system call or two, 1 to 2 us, and a
+/// turn otherwise about a tenth of that. Something there delays its packet, and no other, by the interval.
+const FIRST_QUIET: Duration = Duration::from_micros(2);
+const LONGEST_QUIET: Duration = Duration::from_micros(32);
 
 /// First and longest interval between two looks at a full FIFO.
 const FIRST_LOOK: Duration = Duration::from_micros(5);
@@ -257,8 +258,10 @@ pub(super) struct Packets {
     burst: u64,
     /// When the next full FIFO is looked at.
     look_at: Option<Time>,
-    /// Turns left without a look at the sockets.
-    quiet: u32,
+    /// How long the sockets are left alone after a look that found nothing, and until when. No interval: each turn
+    /// looks.
+    quiet: Duration,
+    quiet_until: Time,
     bytes: Vec<u8>,
     pub(super) counters: FifoCounters,
 }
@@ -279,13 +282,25 @@ impl Packets {
         self.incoming.extend(arrived);
     }
 
+    pub(super) fn reads_fifos(&self) -> bool {
+        !self.incoming.is_empty()
+    }
+
     pub(super) fn holds_packets(&self) -> bool {
         self.incoming.iter().any(Incoming::holds_packets)
     }
 
     /// The next turn looks at the sockets: something there has ended a sleep.
     pub(super) fn look_at_sockets(&mut self) {
-        self.quiet = 0;
+        self.quiet_until = Time::ZERO;
+    }
+
+    /// The sockets were looked at. Who reads no FIFO looks in each turn.
+    fn note_look(&mut self, now: Time, received: usize) {
+        let is_quiet = received == 0 && !self.incoming.is_empty();
+        let longer = Duration::from_nanos(self.quiet.as_nanos() * 2).max(FIRST_QUIET);
+        self.quiet = if is_quiet { longer.min(LONGEST_QUIET) } else { Duration::ZERO };
+        self.quiet_until = now + self.quiet;
     }
 
     /// The neighbour that packets on this path are for.
@@ -391,10 +406,6 @@ impl<'a, W: Wire + Doorbell> LocalWire<'a, W> {
         }
         packets.target(path, dest)
     }
-
-    fn route(&self, frame: &TxFrame<'_>) -> Option<usize> {
-        self.target(&frame.path, frame.dest_qp())
-    }
 }
 
 impl<W: Wire + Doorbell> Wire for LocalWire<'_, W> {
@@ -402,8 +413,13 @@ impl<W: Wire + Doorbell> Wire for LocalWire<'_, W> {
         self.neighbours.packets.burst += 1;
         let mut rest = frames;
         while let Some(first) = rest.first() {
-            let target = self.route(first);
-            let same = rest.iter().take_while(|frame| self.route(frame) == target).count();
+            let (path, dest) = (first.path, first.dest_qp());
+            let target = self.target(&path, dest);
+            let is_alike = |frame: &TxFrame<'_>| {
+                let dest_qp = frame.dest_qp();
+                frame.path == path && dest_qp == dest || self.target(&frame.path, dest_qp) == target
+            };
+            let same = 1 + rest[1..].iter().take_while(|frame| is_alike(frame)).count();
             let (run, later) = rest.split_at(same);
             rest = later;
             let Some(target) = target else {
@@ -412,7 +428,7 @@ impl<W: Wire + Doorbell> Wire for LocalWire<'_, W> {
             };
             self.neighbours.packets.push(target, run, memory);
             if self.neighbours.packets.needs_waking(target) {
-                self.wire.wake(&first.path, first.dest_qp());
+                self.wire.wake(&path, dest);
             }
         }
     }
@@ -423,13 +439,11 @@ impl<W: Wire + Doorbell> Wire for LocalWire<'_, W> {
         packets.burst += 1;
         packets.look_at = packets.look_at.filter(|at| *at > now);
         let taken = packets.receive(&shared.addresses, sink);
-        if packets.quiet > 0 && self.wire.next_wakeup().is_none() {
-            packets.quiet -= 1;
+        if now < packets.quiet_until && self.wire.next_wakeup().is_none() {
             return taken;
         }
         let received = self.wire.receive(now, sink);
-        let is_quiet = received == 0 && !packets.incoming.is_empty();
-        packets.quiet = if is_quiet { QUIET_TURNS } else { 0 };
+        packets.note_look(now, received);
         taken + received
     }
 
@@ -701,17 +715,23 @@ mod tests {
     }
 
     #[test]
-    fn sockets_are_looked_at_in_some_turns_and_after_each_sleep() {
+    fn quiet_sockets_are_looked_at_now_and_then_and_after_each_sleep() {
         let (mut from, mut to) = pair(4);
         to.received(START);
         let before = to.sockets.looks;
-        for _ in 0..10 * (QUIET_TURNS + 1) {
-            to.received(START);
+        let steps = 1_000;
+        for step in 1..=steps {
+            to.received(START + Duration::from_micros(step));
         }
-        assert_eq!(to.sockets.looks - before, 10);
+        let end = START + Duration::from_micros(steps);
+        // The intervals double from the first to the longest.
+        let seldom = steps / (LONGEST_QUIET.as_nanos() / 1_000);
+        let looks = u64::from(to.sockets.looks - before);
+        assert!((seldom..seldom + 6).contains(&looks), "{looks}");
         assert!(to.neighbours.fall_asleep());
-        to.received(START);
-        assert_eq!(to.sockets.looks - before, 11);
+        let before = to.sockets.looks;
+        to.received(end);
+        assert_eq!(to.sockets.looks - before, 1);
         // Who reads no FIFO looks in each turn.
         let before = from.sockets.looks;
         for _ in 0..5 {
