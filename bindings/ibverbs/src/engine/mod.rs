@@ -19,7 +19,7 @@ mod progress;
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use nic::clock;
 use nic::device::{DeviceConfig, DeviceWire};
@@ -47,6 +47,10 @@ const POST_TURNS: u32 = 4;
 
 /// How long a thread polls in vain before each further poll yields the processor.
 const SPIN: Duration = Duration::from_micros(10);
+
+/// Polls in a row without a turn while nothing is there: such a poll is a look at the FIFOs, and a turn costs ten times
+/// that, half of it to read the clock.
+const SKIPPED_POLLS: u32 = 7;
 
 /// Packets of one turn that mean "there is more to send".
 const FULL_TURN: usize = 2 * world::BURST_PACKETS;
@@ -83,6 +87,8 @@ pub(crate) struct Core {
     holding: BTreeSet<u32>,
     /// The first of them at which the last turn ended although more could be carried out.
     behind: Option<u32>,
+    /// Polls without a turn since the last one.
+    skipped: u32,
     /// The endpoint's count of failed queue pairs at the last look.
     failed_before: u64,
     /// The time of the last turn. Posts use it: they are timed when they are sent, and reading the clock
@@ -208,6 +214,7 @@ impl Engine {
             queued: false,
             holding: BTreeSet::new(),
             behind: None,
+            skipped: 0,
             failed_before: 0,
             now: clock::now(),
             qps: HashMap::new(),
@@ -236,6 +243,15 @@ impl Engine {
     /// Locks the mutable state.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The core, unless another thread is using it.
+    fn try_lock(&self) -> Option<MutexGuard<'_, Core>> {
+        match self.core.try_lock() {
+            Ok(core) => Some(core),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     /// A verb that may complete work requests or give the endpoint something to send.
@@ -303,6 +319,21 @@ impl Core {
         }
         self.settle();
         progress
+    }
+
+    /// Whether a turn would find nothing, as far as one can see without reading the clock: packets of neighbours would be
+    /// there, and timers and sockets can wait for a few more polls.
+    pub(crate) fn may_skip_turn(&mut self) -> bool {
+        let Ok(neighbours) = &self.neighbours else {
+            return false;
+        };
+        let is_idle = self.skipped < SKIPPED_POLLS
+            && neighbours.reads_fifos()
+            && !neighbours.holds_packets()
+            && self.endpoint.is_quiet()
+            && self.holding.is_empty();
+        self.skipped = if is_idle { self.skipped + 1 } else { 0 };
+        is_idle
     }
 
     fn turn_wire(&mut self) -> world::Progress {

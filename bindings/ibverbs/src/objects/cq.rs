@@ -136,6 +136,9 @@ impl Cq {
         let mut taken = self.take(&mut core, room, &mut take);
         let mut idle_at = None;
         if taken == 0 && room > 0 {
+            if core.may_skip_turn() {
+                return Ok(0);
+            }
             let is_idle = self.engine.turn(&mut core).is_idle();
             idle_at = is_idle.then_some(core.now);
             taken = self.take(&mut core, room, &mut take);
