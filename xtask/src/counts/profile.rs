@@ -56,7 +56,8 @@ pub(crate) fn figures(case: &str, printed: &str, profile: &str) -> Result<Vec<Fi
                 let cost = costs.get(&symbol).ok_or_else(|| {
                     format!("{case}: no {symbol} in the profile; was it inlined or renamed?")
                 })?;
-                total += *cost as f64;
+                // A turn with nothing to do is no part of a message.
+                total += if phase == "idle" { 0.0 } else { *cost as f64 };
                 let unit = format!("instructions/{unit}");
                 figures.push(figure(phase, *cost as f64 / operations, unit));
             }

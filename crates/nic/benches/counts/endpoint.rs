@@ -79,6 +79,8 @@ impl Pair for Headers {
         self.carry(1, Phase::Answer, Phase::Complete, tally);
     }
 
+    fn idle(&mut self, _tally: &mut Tally) {}
+
     fn calls(&mut self) -> Vec<(&'static str, u64)> {
         Vec::new()
     }

@@ -110,6 +110,9 @@ pub(crate) trait Pair {
     /// The same for the responder.
     fn responder(&mut self, tally: &mut Tally);
 
+    /// A turn of the requester when there is nothing to do, where that counts.
+    fn idle(&mut self, tally: &mut Tally);
+
     /// System calls so far, by kind.
     fn calls(&mut self) -> Vec<(&'static str, u64)>;
 }
@@ -207,6 +210,7 @@ fn round<P: Pair>(pair: &mut P, sides: &[Side; 2], load: &Load, tally: &mut Tall
         }
         tally.add(Phase::PollReceive, messages, "message");
     }
+    pair.idle(tally);
     if !P::COUNTS_PACKETS {
         let (operations, unit) = load.units();
         tally.add(Phase::Requester, operations, unit);

@@ -7,10 +7,12 @@
 //! | layer | what it holds |
 //! |---|---|
 //! | [`endpoint`] | the state machine alone: two endpoints exchange headers |
+//! | [`fifo`] | two neighbours: packets through shared memory, payload included |
 //! | [`udp`] | two devices on UDP sockets of loopback, payload and checksums included |
 #![expect(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
 mod endpoint;
+mod fifo;
 mod load;
 mod phases;
 mod udp;
@@ -36,6 +38,7 @@ impl Case {
     fn run(&self, tally: &mut Tally) {
         match self.layer {
             "endpoint" => load::run(&mut endpoint::Headers::new(), &self.load, tally),
+            "fifo" => load::run(&mut fifo::Shared::new(), &self.load, tally),
             _ => load::run(&mut udp::Sockets::new(), &self.load, tally),
         }
     }
@@ -60,6 +63,10 @@ fn cases() -> Vec<Case> {
                 cases.push(Case { layer, load });
             }
         }
+    }
+    for (operation, burst) in [(Send, 1), (Send, BURST), (Atomic, 1)] {
+        let load = Load { operation, bytes: 8, burst, reliability: Reliability::GoBackN };
+        cases.push(Case { layer: "fifo", load });
     }
     let load = Load { operation: Atomic, bytes: 8, burst: 1, reliability: Reliability::GoBackN };
     cases.push(Case { layer: "udp", load });

@@ -54,6 +54,8 @@ phases! {
     Requester "requester" counted_requester;
     /// The responder's turns.
     Responder "responder" counted_responder;
+    /// A turn of the requester with nothing to do.
+    Idle "idle" counted_idle;
     /// The requester takes completions.
     Poll "poll" counted_poll;
     /// The responder takes completions of receives.

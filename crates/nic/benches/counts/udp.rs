@@ -74,6 +74,8 @@ impl Pair for Sockets {
         self.turn(1, Phase::Responder, tally);
     }
 
+    fn idle(&mut self, _tally: &mut Tally) {}
+
     fn calls(&mut self) -> Vec<(&'static str, u64)> {
         let mut calls = vec![("sendmmsg", 0), ("recvmmsg", 0)];
         for fabric in &self.fabrics {
