@@ -12,7 +12,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use roce::Time;
-use roce::direct::{Backlog, Direct, MAX_DIRECT_BYTES, RegionCard};
+use roce::direct::{Backlog, Direct, Holding, MAX_DIRECT_BYTES, RegionCard};
 use roce::endpoint::Endpoint;
 use roce::verbs::{Access, MemoryRegion, PdId, Qpn};
 
@@ -82,7 +82,7 @@ impl SameHost {
     ) {
         let Ok(own) = &mut self.neighbours else { return };
         if let Some(neighbour) = neighbour
-            && endpoint.hold_sends(now, qpn, true).is_ok()
+            && endpoint.hold_sends(now, qpn, Holding::Relaxed).is_ok()
         {
             own.route(qpn, Some(neighbour));
             self.routed.push_back(qpn);
@@ -165,7 +165,7 @@ impl SameHost {
             let backlog = endpoint.carry_out_held(now, qpn, own, &mut budget);
             if !own.reaches(qpn) {
                 // Everything goes as packets from now on. A queue pair that is gone has none.
-                let _ = endpoint.hold_sends(now, qpn, false);
+                let _ = endpoint.hold_sends(now, qpn, Holding::Runs);
                 continue;
             }
             if backlog == Backlog::Ready {

@@ -127,6 +127,22 @@ pub enum Posted {
     Held,
 }
 
+/// Which sends of a queue pair wait from their post on, until
+/// [`Endpoint::carry_out_held`](crate::endpoint::Endpoint::carry_out_held): for a program whose driver carries them out
+/// in bounded pieces.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Holding {
+    /// None, except behind a run of requests that only the packets before them kept from being direct.
+    #[default]
+    Runs,
+    /// All.
+    All,
+    /// All, with relaxed order: a WRITE without a completion waits for its turn, but not for the acknowledgements of the
+    /// SENDs before it. For programs whose WRITEs never touch what an earlier SEND announces. Otherwise each SEND
+    /// between two WRITEs costs a round trip.
+    Relaxed,
+}
+
 /// Requests of a queue pair that wait for the packets before them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backlog {

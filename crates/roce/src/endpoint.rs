@@ -17,7 +17,7 @@ use core::net::{IpAddr, SocketAddr};
 use crate::congestion::WindowReport;
 use crate::congestion::rtt::RttMeter;
 use crate::cq::CqTable;
-use crate::direct::{Backlog, Direct, Posted, QpCard};
+use crate::direct::{Backlog, Direct, Holding, Posted, QpCard};
 use crate::events::EventQueue;
 use crate::io::{Origin, Payload, TxFrame};
 use crate::memory::pd::PdTable;
@@ -866,14 +866,14 @@ impl Endpoint {
         done.unwrap_or(Backlog::Empty)
     }
 
-    /// Lets every send of a queue pair wait for [`carry_out_held`](Endpoint::carry_out_held): for a program whose driver
-    /// carries them out in bounded pieces. Without `holds` those that wait become packets, as all later ones do.
+    /// Chooses which sends of a queue pair wait for [`carry_out_held`](Endpoint::carry_out_held). With
+    /// [`Holding::Runs`] those that wait become packets, as all later ones do.
     ///
     /// # Errors
     /// When the queue pair does not exist.
-    pub fn hold_sends(&mut self, now: Time, qpn: Qpn, holds: bool) -> Result<(), VerbsError> {
+    pub fn hold_sends(&mut self, now: Time, qpn: Qpn, holding: Holding) -> Result<(), VerbsError> {
         self.on_qp(now, qpn, |qp, _cx| {
-            qp.hold_sends(holds);
+            qp.hold_sends(holding);
             Ok(())
         })
     }

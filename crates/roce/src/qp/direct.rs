@@ -6,7 +6,7 @@ use super::{Context, Kind, Qp};
 use crate::congestion::CongestionControl;
 use crate::counters::Counters;
 use crate::direct::{
-    Backlog, Direct, DirectKind, DirectRefusal, DirectRequest, MAX_DIRECT_BYTES, Posted,
+    Backlog, Direct, DirectKind, DirectRefusal, DirectRequest, Holding, MAX_DIRECT_BYTES, Posted,
 };
 use crate::memory::region::AccessKind;
 use crate::memory::sg::{self, Extent, Placements};
@@ -62,7 +62,7 @@ impl Qp {
             let Some(&(ref wr, len)) = rc.requester.held().front() else {
                 return Backlog::Empty;
             };
-            if self.state != QpState::Rts || !rc.requester.has_no_packets() {
+            if self.state != QpState::Rts || !rc.requester.lets_pass(wr) {
                 return Backlog::Waiting;
             }
             if *budget == 0 {
@@ -97,9 +97,9 @@ impl Qp {
     }
 
     /// Lets every send wait until [`carry_out_held`](Qp::carry_out_held), or no longer: those that wait become packets.
-    pub(crate) fn hold_sends(&mut self, holds: bool) {
-        self.held(|held| held.hold_all(holds));
-        if let (Kind::Rc(rc), false) = (&mut self.kind, holds) {
+    pub(crate) fn hold_sends(&mut self, holding: Holding) {
+        self.held(|held| held.set_holding(holding));
+        if let (Kind::Rc(rc), Holding::Runs) = (&mut self.kind, holding) {
             rc.requester.release_held(&self.qpc);
         }
     }
@@ -178,7 +178,7 @@ impl Qp {
             () if is_paced => Err(DirectRefusal::Paced),
             () if len > MAX_DIRECT_BYTES => Err(DirectRefusal::Length),
             () if self.state != QpState::Rts
-                || !rc.requester.has_no_packets() && !planted.is(Bug::DirectOvertakes) =>
+                || !rc.requester.lets_pass(wr) && !planted.is(Bug::DirectOvertakes) =>
             {
                 Err(DirectRefusal::Outstanding)
             }

@@ -7,10 +7,11 @@
 //! posted behind them waits too, so that requests stay in order. If the peer then refuses one, all of them
 //! become packets, and the next run has to be twice as long: waiting costs a round trip.
 //!
-//! A program that lets its driver carry requests out has all of them wait from their post on ([`Held::hold_all`]).
+//! A program that lets its driver carry requests out has all of them wait from their post on ([`Held::set_holding`]).
 
 use alloc::collections::VecDeque;
 
+use crate::direct::Holding;
 use crate::verbs::SendWr;
 
 /// Requests in a row that could have been direct, before the next ones wait.
@@ -25,13 +26,12 @@ pub(super) struct Held {
     run: u32,
     /// The length that a run must have.
     wanted: u32,
-    /// Every request waits, from its post on.
-    holds_all: bool,
+    holding: Holding,
 }
 
 impl Default for Held {
     fn default() -> Held {
-        Held { queue: VecDeque::new(), run: 0, wanted: FIRST_RUN, holds_all: false }
+        Held { queue: VecDeque::new(), run: 0, wanted: FIRST_RUN, holding: Holding::Runs }
     }
 }
 
@@ -60,12 +60,18 @@ impl Held {
         *self = Held::default();
     }
 
-    pub(super) fn hold_all(&mut self, holds_all: bool) {
-        self.holds_all = holds_all;
+    pub(super) fn set_holding(&mut self, holding: Holding) {
+        self.holding = holding;
     }
 
+    /// Whether every request waits, from its post on.
     pub(super) fn holds_all(&self) -> bool {
-        self.holds_all
+        self.holding != Holding::Runs
+    }
+
+    /// Whether WRITEs may overtake acknowledgements.
+    pub(super) fn is_relaxed(&self) -> bool {
+        self.holding == Holding::Relaxed
     }
 
     /// A request became packets: `only_outstanding` if nothing but the packets before it was in the way. Returns

@@ -19,7 +19,7 @@ use super::{RxPacket, Scope, TimeoutReason};
 use crate::congestion::rtt::RttMeter;
 use crate::report::Flow;
 use crate::time::{Duration, Time};
-use crate::verbs::{AttrMask, SendWr};
+use crate::verbs::{AttrMask, SendOp, SendWr};
 use crate::wire::Psn;
 
 /// An ACK timer handled this late proves nothing about the peer: this process was not running, and the
@@ -126,6 +126,17 @@ impl Requester {
     /// Whether none of them is sent, or to be sent, as packets.
     pub(super) fn has_no_packets(&self) -> bool {
         self.requests.queue.is_empty()
+    }
+
+    /// Whether a direct request may be carried out before the packets of these are acknowledged: there are none, or the
+    /// order is relaxed, `wr` completes unseen, and they are all SENDs.
+    pub(super) fn lets_pass(&self, wr: &SendWr) -> bool {
+        use SendOp::{Send, SendImm, SendInvalidate, Write};
+        let is_send =
+            |before: &Request| matches!(before.wr.op, Send | SendImm(_) | SendInvalidate(_));
+        let is_quiet_write = || matches!(wr.op, Write { .. }) && !wr.signaled && !wr.fence;
+        self.has_no_packets()
+            || self.held.is_relaxed() && is_quiet_write() && self.requests.queue.iter().all(is_send)
     }
 
     /// The oldest PSN that is not acknowledged.
