@@ -113,7 +113,7 @@ const FLOORS: &[(&str, &str)] = &[
          udp: capture clock interfaces sockaddr waiter
          packet: udp
          neighbours: interfaces
-         same_host: neighbours pool
+         same_host: fault neighbours pool udp
          device: capture clock interfaces neighbours packet ready skip udp waiter
          doctor: device interfaces neighbours packet udp
          fabric: fault neighbours pool ready same_host udp

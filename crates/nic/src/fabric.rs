@@ -90,6 +90,9 @@ pub trait Fabric {
     /// Called before a sleep. `false`: something may have arrived meanwhile, take another turn first.
     fn prepare_sleep(&mut self) -> bool;
 
+    /// Called when a prepared sleep is over or did not begin.
+    fn woken(&mut self);
+
     /// The next trouble of the device since the last call.
     fn poll_trouble(&mut self) -> Option<Trouble>;
 
@@ -145,7 +148,8 @@ impl Software {
         let memory = Pool::new(memory)?;
         let endpoint = Endpoint::new(EndpointConfig { seed, ..EndpointConfig::default() });
         let same_host = SameHost::open(wire.local(), Some("not wanted".to_owned()));
-        Ok(Software { endpoint, wire: LossyWire::new(wire, loss_ppm, seed), memory, same_host })
+        let wire = LossyWire::new(wire, loss_ppm, seed);
+        Ok(Software { endpoint, wire, memory, same_host })
     }
 
     /// Reaches neighbours without packets from now on, unless there is a reason against it. Call it before anything is
@@ -173,11 +177,11 @@ impl Fabric for Software {
     fn turn(&mut self, now: Time, work: impl FnOnce(&mut Endpoint, &mut Pool) -> bool) -> Progress {
         let Software { endpoint, wire, memory, same_host } = self;
         same_host.reclaim(memory);
-        world::turn(endpoint, wire, memory, now, |endpoint, memory| {
-            same_host.withdraw_failed(endpoint);
-            let worked = work(endpoint, memory);
-            same_host.carry_out(endpoint, now) | worked
-        })
+        let received = same_host.receive(endpoint, wire, memory, now);
+        same_host.withdraw_failed(endpoint);
+        let worked = work(endpoint, memory) | same_host.carry_out(endpoint, now);
+        let sent = same_host.send(endpoint, wire, memory, now);
+        Progress { received, sent, worked }
     }
 
     fn registered(&mut self, pd: PdId, region: &MemoryRegion, access: Access) {
@@ -217,7 +221,11 @@ impl Fabric for Software {
     }
 
     fn prepare_sleep(&mut self) -> bool {
-        true
+        self.same_host.fall_asleep()
+    }
+
+    fn woken(&mut self) {
+        self.same_host.wake_up();
     }
 
     fn poll_trouble(&mut self) -> Option<Trouble> {
@@ -246,7 +254,7 @@ impl Fabric for Software {
         wire.counters().named().for_each(|(name, value)| tell(name, value));
         tell("udp.ip_udp_header_bytes", wire.ip_udp_header_bytes());
         tell("udp.injected_drops", self.wire.dropped());
-        self.same_host.counts().into_iter().for_each(|(name, value)| tell(name, value));
+        self.same_host.counts(tell);
     }
 
     fn notes(&self) -> Vec<String> {

@@ -1,5 +1,5 @@
-//! The same-host path of a software device that one thread drives: which of its queue pairs reach a neighbour, and what
-//! it publishes for those that reach it.
+//! The same-host path of a software device that one thread drives: which of its queue pairs reach a neighbour, what it
+//! publishes for those that reach it, and the wire that its packets to and from them take.
 //!
 //! [`neighbours`](crate::neighbours) does the work. Sends of a queue pair with a neighbour wait in the endpoint until
 //! the driver's turn ([`SameHost::carry_out`]), which copies a bounded number of bytes: other clients of the thread
@@ -14,10 +14,13 @@ use std::sync::Arc;
 use roce::Time;
 use roce::direct::{Backlog, Direct, Holding, MAX_DIRECT_BYTES, RegionCard};
 use roce::endpoint::Endpoint;
-use roce::verbs::{Access, MemoryRegion, PdId, Qpn};
+use roce::verbs::{Access, MemoryRegion, Path, PdId, Qpn};
+use roce::world;
 
-use crate::neighbours::{Neighbours, Shared, Target, Unfinished};
+use crate::fault::LossyWire;
+use crate::neighbours::{Doorbell, FifoCounters, Neighbours, Shared, Target, Unfinished};
 use crate::pool::{Pool, PoolRange};
+use crate::udp::UdpWire;
 
 /// Environment variable that chooses the path: `udp` for packets, `auto` for the same-host path where it is possible.
 pub const PATH: &str = "DQUANT_PATH";
@@ -51,7 +54,7 @@ impl SameHost {
     /// For a device at this address, unless there is a reason against it.
     pub(crate) fn open(own: SocketAddr, refused: Option<String>) -> SameHost {
         let opened = || {
-            let opened = Neighbours::open(own.port(), 0, &[own.ip()], false);
+            let opened = Neighbours::open(own.port(), 0, &[own.ip()], true);
             opened.map_err(|error| format!("no board for neighbours: {error}"))
         };
         SameHost {
@@ -61,6 +64,46 @@ impl SameHost {
             routed: VecDeque::new(),
             failed_before: 0,
             leaving: Vec::new(),
+        }
+    }
+
+    /// Receives, as the first part of a turn.
+    pub(crate) fn receive(
+        &mut self,
+        endpoint: &mut Endpoint,
+        wire: &mut LossyWire<UdpWire>,
+        memory: &mut Pool,
+        now: Time,
+    ) -> usize {
+        match &mut self.neighbours {
+            Ok(own) => world::receive(endpoint, &mut own.wire(wire), memory, now),
+            Err(_) => world::receive(endpoint, wire, memory, now),
+        }
+    }
+
+    /// Sends, as the last part of a turn.
+    pub(crate) fn send(
+        &mut self,
+        endpoint: &mut Endpoint,
+        wire: &mut LossyWire<UdpWire>,
+        memory: &Pool,
+        now: Time,
+    ) -> usize {
+        match &mut self.neighbours {
+            Ok(own) => world::send(endpoint, &mut own.wire(wire), memory, now),
+            Err(_) => world::send(endpoint, wire, memory, now),
+        }
+    }
+
+    /// The thread is going to sleep on the socket. `false`: packets have arrived already.
+    pub(crate) fn fall_asleep(&mut self) -> bool {
+        self.neighbours.as_mut().map_or(true, Neighbours::fall_asleep)
+    }
+
+    /// The sleep is over, or did not begin.
+    pub(crate) fn wake_up(&self) {
+        if let Ok(own) = &self.neighbours {
+            own.shared().wake_up();
         }
     }
 
@@ -178,12 +221,18 @@ impl SameHost {
         budget < MAX_DIRECT_BYTES
     }
 
-    /// Queue pairs with a neighbour, and ranges of memory that wait for one.
-    pub(crate) fn counts(&self) -> [(&'static str, u64); 2] {
-        [
-            ("neighbours.queue_pairs", self.routed.len() as u64),
-            ("neighbours.awaited_ranges", self.leaving.len() as u64),
-        ]
+    /// Queue pairs with a neighbour, ranges of memory that wait for one, and packets through shared memory.
+    pub(crate) fn counts(&self, tell: &mut dyn FnMut(&str, u64)) {
+        tell("neighbours.queue_pairs", self.routed.len() as u64);
+        tell("neighbours.awaited_ranges", self.leaving.len() as u64);
+        let fifos = self
+            .neighbours
+            .as_ref()
+            .map_or_else(|_| FifoCounters::default(), |own| *own.counters());
+        fifos
+            .named()
+            .into_iter()
+            .for_each(|(name, value)| tell(&format!("neighbours.{name}"), value));
     }
 
     /// The path, for people to read.
@@ -192,6 +241,13 @@ impl SameHost {
             Ok(_) => "same host: direct where both ends allow it".to_owned(),
             Err(why) => format!("same host: packets ({why})"),
         }
+    }
+}
+
+/// The port of such a device belongs to one process.
+impl Doorbell for LossyWire<UdpWire> {
+    fn wake(&mut self, path: &Path, _dest: Qpn) {
+        self.inner().wake(path.remote);
     }
 }
 

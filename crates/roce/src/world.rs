@@ -49,11 +49,23 @@ pub fn turn<W: Wire, M: Memory>(
     now: Time,
     work: impl FnOnce(&mut Endpoint, &mut M) -> bool,
 ) -> Progress {
-    let received = wire.receive(now, &mut |frame| accept(endpoint, memory, now, frame));
-    endpoint.handle_timeout_unless(now, &mut |path, dest| wire.is_stalled(path, dest));
+    let received = receive(endpoint, wire, memory, now);
     let worked = work(endpoint, memory);
     let sent = send(endpoint, wire, memory, now);
     Progress { received, sent, worked }
+}
+
+/// The first part of a [`turn`]: receives once and handles expired timers, and returns how many packets. For an
+/// application that needs the wire itself between this and [`send`].
+pub fn receive<W: Wire, M: Memory>(
+    endpoint: &mut Endpoint,
+    wire: &mut W,
+    memory: &mut M,
+    now: Time,
+) -> usize {
+    let received = wire.receive(now, &mut |frame| accept(endpoint, memory, now, frame));
+    endpoint.handle_timeout_unless(now, &mut |path, dest| wire.is_stalled(path, dest));
+    received
 }
 
 /// The last part of a [`turn`]: sends what is pending, up to a bound, and returns how many packets. For a thread that

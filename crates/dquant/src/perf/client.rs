@@ -478,5 +478,7 @@ impl<F: Fabric> Application for Work<'_, F> {
         self.fabric.prepare_sleep()
     }
 
-    fn woken(&mut self) {}
+    fn woken(&mut self) {
+        self.fabric.woken();
+    }
 }

@@ -327,6 +327,7 @@ impl<F: Fabric> Application for Engine<F> {
     }
 
     fn woken(&mut self) {
+        self.host.fabric.woken();
         self.streams.iter_mut().for_each(|stream| stream.sink.after_sleep());
     }
 }

@@ -274,7 +274,9 @@ impl<F: Fabric> Application for Engine<F> {
         self.host.fabric.prepare_sleep()
     }
 
-    fn woken(&mut self) {}
+    fn woken(&mut self) {
+        self.host.fabric.woken();
+    }
 }
 
 impl<F: Fabric> Engine<F> {

@@ -327,6 +327,10 @@ impl Fabric for Failing {
         self.device.prepare_sleep()
     }
 
+    fn woken(&mut self) {
+        self.device.woken();
+    }
+
     fn poll_trouble(&mut self) -> Option<Trouble> {
         let has_failed = self.has_failed.load(Ordering::Relaxed);
         has_failed.then(|| Trouble::Gone(GONE.into()))

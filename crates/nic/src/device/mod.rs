@@ -41,7 +41,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use roce::Time;
 use roce::verbs::{Qpn, Transport};
-use roce::wire::{FORWARDED_OPCODE, PROCESS_PORT_BASE, ROCE_PORT};
+use roce::wire::{PROCESS_PORT_BASE, ROCE_PORT};
 use roce::world::{Memory, Path, RxFrame, TxFrame, Wire};
 use rustix::net::{SendFlags, sendto};
 
@@ -121,7 +121,7 @@ fn scoped(addr: SocketAddr, ifindex: u32) -> SocketAddr {
 
 /// What [`Wire::is_stalled`] and [`Doorbell::wake`] send to the port of a process, from the port of ours. Who reads it
 /// counts and drops it.
-const PROBE: [u8; 1] = [FORWARDED_OPCODE];
+const PROBE: [u8; 1] = crate::udp::WAKE_UP;
 
 /// Names the packet socket among the places of ports.
 const TAP: u64 = u64::MAX;

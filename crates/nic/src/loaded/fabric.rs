@@ -128,6 +128,8 @@ impl Fabric for Loaded {
         !has_armed && (was_unarmed || !self.is_unarmed)
     }
 
+    fn woken(&mut self) {}
+
     fn poll_trouble(&mut self) -> Option<Trouble> {
         self.device.troubles.pop_front()
     }

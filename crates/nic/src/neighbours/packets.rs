@@ -310,8 +310,9 @@ impl Packets {
         }
         let at = SocketAddr::new(path.remote.ip().to_canonical(), path.remote.port());
         let slot = (dest.get() >> 16) as u8;
+        // A process of slot 0 has its port to itself.
         let is_for = |target: &Arc<Target>| {
-            target.slot == slot && target.at == at && target.board.is_owned()
+            (target.slot == slot || target.slot == 0) && target.at == at && target.board.is_owned()
         };
         self.outgoing.iter().position(is_for)
     }

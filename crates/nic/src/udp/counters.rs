@@ -84,6 +84,8 @@ pub struct RxCounters {
     pub gro_batches: u64,
     /// Calls of `recvmmsg`.
     pub syscalls: u64,
+    /// Datagrams that ask to wake up, and are no packets.
+    pub wake_ups: u64,
     /// Packets delivered.
     pub accepted: u64,
     /// Of those, packets with an IPv4 identification other than the expected one.
@@ -169,12 +171,13 @@ impl UdpCounters {
     }
 }
 
-fn received(counters: &RxCounters) -> [(&'static str, u64); 17] {
+fn received(counters: &RxCounters) -> [(&'static str, u64); 18] {
     let RxCounters {
         packets,
         bytes,
         gro_batches,
         syscalls,
+        wake_ups,
         accepted,
         unexpected_ip_ids,
         bad_icrc,
@@ -189,6 +192,7 @@ fn received(counters: &RxCounters) -> [(&'static str, u64); 17] {
         ("udp.rx.bytes", bytes),
         ("udp.rx.gro_batches", gro_batches),
         ("udp.rx.syscalls", syscalls),
+        ("udp.rx.wake_ups", wake_ups),
         ("udp.rx.accepted", accepted),
         ("udp.rx.unexpected_ip_ids", unexpected_ip_ids),
         ("udp.rx.bad_icrc", bad_icrc),

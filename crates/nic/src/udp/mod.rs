@@ -29,10 +29,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use roce::verbs::{Qpn, Transport};
-use roce::wire::ROCE_PORT;
 use roce::wire::icrc::Pseudo;
+use roce::wire::{FORWARDED_OPCODE, ROCE_PORT};
 use roce::world::{Memory, Path, RxFrame, TxFrame, Wire};
 use roce::{Duration, Time};
+use rustix::net::{SendFlags, sendto};
 use thiserror::Error;
 
 pub use counters::{RxCounters, SharingCounters, TxCounters, TxDropped, UdpCounters, Unparsable};
@@ -175,6 +176,9 @@ impl UdpError {
     }
 }
 
+/// A datagram that asks its receiver to wake up and means nothing else: no packet is so short.
+pub(crate) const WAKE_UP: [u8; 1] = [FORWARDED_OPCODE];
+
 /// A RoCEv2 wire over a UDP socket.
 #[derive(Debug)]
 pub struct UdpWire {
@@ -211,6 +215,12 @@ impl UdpWire {
     /// The address that peers send to, its port filled in.
     pub fn local(&self) -> SocketAddr {
         self.socket.local
+    }
+
+    /// Wakes whoever sleeps on the socket at this address, if its buffer has room; otherwise it has something to wake
+    /// up for.
+    pub fn wake(&self, remote: SocketAddr) {
+        let _ = sendto(&self.socket.fd, &WAKE_UP, SendFlags::DONTWAIT, &remote);
     }
 
     /// Readable when packets wait.

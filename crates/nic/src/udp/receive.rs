@@ -13,7 +13,7 @@ use roce::wire::{Headers, WireError};
 use roce::world::{Ecn, Origin, RxFrame};
 
 use super::message::{Arrival, Control};
-use super::{IcrcCheck, RxCounters, pseudo};
+use super::{IcrcCheck, RxCounters, WAKE_UP, pseudo};
 use crate::capture::{Capture, Seen};
 use crate::sockaddr::Name;
 
@@ -198,6 +198,10 @@ impl<'a> Run<'a> {
     ) {
         let origin = self.origin(local.ip(), 0);
         for (place, packet) in self.datagrams() {
+            if packet == WAKE_UP {
+                counters.wake_ups += 1;
+                continue;
+            }
             let Some(opened) = self.open(check, local, place, packet, counters) else {
                 continue;
             };
