@@ -22,15 +22,15 @@ use crate::neighbours::{Doorbell, FifoCounters, Neighbours, Shared, Target, Unfi
 use crate::pool::{Pool, PoolRange};
 use crate::udp::UdpWire;
 
-/// Environment variable that chooses the path: `udp` for packets, `auto` for the same-host path where it is possible.
+/// Environment variable that chooses the path: `udp` for packets, `auto`, the default, for the same-host path where it
+/// is possible.
 pub const PATH: &str = "DQUANT_PATH";
 
 /// Why this process uses packets, as its environment tells; `None` if it does not.
 pub fn refused_by_environment() -> Option<String> {
     match std::env::var(PATH).ok().as_deref() {
-        Some("auto") => None,
+        Some("auto") | None => None,
         Some("udp") => Some(format!("{PATH}=udp")),
-        None => Some(format!("{PATH}=auto is not set")),
         Some(other) => Some(format!("{PATH}={other} is neither auto nor udp")),
     }
 }

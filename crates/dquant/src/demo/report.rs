@@ -4,7 +4,8 @@
 //! |---|---|
 //! | tokens, seconds | by the trainer, between its start and its end |
 //! | source bytes | read from storage by the target in that time |
-//! | wire bytes | IP packets of the target's RoCE endpoint in both directions: headers, acknowledgements and retransmissions included |
+//! | wire bytes | between the target and its reader, both ways: IP packets with headers, acknowledgements and retransmissions, and what moves within the machine instead |
+//! | without packets | the part of these that the target copied into its reader's memory, or that went through shared memory |
 //! | delivered bytes | written into the trainer's memory: tokens times their width |
 //! | open to first batch | median over streams that are opened one after the other, daemons running; offload only |
 //! | CPU s per 10^9 tokens | user and system time of the process in that time; the trainer's without its verifying thread |
@@ -48,10 +49,17 @@ fn cpu_s(pair: &Pair) -> f64 {
 }
 
 /// Bytes of the target's IP packets, both ways.
-fn wire_bytes(target: &Pair) -> u64 {
+fn packet_bytes(target: &Pair) -> u64 {
     let headers = target.1.counters.get("udp.ip_udp_header_bytes").copied().unwrap_or(28);
     let packets = counted(target, "udp.tx.packets") + counted(target, "udp.rx.packets");
     counted(target, "udp.tx.bytes") + counted(target, "udp.rx.bytes") + packets * headers
+}
+
+/// Bytes that took the same-host path instead, both ways.
+fn same_host_bytes(target: &Pair) -> u64 {
+    let counters =
+        ["roce.direct_bytes", "neighbours.fifo_sent_bytes", "neighbours.fifo_received_bytes"];
+    counters.iter().map(|name| counted(target, name)).sum()
 }
 
 /// CPU seconds per 10^9 tokens, by process.
@@ -76,8 +84,10 @@ pub struct Figures {
     pub mtokens_per_s: f64,
     /// Bytes read from storage.
     pub source_bytes: u64,
-    /// Bytes on the wire.
+    /// Bytes between the target and its reader.
     pub wire_bytes: u64,
+    /// Of these, bytes that were no packets.
+    pub same_host_bytes: u64,
     /// Bytes written into host memory.
     pub delivered_bytes: u64,
     /// Milliseconds from opening a stream to its first batch, the median of several.
@@ -138,7 +148,8 @@ impl Figures {
                 0.0
             },
             source_bytes: counted(&run.target, "target.source_bytes"),
-            wire_bytes: wire_bytes(&run.target),
+            wire_bytes: packet_bytes(&run.target) + same_host_bytes(&run.target),
+            same_host_bytes: same_host_bytes(&run.target),
             delivered_bytes: end.tokens * 2,
             open_ms: run.open.map(|open| open.as_secs_f64() * 1e3),
             cpu_s_per_gtok: CpuPerGtok {
@@ -312,10 +323,13 @@ fn mib(bytes: u64) -> u64 {
 type Cell = fn(&Figures) -> String;
 
 /// The rows of the table.
-const ROWS: [(&str, Cell); 12] = [
+const ROWS: [(&str, Cell); 13] = [
     ("Mtokens/s", |run| format!("{:.0}", run.mtokens_per_s)),
     ("disk bytes per token", |run| per_token(run, run.source_bytes)),
     ("wire bytes per token", |run| per_token(run, run.wire_bytes)),
+    ("of these without packets, %", |run| {
+        format!("{:.0}", 100.0 * run.same_host_bytes as f64 / run.wire_bytes.max(1) as f64)
+    }),
     ("host memory bytes per token", |run| per_token(run, run.delivered_bytes)),
     ("host CPU s per 10^9 tokens", |run| format!("{:.3}", run.cpu_s_per_gtok.host)),
     ("DPU CPU s per 10^9 tokens", |run| match run.offload {
