@@ -267,6 +267,7 @@ pub fn run_dpu<E: From<Error>>(
         rings: Budget::rings(config.rings),
         documents: Budget::documents(config.documents),
         waiting: Waiting::default(),
+        boards: engine.boards.clone(),
         groups: Groups::default(),
     };
     let waiting = context.waiting.clone();

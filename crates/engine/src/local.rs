@@ -68,6 +68,7 @@ impl LocalDpu {
             rings: Budget::rings(config.ring),
             documents: Budget::documents(MAX_DOCUMENTS as u64 * DOCUMENT_BYTES),
             waiting: Waiting::default(),
+            boards: engine.boards.clone(),
             groups: Groups::default(),
         };
         let (ours, theirs) = Connection::pair().map_err(Error::from_cause)?;

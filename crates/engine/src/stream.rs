@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use host::attach::Connection;
 use host::ring::{Producer, RingConfig, RingFds};
+use nic::neighbours;
 use prost::Message;
 use roce::verbs::WcStatus;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -89,6 +90,8 @@ pub struct DpuContext {
     pub(crate) groups: Groups,
     /// Streams that wait for their target.
     pub waiting: Waiting,
+    /// What finds out which targets are neighbours, or why none are.
+    pub boards: Result<Arc<neighbours::Shared>, String>,
 }
 
 /// Serves one client until it closes its connection. Calls `heard` when its request has arrived.
@@ -445,9 +448,18 @@ impl Keeper {
             .ok_or_else(|| bad(format!("path MTU {} is below 256", session.reply.mtu)))?;
         self.peer = Some(PeerPath { roce: theirs.address, mtu_bytes: mtu.bytes() });
         let credits = session.reply.credits;
-        let peer = Peer { connection: CONNECTION, ours: ours.qpn, theirs, mtu, credits };
+        let neighbour = self.neighbour(theirs.address).await;
+        let peer = Peer { connection: CONNECTION, ours: ours.qpn, theirs, mtu, credits, neighbour };
         self.call(move |reply| Command::Connect(id, peer, reply)).await?;
         Ok(session)
+    }
+
+    /// The target's process, if it is one of this machine that takes packets through shared memory. Getting to know it
+    /// takes seconds if it is stopped.
+    async fn neighbour(&self, target: SocketAddr) -> Option<Arc<neighbours::Target>> {
+        let boards = self.context.boards.clone().ok()?;
+        let meet = move || boards.meet(target, neighbours::OWN_PORT);
+        tokio::task::spawn_blocking(meet).await.ok()?.ok()
     }
 
     /// Path MTU towards the target's machine, in payload bytes.

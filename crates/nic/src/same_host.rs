@@ -18,7 +18,7 @@ use roce::verbs::{Access, MemoryRegion, Path, PdId, Qpn};
 use roce::world;
 
 use crate::fault::LossyWire;
-use crate::neighbours::{Doorbell, FifoCounters, Neighbours, Shared, Target, Unfinished};
+use crate::neighbours::{Doorbell, FifoCounters, Neighbours, OWN_PORT, Shared, Target, Unfinished};
 use crate::pool::{Pool, PoolRange};
 use crate::udp::UdpWire;
 
@@ -54,7 +54,7 @@ impl SameHost {
     /// For a device at this address, unless there is a reason against it.
     pub(crate) fn open(own: SocketAddr, refused: Option<String>) -> SameHost {
         let opened = || {
-            let opened = Neighbours::open(own.port(), 0, &[own.ip()], true);
+            let opened = Neighbours::open(own.port(), OWN_PORT, &[own.ip()], true);
             opened.map_err(|error| format!("no board for neighbours: {error}"))
         };
         SameHost {

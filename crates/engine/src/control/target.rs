@@ -94,7 +94,7 @@ impl TargetService {
         let boards = self.boards.clone()?;
         let meet = move || {
             let _call = call;
-            boards.meet(reader, OWN_PORT)
+            boards.meet(reader, neighbours::OWN_PORT)
         };
         tokio::task::spawn_blocking(meet).await.map_err(|error| error.to_string())?
     }
@@ -242,9 +242,6 @@ impl TargetService {
             .map_err(engine_status)
     }
 }
-
-/// The slot of a process that has a RoCE port of its own.
-const OWN_PORT: u8 = 0;
 
 /// Sessions refused because of their stages.
 pub(crate) static STAGES_REFUSED: Event = Event::new("target.refused.stages");

@@ -6,6 +6,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::thread::JoinHandle;
 
@@ -13,7 +14,7 @@ use host::ring::{Producer, ProducerCounters};
 use nic::clock;
 use nic::driver::{Application, Turn};
 use nic::fabric::Fabric;
-use nic::neighbours::Unfinished;
+use nic::neighbours::{Shared, Target, Unfinished};
 use nic::pool::PoolRange;
 use nic::ready::ReadySet;
 use roce::device::Device;
@@ -113,7 +114,7 @@ pub enum Command {
 }
 
 /// The target's end of a connection.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Peer {
     /// Which connection of the stream.
     pub connection: u32,
@@ -125,6 +126,8 @@ pub struct Peer {
     pub mtu: Mtu,
     /// Outstanding requests that the target allows us.
     pub credits: u32,
+    /// The target's process, if packets to it need no socket.
+    pub neighbour: Option<Arc<Target>>,
 }
 
 /// A running DPU engine.
@@ -134,6 +137,8 @@ pub struct DpuEngine {
     pub commands: Commands<Command>,
     /// Address of the RoCE endpoint.
     pub roce: SocketAddr,
+    /// What finds out which targets are neighbours, or why none are.
+    pub boards: Result<Arc<Shared>, String>,
     /// Paths chosen, and why.
     pub notes: Vec<String>,
     /// The thread.
@@ -248,7 +253,7 @@ impl DpuEngine {
         host: Host<F>,
     ) -> Result<DpuEngine, EngineError> {
         let notes = host.notes();
-        let roce = host.fabric.local();
+        let (roce, boards) = (host.fabric.local(), host.fabric.boards());
         let driver = host.driver()?;
         let disposer = Disposer::start();
         let disposer = disposer.map_err(|source| EngineError::Os { what: "thread", source })?;
@@ -267,7 +272,7 @@ impl DpuEngine {
             .name("dquant-dpu".into())
             .spawn(move || driver.run(&mut engine))
             .map_err(|source| EngineError::Os { what: "DPU thread", source })?;
-        Ok(DpuEngine { commands, roce, notes, thread: Some(thread) })
+        Ok(DpuEngine { commands, roce, boards, notes, thread: Some(thread) })
     }
 
     /// Whether its thread has ended.
@@ -502,7 +507,7 @@ impl<F: Fabric> Engine<F> {
         let line = stream.lines.iter_mut().find(|line| line.ours.qpn == peer.ours);
         let line = line.ok_or(EngineError::Unavailable("has dropped that queue pair"))?;
         let capsules = stream.domain.capsules_of(line.connection);
-        self.host.connect(&line.ours, &peer.theirs, peer.mtu, None)?;
+        self.host.connect(&line.ours, &peer.theirs, peer.mtu, peer.neighbour.clone())?;
         let memory = ConnectionMemory { capsules, credits };
         let Host { fabric, now, .. } = &mut self.host;
         Ok(stream.reader.connect(*now, fabric.device(), peer.connection, peer.ours, memory)?)

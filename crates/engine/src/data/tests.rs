@@ -130,7 +130,8 @@ fn every_stream_that_fits_can_be_connected_again() {
             reliability: Reliability::Selective,
             mtu: 1024,
         };
-        let peer = dpu::Peer { connection: 0, ours, theirs, mtu: Mtu::M1024, credits: u32::MAX };
+        let (mtu, credits, neighbour) = (Mtu::M1024, u32::MAX, None);
+        let peer = dpu::Peer { connection: 0, ours, theirs, mtu, credits, neighbour };
         let made = engine.commands.call(|reply| dpu::Command::Connect(stream.id, peer, reply));
         made.expect("it runs").expect("memory for its capsules");
     }

@@ -51,6 +51,9 @@ use packets::{Incoming, Outgoing, Packets, Place};
 
 pub use packets::{Doorbell, FifoCounters, LocalWire};
 
+/// The slot of a process that has a port to itself.
+pub const OWN_PORT: u8 = 0;
+
 /// Most processes that may read this process's board at a time.
 const MAX_INITIATORS: usize = 256;
 

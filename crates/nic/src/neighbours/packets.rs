@@ -23,7 +23,7 @@ use roce::{Duration, Time};
 
 use super::board::{ADDRESSES, Board};
 use super::fifo::{MAX_PACKET, Reader, Tag, Writer};
-use super::{Neighbours, Target, locked};
+use super::{Neighbours, OWN_PORT, Target, locked};
 
 /// Packets taken out of one FIFO before the next one's turn.
 const MAX_TAKEN: usize = 64;
@@ -310,9 +310,10 @@ impl Packets {
         }
         let at = SocketAddr::new(path.remote.ip().to_canonical(), path.remote.port());
         let slot = (dest.get() >> 16) as u8;
-        // A process of slot 0 has its port to itself.
         let is_for = |target: &Arc<Target>| {
-            (target.slot == slot || target.slot == 0) && target.at == at && target.board.is_owned()
+            (target.slot == slot || target.slot == OWN_PORT)
+                && target.at == at
+                && target.board.is_owned()
         };
         self.outgoing.iter().position(is_for)
     }
