@@ -46,7 +46,7 @@ pub struct Stream {
 enum Origin {
     /// The DPU daemon, or a DPU in this process. The connection comes first: the thread of the latter ends
     /// when its client has closed its connection.
-    Dpu(Connection, Option<LocalDpu>),
+    Dpu(Connection, Option<Box<LocalDpu>>),
     /// An engine in this process that reads files of this machine.
     #[cfg(feature = "in-process")]
     Files(FileStream),
@@ -82,7 +82,8 @@ impl Stream {
         let liveness = connection.liveness()?;
         let consumer = Consumer::attach(fds.into(), liveness)?;
         let numbering = Numbering::new(request.first_batch, rank);
-        let (next_batch, origin) = (request.first_batch, Origin::Dpu(connection, local));
+        let (next_batch, origin) =
+            (request.first_batch, Origin::Dpu(connection, local.map(Box::new)));
         Ok(Stream { consumer, slot: None, opened, numbering, next_batch, origin })
     }
 
