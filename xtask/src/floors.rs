@@ -112,6 +112,7 @@ const FLOORS: &[(&str, &str)] = &[
          driver: clock ready waiter
          udp: capture clock interfaces sockaddr waiter
          packet: udp
+         xdp: clock interfaces udp
          neighbours: interfaces
          same_host: fault neighbours pool udp
          device: capture clock interfaces neighbours packet ready skip udp waiter

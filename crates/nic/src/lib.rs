@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`udp`] | the UDP wire: segmented sends, coalesced receives, ICRC, DSCP and ECN |
 //! | [`device`] | the wire of a device: several addresses, shared by the processes of a machine |
+//! | `xdp` | the UDP wire with a shorter way for small packets: AF_XDP (feature `xdp`) |
 //! | [`capture`] | what a wire sends and accepts, as a pcap file |
 //! | [`congestion`] | which congestion control a connection gets |
 //! | [`packet`] | the RoCE packets on the interfaces of this machine, for captures |
@@ -40,6 +41,8 @@ pub mod same_host;
 mod sockaddr;
 pub mod udp;
 pub mod waiter;
+#[cfg(feature = "xdp")]
+pub mod xdp;
 
 #[cfg(test)]
 #[path = "../../../testing/skip.rs"]

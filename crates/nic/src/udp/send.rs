@@ -326,7 +326,7 @@ pub(super) fn plan<R: Route>(
 }
 
 /// Appends a frame as it is sent: headers, payload, pad, and the ICRC for its place in a segmented send.
-fn stage(
+pub(crate) fn stage(
     staged: &mut Vec<u8>,
     local: SocketAddr,
     remote: SocketAddr,
@@ -368,7 +368,7 @@ fn piece(bytes: &[u8]) -> libc::iovec {
 }
 
 /// DSCP and ECN as one byte.
-fn traffic_class_byte(path: &Path) -> u8 {
+pub(crate) fn traffic_class_byte(path: &Path) -> u8 {
     let ecn = match path.ecn {
         Ecn::NotEct => 0,
         Ecn::Ect1 => 1,
