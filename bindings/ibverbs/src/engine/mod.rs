@@ -19,7 +19,7 @@ mod progress;
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nic::clock;
 use nic::device::{DeviceConfig, DeviceWire};
@@ -243,15 +243,6 @@ impl Engine {
     /// Locks the mutable state.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The core, unless another thread is using it.
-    fn try_lock(&self) -> Option<MutexGuard<'_, Core>> {
-        match self.core.try_lock() {
-            Ok(core) => Some(core),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
     }
 
     /// A verb that may complete work requests or give the endpoint something to send.

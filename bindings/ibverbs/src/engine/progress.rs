@@ -160,13 +160,11 @@ impl Application for Served {
         if progress.stop.load(Ordering::Relaxed) {
             return Turn::Stop;
         }
-        let longer = longer_nap(self.nap);
-        let core = if progress.program_is_polling(now) { None } else { self.engine.try_lock() };
-        // A thread of the program that is in a verb has the lock: it is there after all.
-        self.nap = if core.is_none() { Some(longer) } else { None };
-        let Some(mut core) = core else {
-            return progress.nap_until(now + longer);
-        };
+        self.nap = next_nap(progress, now, self.nap);
+        if let Some(nap) = self.nap {
+            return progress.nap_until(now + nap);
+        }
+        let mut core = self.engine.lock();
         progress.wakes_at.store(0, Ordering::Relaxed);
         let done = core.turn(now);
         if done.received > 0 || done.sent >= FULL_TURN {
@@ -202,8 +200,11 @@ impl Progress {
     }
 }
 
-/// The nap after this one, or the first.
-fn longer_nap(nap: Option<Duration>) -> Duration {
+/// How to sleep next: `None` watches the sockets.
+fn next_nap(progress: &Progress, now: Time, nap: Option<Duration>) -> Option<Duration> {
+    if !progress.program_is_polling(now) {
+        return None;
+    }
     let longer = nap.map_or(SHORTEST_NAP.as_nanos(), |nap| nap.as_nanos() * 2);
-    Duration::from_nanos(longer.min(LONGEST_NAP.as_nanos()))
+    Some(Duration::from_nanos(longer.min(LONGEST_NAP.as_nanos())))
 }
