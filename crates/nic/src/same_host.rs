@@ -54,7 +54,7 @@ impl SameHost {
     /// For a device at this address, unless there is a reason against it.
     pub(crate) fn open(own: SocketAddr, refused: Option<String>) -> SameHost {
         let opened = || {
-            let opened = Neighbours::open(own.port(), OWN_PORT, &[own.ip()], true);
+            let opened = Neighbours::open(own.port(), OWN_PORT, &[own.ip()]);
             opened.map_err(|error| format!("no board for neighbours: {error}"))
         };
         SameHost {

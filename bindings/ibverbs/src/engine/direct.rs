@@ -32,7 +32,7 @@ pub(super) fn open(wire: &DeviceWire, settings: &Settings) -> Possible {
         return Err("packets are recorded".to_owned());
     }
     let _blocked = SignalsBlocked::all();
-    let opened = Neighbours::open(ROCE_PORT, wire.slot(), wire.addresses(), true);
+    let opened = Neighbours::open(ROCE_PORT, wire.slot(), wire.addresses());
     opened.map_err(|error| format!("no board for neighbours: {error}"))
 }
 

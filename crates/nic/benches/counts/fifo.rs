@@ -63,8 +63,7 @@ impl Side {
         let endpoint =
             Endpoint::new(EndpointConfig { qpn_prefix, seed, ..EndpointConfig::default() });
         let addresses = [IpAddr::from(address(side))];
-        let neighbours =
-            Neighbours::open(roce::wire::ROCE_PORT, SLOTS[side], &addresses, true).unwrap();
+        let neighbours = Neighbours::open(roce::wire::ROCE_PORT, SLOTS[side], &addresses).unwrap();
         let mut memory = Pool::new(REGION_BYTES).unwrap();
         let base = memory.alloc(REGION_BYTES, 4096).unwrap().addr;
         Side { endpoint, neighbours, memory, base }

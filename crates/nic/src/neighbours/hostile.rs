@@ -33,7 +33,7 @@ pub(super) fn ip(test: u8) -> IpAddr {
 }
 
 fn open(slot: u8, test: u8) -> Neighbours {
-    Neighbours::open(ROCE_PORT, slot, &[ip(test)], true).expect("shared memory")
+    Neighbours::open(ROCE_PORT, slot, &[ip(test)]).expect("shared memory")
 }
 
 fn meet(from: &Neighbours, slot: u8, test: u8) -> Result<Arc<Target>, String> {

@@ -161,8 +161,6 @@ pub struct Shared {
     addresses: Vec<IpAddr>,
     port: u16,
     slot: u8,
-    /// Whether its engine reads FIFOs.
-    takes_packets: bool,
     initiators: Mutex<Vec<Arc<Initiator>>>,
     targets: Mutex<Vec<Weak<Target>>>,
     absent: Mutex<Vec<Absent>>,
@@ -326,7 +324,7 @@ impl Shared {
             initiators.push(Arc::new(Initiator { board, file, pid: other.pid }));
         }
         drop(initiators);
-        let incoming = fifo.filter(|_| self.takes_packets).and_then(|reader| {
+        let incoming = fifo.and_then(|reader| {
             let place = Place::take(&self.places)?;
             Some(Incoming::new(reader, board, place))
         });
@@ -469,17 +467,13 @@ pub struct Neighbours {
 }
 
 impl Neighbours {
-    /// Publishes an empty board for the process with this port and slot, and starts the thread that answers others. With
-    /// `takes_packets` its engine moves packets through [`wire`](Neighbours::wire). Call it with signals blocked, so that the thread blocks them too.
+    /// Publishes an empty board for the process with this port and slot, and starts the thread that answers others. The
+    /// engine moves packets through [`wire`](Neighbours::wire) from then on. Call it with signals blocked, so that the
+    /// thread blocks them too.
     ///
     /// # Errors
     /// When the kernel lacks something for it: memfds with seals, robust futexes, Unix sockets.
-    pub fn open(
-        port: u16,
-        slot: u8,
-        addresses: &[IpAddr],
-        takes_packets: bool,
-    ) -> io::Result<Neighbours> {
+    pub fn open(port: u16, slot: u8, addresses: &[IpAddr]) -> io::Result<Neighbours> {
         let (own, file) = OwnBoard::create(addresses)?;
         let listen =
             |ip: &IpAddr| exchange::listener(SocketAddr::new(*ip, port), slot).and_then(Kept::new);
@@ -491,7 +485,6 @@ impl Neighbours {
             addresses: addresses.to_vec(),
             port,
             slot,
-            takes_packets,
             initiators: Mutex::default(),
             targets: Mutex::default(),
             absent: Mutex::default(),

@@ -478,13 +478,15 @@ impl<W: Wire + Doorbell> Wire for LocalWire<'_, W> {
         self.neighbours.packets.look_at.into_iter().chain(self.wire.next_wakeup()).min()
     }
 
+    /// A process with a port to itself establishes its connections anew when a peer has stopped, and says so: as its own
+    /// wire, it blames the peer.
     fn is_stalled(&mut self, path: &Path, dest: Qpn) -> bool {
         match self.target(path, dest) {
-            None => self.wire.is_stalled(path, dest),
-            Some(target) => {
+            Some(target) if self.neighbours.shared.slot != OWN_PORT => {
                 let fifo = self.neighbours.packets.outgoing[target].fifo.as_ref();
                 fifo.is_some_and(|fifo| locked(fifo).is_stalled())
             }
+            _ => self.wire.is_stalled(path, dest),
         }
     }
 }
@@ -548,8 +550,7 @@ mod tests {
         fn new(slot: u8, test: u8) -> Process {
             let [other, ip] = [ip(2 * FIRST_TEST + test), ip(FIRST_TEST + test)];
             let addresses = [other, ip];
-            let neighbours =
-                Neighbours::open(ROCE_PORT, slot, &addresses, true).expect("shared memory");
+            let neighbours = Neighbours::open(ROCE_PORT, slot, &addresses).expect("shared memory");
             Process { neighbours, sockets: Sockets::default(), ip, slot }
         }
 
@@ -692,6 +693,19 @@ mod tests {
         let after = late + LAST_LOOK + LAST_LOOK;
         assert_eq!(from.received(after).len(), 0);
         assert_eq!(from.wire().next_wakeup(), None);
+    }
+
+    #[test]
+    fn a_process_with_a_port_of_its_own_does_not_excuse_stopped_peers() {
+        let mut from = Process::new(OWN_PORT, 7);
+        let mut to = Process::new(9, 7);
+        from.meet(&to);
+        let near = path(&to);
+        from.wire().send(START, &[frame(near, 9, 1, b"unread")], &NoMemory);
+        for _ in 0..3 {
+            assert!(!from.wire().is_stalled(&near, dest(9)), "its own wire excuses nobody");
+        }
+        assert_eq!((from.sockets.sent.len(), to.received(START).len()), (0, 1));
     }
 
     #[test]

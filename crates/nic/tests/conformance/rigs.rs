@@ -127,8 +127,8 @@ pub(crate) struct Local {
 pub(crate) fn neighbours() -> Wired<Local> {
     let Wired(sides) = shared_device();
     let mut sides = sides.map(|Side { endpoint, wire, pool, path }| {
-        let neighbours = Neighbours::open(ROCE_PORT, wire.slot(), wire.addresses(), true)
-            .expect("shared memory");
+        let neighbours =
+            Neighbours::open(ROCE_PORT, wire.slot(), wire.addresses()).expect("shared memory");
         Side { endpoint, wire: Local { neighbours, wire }, pool, path }
     });
     for (own, other) in [(0, 1), (1, 0)] {
