@@ -48,8 +48,8 @@ const POST_TURNS: u32 = 4;
 /// How long a thread polls in vain before each further poll yields the processor.
 const SPIN: Duration = Duration::from_micros(10);
 
-/// Polls in a row without a turn while nothing is there: such a poll is a look at the FIFOs, and a turn costs ten times
-/// that, half of it to read the clock.
+/// Polls in a row without a turn while nothing is there: such a poll is a look at the FIFOs, a small part of what a turn
+/// and its look at the clock cost.
 const SKIPPED_POLLS: u32 = 7;
 
 /// Packets of one turn that mean "there is more to send".

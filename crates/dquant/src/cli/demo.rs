@@ -17,7 +17,7 @@ use crate::units;
 /// Run target, DPU and trainer on this machine; verify and measure what arrives
 ///
 /// Token files are made (or given with --data), blended, shuffled and narrowed on their way from
-/// the target through the DPU into the trainer: three processes that talk RoCE over loopback.
+/// the target through the DPU into the trainer: three processes that talk RoCE within this machine.
 /// Batches are verified against a slow reference that reads the files directly. Then the same work
 /// is done without offload, to compare.
 #[derive(Debug, Args)]

@@ -540,7 +540,7 @@ fn sack(bytes: &[u8]) -> Result<Sack, WireError> {
     Ok(Sack { serial: word(bytes, 4), start: Psn::new(place), more: place >> 31 == 1, halves })
 }
 
-/// Appends a header; see the assertion above.
+/// Appends a header, for which there is always room (the assertion above).
 fn put<const N: usize>(out: &mut ArrayVec<u8, MAX_HEADER_BYTES>, header: [u8; N]) {
     let put = out.try_extend_from_slice(&header);
     debug_assert!(put.is_ok(), "longer than any legal stack");
