@@ -35,7 +35,7 @@ const FLOORS: &[(&str, &str)] = &[
          srq: rng slab verbs memory events
          cq: planted rng slab verbs srq
          report: counters time wire congestion verbs
-         direct: verbs memory
+         direct: verbs memory io
          qp: counters planted rng time wire congestion verbs memory io events srq cq report direct
          outbox: wire verbs io qp
          endpoint: *
@@ -113,7 +113,7 @@ const FLOORS: &[(&str, &str)] = &[
          udp: capture clock interfaces sockaddr waiter
          packet: udp
          xdp: clock interfaces udp
-         neighbours: interfaces
+         neighbours: clock interfaces pool
          same_host: fault neighbours pool udp
          device: capture clock interfaces neighbours packet ready skip udp waiter
          doctor: device interfaces neighbours packet udp
@@ -244,7 +244,7 @@ const FLOORS: &[(&str, &str)] = &[
          histogram
          plot
          control: test
-         host
+         host: test
          ends: control host test
          requester: control ends histogram test
          responder: control ends requester test

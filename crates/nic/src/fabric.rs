@@ -147,7 +147,7 @@ impl Software {
         let wire = UdpWire::bind(&UdpConfig::at(local))?;
         let memory = Pool::new(memory)?;
         let endpoint = Endpoint::new(EndpointConfig { seed, ..EndpointConfig::default() });
-        let same_host = SameHost::open(wire.local(), Some("not wanted".to_owned()));
+        let same_host = SameHost::open(wire.local(), Some("not wanted".to_owned()), &memory);
         let wire = LossyWire::new(wire, loss_ppm, seed);
         Ok(Software { endpoint, wire, memory, same_host })
     }
@@ -155,7 +155,7 @@ impl Software {
     /// Reaches neighbours without packets from now on, unless there is a reason against it. Call it before anything is
     /// registered.
     pub fn open_same_host(&mut self, refused: Option<String>) {
-        self.same_host = SameHost::open(self.local(), refused);
+        self.same_host = SameHost::open(self.local(), refused, &self.memory);
     }
 }
 

@@ -12,7 +12,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use roce::Time;
-use roce::direct::{Backlog, Direct, Holding, MAX_DIRECT_BYTES, RegionCard};
+use roce::direct::{Backlog, Direct, DirectKind, Holding, MAX_DIRECT_BYTES, RegionCard};
 use roce::endpoint::Endpoint;
 use roce::verbs::{Access, MemoryRegion, Path, PdId, Qpn};
 use roce::world;
@@ -52,10 +52,12 @@ pub(crate) struct SameHost {
 
 impl SameHost {
     /// For a device at this address, unless there is a reason against it.
-    pub(crate) fn open(own: SocketAddr, refused: Option<String>) -> SameHost {
+    pub(crate) fn open(own: SocketAddr, refused: Option<String>, memory: &Pool) -> SameHost {
         let opened = || {
             let opened = Neighbours::open(own.port(), OWN_PORT, &[own.ip()]);
-            opened.map_err(|error| format!("no board for neighbours: {error}"))
+            let opened = opened.map_err(|error| format!("no board for neighbours: {error}"))?;
+            opened.offer_pool(memory);
+            Ok(opened)
         };
         SameHost {
             neighbours: refused.map_or_else(opened, Err),
@@ -157,7 +159,7 @@ impl SameHost {
     /// A region is registered: neighbours with a right may use it.
     pub(crate) fn publish(&self, pd: PdId, region: &MemoryRegion, access: Access) {
         if let Ok(own) = &self.neighbours
-            && (access.remote_write || access.remote_read)
+            && access.is_remote()
         {
             let MemoryRegion { addr, len, rkey, .. } = *region;
             own.publish_region(&RegionCard { rkey, pd, addr, len, backing: addr, access });
@@ -206,7 +208,7 @@ impl SameHost {
         for _ in 0..self.routed.len() {
             let Some(qpn) = self.routed.pop_front() else { break };
             let backlog = endpoint.carry_out_held(now, qpn, own, &mut budget);
-            if !own.reaches(qpn) {
+            if !own.reaches(qpn, DirectKind::Write) {
                 // Everything goes as packets from now on. A queue pair that is gone has none.
                 let _ = endpoint.hold_sends(now, qpn, Holding::Runs);
                 continue;

@@ -168,7 +168,9 @@ counters! {
     direct_writes,
     /// READs carried out within the machine, without packets.
     direct_reads,
-    /// Bytes of both.
+    /// Atomics carried out within the machine, without packets.
+    direct_atomics,
+    /// Bytes of all three.
     direct_bytes,
     /// Requests to a process of this machine that waited for the packets before them, to be carried out without.
     direct_held,
@@ -176,8 +178,6 @@ counters! {
     direct_refused_outstanding,
     /// The same: the rate of their queue pair is limited.
     direct_refused_paced,
-    /// The same: longer than a direct request may be.
-    direct_refused_length,
     /// The same: a local buffer may not be used, or the completion queue was full.
     direct_refused_local,
     /// The same: the queue pair at the other end does not serve them.

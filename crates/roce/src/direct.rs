@@ -1,6 +1,6 @@
 //! Requests between processes of one machine that are carried out without packets.
 //!
-//! Where the initiator can reach the peer's memory itself, an RDMA WRITE or READ needs no packet. The
+//! Where the initiator can reach the peer's memory itself, an RDMA WRITE, READ or atomic needs no packet. The
 //! rule that keeps the semantics in one place: a request is carried out directly only if it can succeed
 //! completely at once. Anything else (a doubt, a check that fails, a request before it that is not
 //! done) goes as packets, so that every error, NAK and retry comes from the one protocol machine. A
@@ -14,16 +14,21 @@
 //! Requests on one queue pair stay in order because one is direct only when its send queue is empty:
 //! all before it are acknowledged, or were direct. Where a program keeps the queue full, requests wait
 //! behind the packets before them, and are carried out when those are acknowledged.
+//!
+//! A long request is carried out in parts, so that other threads get the endpoint in between. Each part is admitted anew, and
+//! for the whole request: the peer's program may take its memory back at any time, and no byte of a request that reaches
+//! beyond its region lands.
 
 use core::net::IpAddr;
 
 use arrayvec::ArrayVec;
 
-use crate::memory::sg::Placement;
-use crate::verbs::{Access, Path, PdId, Qpn};
+use crate::io::AtomicOp;
+use crate::memory::sg::{Extent, Placement};
+use crate::verbs::{Access, Path, PdId, Qpn, SendOp};
 
-/// Longest direct request: the post copies it with the endpoint locked, in about half a millisecond. What
-/// is longer goes as packets, which let other threads in between bursts.
+/// Most bytes that are copied at a time, with the endpoint locked: about half a millisecond. The post of a longer request
+/// copies nothing; it is carried out in parts of a budget, [`Endpoint::carry_out_held`](crate::endpoint::Endpoint::carry_out_held).
 pub const MAX_DIRECT_BYTES: u32 = 4 << 20;
 
 /// What a direct request does.
@@ -33,6 +38,35 @@ pub enum DirectKind {
     Write,
     /// Copies the peer's bytes here.
     Read,
+    /// Changes a word of the peer's, and brings its original value here.
+    Atomic(AtomicOp),
+}
+
+impl DirectKind {
+    /// What a request does, and to which remote address with which key; `None` if it is never direct.
+    pub(crate) fn of(op: &SendOp) -> Option<(DirectKind, u64, u32)> {
+        Some(match *op {
+            SendOp::Write { remote_addr, rkey } => (DirectKind::Write, remote_addr, rkey),
+            SendOp::Read { remote_addr, rkey } => (DirectKind::Read, remote_addr, rkey),
+            SendOp::CompareSwap { remote_addr, rkey, compare, swap } => {
+                let op = AtomicOp::CompareSwap { compare, swap };
+                (DirectKind::Atomic(op), remote_addr, rkey)
+            }
+            SendOp::FetchAdd { remote_addr, rkey, add } => {
+                (DirectKind::Atomic(AtomicOp::FetchAdd(add)), remote_addr, rkey)
+            }
+            _ => return None,
+        })
+    }
+
+    /// Whether a queue pair and a region with these rights permit it.
+    fn is_permitted(self, access: Access) -> bool {
+        match self {
+            DirectKind::Write => access.remote_write,
+            DirectKind::Read => access.remote_read,
+            DirectKind::Atomic(_) => access.remote_atomic,
+        }
+    }
 }
 
 /// A request that could be carried out now, as far as its own side can tell.
@@ -52,7 +86,9 @@ pub struct DirectRequest<'a> {
     pub remote_addr: u64,
     /// Length in bytes, never 0.
     pub len: u32,
-    /// Where its bytes are, or go, on this side: checked, and `len` bytes together.
+    /// The bytes of it to carry out now, at least one. Earlier ones are done; an atomic has one part.
+    pub part: Extent,
+    /// Where the bytes of the part are, or go, on this side: checked.
     pub local: &'a [Placement],
 }
 
@@ -74,7 +110,7 @@ pub struct QpCard {
     /// Whether it serves requests: reliable, connected, and not failed. A queue pair in RTR has an
     /// event to raise for its first packet, so it serves none before that.
     pub serves: bool,
-    /// Whether it serves READs.
+    /// Whether it serves READs and atomics.
     pub serves_reads: bool,
 }
 
@@ -104,8 +140,6 @@ pub enum DirectRefusal {
     Outstanding,
     /// The queue pair's rate is limited.
     Paced,
-    /// Longer than [`MAX_DIRECT_BYTES`].
-    Length,
     /// A local buffer may not be used, or the completion queue is full.
     Local,
     /// The queue pair at the other end is not connected to this one, or does not serve it.
@@ -156,11 +190,11 @@ pub enum Backlog {
 
 /// Reaches the memory of neighbours.
 pub trait Direct {
-    /// Whether the queue pair is connected to a neighbour.
-    fn reaches(&self, qpn: Qpn) -> bool;
+    /// Whether the queue pair is connected to a neighbour whose memory can be used in this way.
+    fn reaches(&self, qpn: Qpn, kind: DirectKind) -> bool;
 
-    /// Carries out the whole request now, the last bytes of a WRITE last, or refuses it. A refused one may have
-    /// copied some bytes: it is then executed again as packets.
+    /// Carries out the part of the request now, the last bytes of a WRITE last, or refuses the request. A refused one may
+    /// have copied some bytes, and is then executed again as packets, all of it. An atomic that is refused has changed nothing.
     ///
     /// # Errors
     /// Why it goes as packets.
@@ -181,7 +215,8 @@ pub fn landing_order(first: u64, len: u64) -> ArrayVec<(u64, u64), 2> {
     parts.into_iter().filter(|(_, len)| *len > 0).collect()
 }
 
-/// Whether the peer would execute the request, judged by its cards. Returns the first byte in the peer's memory.
+/// Whether the peer would execute the request, judged by its cards. Returns the first byte of the part in the peer's
+/// memory.
 ///
 /// # Errors
 /// Why it goes as packets.
@@ -195,10 +230,7 @@ pub fn admit(
         && qp.dest_qp == request.qpn
         && qp.own == request.path.remote.ip()
         && qp.peer == own;
-    let allows = |access: Access| match request.kind {
-        DirectKind::Write => access.remote_write,
-        DirectKind::Read => access.remote_read,
-    };
+    let allows = |access| request.kind.is_permitted(access);
     let serves = qp.serves && (request.kind == DirectKind::Write || qp.serves_reads);
     if !connected || !serves || !allows(qp.access) {
         return Err(DirectRefusal::Peer);
@@ -211,7 +243,13 @@ pub fn admit(
     let first = region.backing.checked_add(offset).ok_or(DirectRefusal::Region)?;
     let holds = len > 0 && offset <= region.len && len <= region.len - offset;
     let exists = first.checked_add(len).is_some();
-    if holds && exists { Ok(first) } else { Err(DirectRefusal::Region) }
+    // The rule applies to the address that was sent (IBA 9.4.5); the processor's atomics need the other aligned.
+    let is_atomic = matches!(request.kind, DirectKind::Atomic(_));
+    let is_aligned = !is_atomic || (request.remote_addr | first).is_multiple_of(8);
+    if !holds || !exists || !is_aligned {
+        return Err(DirectRefusal::Region);
+    }
+    Ok(first + u64::from(request.part.offset))
 }
 
 #[cfg(test)]
@@ -230,6 +268,7 @@ mod tests {
             rkey: 77,
             remote_addr: 0x1000,
             len: 0x100,
+            part: Extent { offset: 0, len: 0x100 },
             local: &[],
         }
     }
@@ -251,6 +290,41 @@ mod tests {
         }
         let last = DirectRequest { remote_addr: 0x10ff, len: 1, ..request(DirectKind::Read) };
         assert_eq!(admit(&last, OWN, &qp, &region), Ok(0x70_00ff));
+    }
+
+    #[test]
+    fn parts_have_their_own_address_and_are_admitted_for_the_whole_request() {
+        let (qp, region) = cards();
+        let part = Extent { offset: 0xf0, len: 0x10 };
+        let write = DirectRequest { part, ..request(DirectKind::Write) };
+        assert_eq!(admit(&write, OWN, &qp, &region), Ok(0x70_00f0));
+        let first = DirectRequest { len: 0x101, part: Extent { offset: 0, len: 1 }, ..write };
+        assert_eq!(admit(&first, OWN, &qp, &region), Err(DirectRefusal::Region));
+    }
+
+    #[test]
+    fn atomics_need_their_right_and_an_aligned_word() {
+        let (qp, region) = cards();
+        let part = Extent { offset: 0, len: 8 };
+        let kind = DirectKind::Atomic(AtomicOp::FetchAdd(1));
+        let add = DirectRequest { len: 8, part, ..request(kind) };
+        assert_eq!(admit(&add, OWN, &qp, &region), Ok(0x70_0000));
+        let bad = [
+            DirectRequest { remote_addr: 0x1004, ..add },
+            DirectRequest { remote_addr: 0x10fc, ..add },
+        ];
+        for add in bad {
+            assert_eq!(admit(&add, OWN, &qp, &region), Err(DirectRefusal::Region));
+        }
+        let moved = RegionCard { backing: region.backing + 4, ..region };
+        assert_eq!(admit(&add, OWN, &qp, &moved), Err(DirectRefusal::Region));
+        let access = Access { remote_atomic: false, ..Access::ALL };
+        let region_without = RegionCard { access, ..region };
+        assert_eq!(admit(&add, OWN, &qp, &region_without), Err(DirectRefusal::Region));
+        let qp_without = QpCard { access, ..qp };
+        assert_eq!(admit(&add, OWN, &qp_without, &region), Err(DirectRefusal::Peer));
+        let no_reads = QpCard { serves_reads: false, ..qp };
+        assert_eq!(admit(&add, OWN, &no_reads, &region), Err(DirectRefusal::Peer));
     }
 
     #[test]

@@ -40,7 +40,7 @@ use crate::wire::{Headers, Psn};
 
 pub use crate::counters::{Counters, QpCounters};
 use crate::deadlines::Deadlines;
-pub use crate::memory::sg::{Placement, Placements};
+pub use crate::memory::sg::{Extent, Placement, Placements};
 pub use crate::qp::context::Transmit;
 pub use crate::qp::delivery::{AtomicJob, Delivery, Insert};
 pub use crate::report::TimeoutReason;

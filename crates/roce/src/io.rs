@@ -7,6 +7,7 @@
 
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use arrayvec::ArrayVec;
 
@@ -242,6 +243,18 @@ impl AtomicOp {
             AtomicOp::CompareSwap { compare, swap } if original == compare => swap,
             AtomicOp::CompareSwap { .. } => original,
             AtomicOp::FetchAdd(add) => original.wrapping_add(add),
+        }
+    }
+
+    /// Executes it on a word that others may change at the same time, and returns the original value.
+    pub fn execute(self, word: &AtomicU64) -> u64 {
+        match self {
+            AtomicOp::FetchAdd(add) => word.fetch_add(add, Ordering::SeqCst),
+            AtomicOp::CompareSwap { compare, swap } => {
+                let swapped =
+                    word.compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst);
+                swapped.unwrap_or_else(|original| original)
+            }
         }
     }
 

@@ -86,13 +86,15 @@ pub enum Bug {
     DirectCompletedEarly,
     /// Without packets, the end of a WRITE arrives before its beginning.
     DirectTailFirst,
+    /// Without packets, an atomic reads the word first and stores the new value later.
+    DirectAtomicTorn,
     /// Without packets, a request overtakes those before it that are packets.
     DirectOvertakes,
 }
 
 impl Bug {
     /// Every bug.
-    pub const ALL: [Bug; 38] = [
+    pub const ALL: [Bug; 39] = [
         Bug::PsnNotCircular,
         Bug::AtomicRepeated,
         Bug::AckBeyondWindow,
@@ -130,6 +132,7 @@ impl Bug {
         Bug::DirectStaleKey,
         Bug::DirectCompletedEarly,
         Bug::DirectTailFirst,
+        Bug::DirectAtomicTorn,
         Bug::DirectOvertakes,
     ];
 }

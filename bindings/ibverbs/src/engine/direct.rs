@@ -181,7 +181,7 @@ impl Core {
     /// A region is registered: neighbours with a right may use it.
     pub(crate) fn publish_region(&self, card: &RegionCard) {
         if let Ok(neighbours) = &self.neighbours
-            && (card.access.remote_write || card.access.remote_read)
+            && card.access.is_remote()
         {
             neighbours.publish_region(card);
         }

@@ -44,14 +44,7 @@ impl Memory for ProcessMemory {
     fn atomic(&mut self, addr: u64, op: AtomicOp) -> u64 {
         // SAFETY: the endpoint asks for aligned words in writable registered memory only.
         let word = unsafe { AtomicU64::from_ptr(addr as *mut u64) };
-        match op {
-            AtomicOp::FetchAdd(add) => word.fetch_add(add, Ordering::SeqCst),
-            AtomicOp::CompareSwap { compare, swap } => {
-                let swapped =
-                    word.compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst);
-                swapped.unwrap_or_else(|original| original)
-            }
-        }
+        op.execute(word)
     }
 }
 

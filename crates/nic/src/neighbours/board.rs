@@ -10,6 +10,7 @@
 //!   `guard`). It costs a reader one load, and needs no process id that may be reused;
 //! - `sleeps` counts how often the owner fell asleep and woke up, so it is odd while somebody has to wake it for packets
 //!   in a FIFO;
+//! - `pool` names the file of the owner's registered memory, if it has one that others may map (`mapped`);
 //! - `addresses` has the owner's addresses in the order of their indexes, which packets in a FIFO name;
 //! - `busy` announces that the owner accesses the memory of another process. Who withdraws an entry waits
 //!   until no announcement names it ([`Board::busy_with`]).
@@ -28,7 +29,7 @@ use rustix::fs::{
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 /// Format and version; both sides run the same layout or none.
-const MAGIC: u64 = u64::from_le_bytes(*b"dqboard2");
+const MAGIC: u64 = u64::from_le_bytes(*b"dqboard3");
 
 /// Queue pairs and regions that fit. What does not fit is not published, and reached by packets.
 const QPS: usize = 1 << 12;
@@ -64,6 +65,8 @@ struct Page {
     owner: AtomicU32,
     busy: AtomicU64,
     sleeps: AtomicU64,
+    /// Descriptor, device, inode, first byte and length of the owner's pool; the length is 0 without one, and stored last.
+    pool: [AtomicU64; 5],
     /// How many addresses follow.
     known: AtomicU64,
     addresses: [[AtomicU64; 2]; ADDRESSES],
@@ -132,12 +135,19 @@ fn get(table: &[Entry], key: u32) -> Option<Words> {
     candidates.find_map(|entry| entry.read(key))
 }
 
+/// Bits 2 and 3 belong to queue pairs.
 fn bits(access: Access) -> u64 {
-    u64::from(access.remote_write) | u64::from(access.remote_read) << 1
+    let rights = [access.remote_write, access.remote_read, false, false, access.remote_atomic];
+    rights.iter().zip(0..).map(|(right, at)| u64::from(*right) << at).sum()
 }
 
 fn access(bits: u64) -> Access {
-    Access { remote_write: bits & 1 != 0, remote_read: bits & 2 != 0, ..Access::default() }
+    Access {
+        remote_write: bits & 1 != 0,
+        remote_read: bits & 2 != 0,
+        remote_atomic: bits & 16 != 0,
+        ..Access::default()
+    }
 }
 
 fn halves(ip: IpAddr) -> [u64; 2] {
@@ -151,6 +161,19 @@ fn halves(ip: IpAddr) -> [u64; 2] {
 fn ip([high, low]: [u64; 2]) -> IpAddr {
     let bits = u128::from(high) << 64 | u128::from(low);
     IpAddr::V6(Ipv6Addr::from_bits(bits)).to_canonical()
+}
+
+/// The file of a process's registered memory, as others find it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PoolCard {
+    /// A descriptor of the process.
+    pub(super) fd: i32,
+    /// Device and inode.
+    pub(super) file: (u64, u64),
+    /// Where the process has mapped its first byte.
+    pub(super) base: u64,
+    /// Length in bytes.
+    pub(super) len: u64,
 }
 
 /// A board in this process's memory. Its owner's is writable, all others are not: the methods that write are
@@ -225,6 +248,16 @@ impl Board {
         (sleeps & 1 == 1).then_some(sleeps)
     }
 
+    /// The owner's pool.
+    pub(super) fn pool(&self) -> Option<PoolCard> {
+        let [fd, device, inode, base, len] = &self.page().pool;
+        let len = len.load(Ordering::Acquire);
+        let [fd, device, inode, base] =
+            [fd, device, inode, base].map(|word| word.load(Ordering::Relaxed));
+        let fd = i32::try_from(fd).ok().filter(|_| len > 0)?;
+        Some(PoolCard { fd, file: (device, inode), base, len })
+    }
+
     pub(super) fn qp(&self, qpn: Qpn) -> Option<QpCard> {
         let [first, second, own_high, own_low, peer_high, peer_low, _] =
             get(&self.page().qps, qpn.get())?;
@@ -280,6 +313,17 @@ impl OwnBoard {
         page.known.store(addresses.len().min(ADDRESSES) as u64, Ordering::Release);
         page.magic.store(MAGIC, Ordering::Release);
         Ok((OwnBoard(board), file))
+    }
+
+    /// Names the pool, once and for all.
+    pub(super) fn offer_pool(&self, card: &PoolCard) {
+        let [fd, device, inode, base, len] = &self.0.page().pool;
+        let PoolCard { fd: number, file, base: first, len: bytes } = *card;
+        fd.store(number as u64, Ordering::Relaxed);
+        device.store(file.0, Ordering::Relaxed);
+        inode.store(file.1, Ordering::Relaxed);
+        base.store(first, Ordering::Relaxed);
+        len.store(bytes, Ordering::Release);
     }
 
     /// Tells others to wake this process for packets. Whoever does not see it has stored its packet before, where

@@ -5,21 +5,21 @@ use std::io;
 use roce::direct::{DirectKind, DirectRequest, landing_order};
 use roce::verbs::MAX_SGE;
 
-/// Copies all bytes of a request, those of a WRITE in ascending order with the last line last, so that a program
+/// Copies the bytes of a part of a request, those of a WRITE in ascending order with the last line last, so that a program
 /// that polls the last byte sees all others.
 ///
 /// # Errors
-/// When not all bytes were copied; `ESRCH` when the process is gone, `EPERM` when its memory may not be accessed.
+/// For atomics. When not all bytes were copied; `ESRCH` when the process is gone, `EPERM` when its memory may not be accessed.
 pub(super) fn copy(pid: i32, first: u64, request: &DirectRequest<'_>) -> io::Result<()> {
     let mut local = [EMPTY; MAX_SGE];
     let pieces = local.iter_mut().zip(request.local);
     let count =
         pieces.map(|(place, piece)| *place = span(piece.addr, u64::from(piece.len))).count();
-    let len = u64::from(request.len);
+    let len = u64::from(request.part.len);
     // The kernel copies one span after the other.
     let mut remote = [span(first, len), EMPTY];
     let spans = match request.kind {
-        DirectKind::Read => 1,
+        DirectKind::Read | DirectKind::Atomic(_) => 1,
         DirectKind::Write => {
             let parts = landing_order(first, len);
             let places = remote.iter_mut().zip(&parts);
@@ -35,6 +35,7 @@ pub(super) fn copy(pid: i32, first: u64, request: &DirectRequest<'_>) -> io::Res
         match request.kind {
             DirectKind::Write => libc::process_vm_writev(pid, from, count, to, spans, 0),
             DirectKind::Read => libc::process_vm_readv(pid, from, count, to, spans, 0),
+            DirectKind::Atomic(_) => return Err(io::ErrorKind::Unsupported.into()),
         }
     };
     match u64::try_from(copied) {

@@ -11,10 +11,10 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixStream};
 
 use roce::direct::{DirectKind, DirectRequest};
-use roce::endpoint::Placement;
+use roce::endpoint::{Extent, Placement};
 use roce::verbs::{Access, PdId};
 use roce::wire::ROCE_PORT;
-use roce::world::Path;
+use roce::world::{AtomicOp, Path};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
@@ -63,7 +63,7 @@ fn say(to: &OwnedFd, bytes: &[u8], files: &[BorrowedFd<'_>]) {
 }
 
 /// What the protocol says with a board.
-const HELLO: &[u8] = b"dqboard2\0";
+const HELLO: &[u8] = b"dqboard3\0";
 
 /// Sealed shared memory of any length and contents.
 fn file(bytes: u64, seals: SealFlags, contents: &[u8]) -> OwnedFd {
@@ -93,14 +93,14 @@ fn nonsense_in_the_exchange_is_dropped() {
     let lies = [
         file(0, all, b""),
         file(size, SealFlags::empty(), b""),
-        file(size, all, b"dqboard2"),
-        file(size - 4096, all | SealFlags::FUTURE_WRITE, b"dqboard2"),
+        file(size, all, b"dqboard3"),
+        file(size - 4096, all | SealFlags::FUTURE_WRITE, b"dqboard3"),
         file(size, all | SealFlags::FUTURE_WRITE, b"dqboard1"),
         pipe.into(),
         null.into(),
     ];
     let board = board.as_fd();
-    let short = [&b""[..], b"d", b"dqboard2", b"dqboard3\0", b"dqboard2\0and more", &[0; 4000]];
+    let short = [&b""[..], b"d", b"dqboard3", b"dqboard4\0", b"dqboard3\0and more", &[0; 4000]];
     for words in short.into_iter().filter(|words| !words.is_empty()) {
         say(&call(1), words, &[board, fifo.as_fd()]);
     }
@@ -173,6 +173,7 @@ fn a_board_full_of_lies_misdirects_nobody() {
         rkey: 9,
         remote_addr: 0x1000,
         len: 64,
+        part: Extent { offset: 0, len: 64 },
         local: &local,
     };
     let honest = RegionCard { rkey: 9, pd, addr: 0x1000, len: 64, backing: 0x1000, access };
@@ -191,6 +192,8 @@ fn a_board_full_of_lies_misdirects_nobody() {
             assert!(victim.carry_out(&request).is_err(), "{lie:?}");
         }
     }
+    request.kind = DirectKind::Atomic(AtomicOp::FetchAdd(1));
+    assert!(victim.carry_out(&request).is_err(), "there is no pool");
     assert_eq!(bytes, [7; 64]);
     // The victim has not lost its way to the others.
     is_well(4, 50);

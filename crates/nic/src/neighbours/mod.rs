@@ -3,7 +3,8 @@
 //!
 //! Each process publishes its queue pairs and regions on a board ([`board`]) and swaps boards with the processes
 //! that its queue pairs connect to ([`exchange`]). `roce::direct` decides, from the boards, whether a request can be
-//! carried out at once; this module carries it out ([`copy`]). Everything else is packets: between neighbours through
+//! carried out at once; this module carries it out, by the kernel ([`copy`]) or, in the pool of the other process, by
+//! itself ([`mapped`]). Everything else is packets: between neighbours through
 //! FIFOs in shared memory ([`packets`], [`fifo`]), to a peer that is not a neighbour through sockets;
 //! [`Shared::meet`] returns why.
 //!
@@ -22,31 +23,35 @@ mod fifo;
 mod guard;
 #[cfg(test)]
 mod hostile;
+mod mapped;
 mod packets;
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use roce::direct::{Direct, DirectRefusal, DirectRequest, QpCard, RegionCard, admit};
+use roce::direct::{Direct, DirectKind, DirectRefusal, DirectRequest, QpCard, RegionCard, admit};
 use roce::verbs::Qpn;
 use roce::world::Wire;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::fstat;
 use rustix::io::Errno;
+use rustix::mm::ProtFlags;
 use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::interfaces;
-use board::{Board, OwnBoard};
+use crate::pool::Pool;
+use board::{Board, OwnBoard, PoolCard};
 use exchange::{Message, Other};
 use fifo::Writer;
 use guard::Guard;
+use mapped::Mapping;
 use packets::{Incoming, Outgoing, Packets, Place};
 
 pub use packets::{Doorbell, FifoCounters, LocalWire};
@@ -126,6 +131,9 @@ pub struct Target {
     slot: u8,
     /// Takes packets for it, if it reads them there.
     fifo: Option<Mutex<Outgoing>>,
+    /// Its pool, mapped for reading and for writing; `None` where that is not possible.
+    readable: OnceLock<Option<Mapping>>,
+    writable: OnceLock<Option<Mapping>>,
     /// Why it is reached by packets from now on.
     why_not: OnceLock<&'static str>,
 }
@@ -137,6 +145,22 @@ impl Target {
             None if !self.board.is_owned() => Some("the peer's process has ended"),
             known => known.copied(),
         }
+    }
+
+    /// Its pool, for this kind of request.
+    fn pool(&self, kind: DirectKind) -> Option<&Mapping> {
+        let (mapping, access) = match kind {
+            DirectKind::Read => (&self.readable, ProtFlags::READ),
+            _ => (&self.writable, ProtFlags::READ | ProtFlags::WRITE),
+        };
+        let open = || Mapping::open(self.pid, &self.board.pool()?, access).ok();
+        // The process with this number may be another one meanwhile.
+        mapping.get_or_init(|| open().filter(|_| self.board.is_owned())).as_ref()
+    }
+
+    /// Whether requests on its memory go without system calls.
+    pub fn is_mapped(&self) -> bool {
+        [&self.readable, &self.writable].iter().any(|one| one.get().is_some_and(Option::is_some))
     }
 
     /// Whether packets to it go through shared memory now.
@@ -229,7 +253,9 @@ impl Shared {
         let index = board.addresses().iter().position(|address| *address == at.ip());
         let dest = index.filter(|_| accepted).and_then(|index| u8::try_from(index).ok());
         let fifo = dest.map(|dest| Mutex::new(Outgoing::new(writer, dest)));
-        Ok(Target { board, pid: other.pid, at, slot, fifo, why_not: OnceLock::new() })
+        let (readable, writable) = (OnceLock::new(), OnceLock::new());
+        let why_not = OnceLock::new();
+        Ok(Target { board, pid: other.pid, at, slot, fifo, readable, writable, why_not })
     }
 
     /// Waits until no other process accesses this one on the strength of an entry that was on the board
@@ -512,6 +538,14 @@ impl Neighbours {
         Ok(Neighbours { shared, routes, announced, packets, thread: Some(thread) })
     }
 
+    /// Lets those who may access this process's memory map its pool, which lives as long as this does.
+    pub fn offer_pool(&self, pool: &Pool) {
+        if let Ok(file) = file_of(pool.fd()) {
+            let (fd, base, len) = (pool.fd().as_raw_fd(), pool.base(), pool.len());
+            self.shared.own.offer_pool(&PoolCard { fd, file, base, len });
+        }
+    }
+
     /// `wire` with the neighbours in front of it, for one turn.
     pub fn wire<'a, W: Wire + Doorbell>(&'a mut self, wire: &'a mut W) -> LocalWire<'a, W> {
         LocalWire::new(self, wire)
@@ -618,6 +652,18 @@ impl Neighbours {
         let qp = board.qp(request.dest_qp).ok_or(DirectRefusal::Peer)?;
         let region = board.region(request.rkey).ok_or(DirectRefusal::Region)?;
         let first = admit(request, own, &qp, &region)?;
+        let DirectRequest { kind, part, local, .. } = *request;
+        let is_done = target.pool(kind).is_some_and(|pool| match kind {
+            DirectKind::Write => pool.write(first, part.len, local),
+            DirectKind::Read => pool.read(first, part.len, local),
+            DirectKind::Atomic(op) => pool.atomic(first, op, local),
+        });
+        if is_done {
+            return Ok(());
+        }
+        if matches!(kind, DirectKind::Atomic(_)) {
+            return Err(DirectRefusal::System);
+        }
         copy::copy(target.pid, first, request).map_err(|error| {
             let why = match error.raw_os_error() {
                 Some(libc::ESRCH) => Some("the peer's process has ended"),
@@ -634,8 +680,17 @@ impl Neighbours {
 }
 
 impl Direct for Neighbours {
-    fn reaches(&self, qpn: Qpn) -> bool {
-        self.routes.get(&qpn.get()).is_some_and(|target| target.why_not.get().is_none())
+    fn reaches(&self, qpn: Qpn, kind: DirectKind) -> bool {
+        let allows = |target: &Arc<Target>| match kind {
+            // They need a mapping, which can be tried once.
+            DirectKind::Atomic(_) => {
+                let mapped = target.writable.get().map(Option::is_some);
+                mapped.unwrap_or_else(|| target.board.pool().is_some())
+            }
+            DirectKind::Write | DirectKind::Read => true,
+        };
+        let target = self.routes.get(&qpn.get());
+        target.is_some_and(|target| target.why_not.get().is_none() && allows(target))
     }
 
     fn carry_out(&mut self, request: &DirectRequest<'_>) -> Result<(), DirectRefusal> {

@@ -126,9 +126,11 @@ pub(crate) fn resolve(
 
 /// Part of a message.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Extent {
-    pub(crate) offset: u32,
-    pub(crate) len: u32,
+pub struct Extent {
+    /// Bytes of the message before it.
+    pub offset: u32,
+    /// Length in bytes.
+    pub len: u32,
 }
 
 #[cfg(test)]

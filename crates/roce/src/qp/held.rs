@@ -5,7 +5,8 @@
 //! request is direct only behind an empty queue. After a run of requests that only the packets before them
 //! kept from being direct, the next ones wait here. They take places of the send queue, and everything
 //! posted behind them waits too, so that requests stay in order. If the peer then refuses one, all of them
-//! become packets, and the next run has to be twice as long: waiting costs a round trip.
+//! become packets, and the next run has to be twice as long: waiting costs a round trip. Long requests wait, too, and are
+//! carried out in parts.
 //!
 //! A program that lets its driver carry requests out has all of them wait from their post on ([`Held::set_holding`]).
 
@@ -23,6 +24,8 @@ const LONGEST_RUN: u32 = 1 << 20;
 pub(super) struct Held {
     /// With their lengths, oldest first.
     queue: VecDeque<(SendWr, u32)>,
+    /// Bytes of the oldest that are carried out.
+    done: u32,
     run: u32,
     /// The length that a run must have.
     wanted: u32,
@@ -31,7 +34,8 @@ pub(super) struct Held {
 
 impl Default for Held {
     fn default() -> Held {
-        Held { queue: VecDeque::new(), run: 0, wanted: FIRST_RUN, holding: Holding::Runs }
+        let holding = Holding::Runs;
+        Held { queue: VecDeque::new(), done: 0, run: 0, wanted: FIRST_RUN, holding }
     }
 }
 
@@ -53,7 +57,18 @@ impl Held {
     }
 
     pub(super) fn pop(&mut self) -> Option<(SendWr, u32)> {
+        self.done = 0;
         self.queue.pop_front()
+    }
+
+    /// How many bytes of the oldest are carried out already.
+    pub(super) fn done(&self) -> u32 {
+        self.done
+    }
+
+    /// A part of the oldest is carried out.
+    pub(super) fn advance(&mut self, bytes: u32) {
+        self.done += bytes;
     }
 
     pub(super) fn clear(&mut self) {

@@ -74,6 +74,11 @@ impl Access {
         remote_atomic: true,
         bind_window: true,
     };
+
+    /// Whether peers may do anything.
+    pub const fn is_remote(&self) -> bool {
+        self.remote_write || self.remote_read || self.remote_atomic
+    }
 }
 
 /// A registered memory region: `len` bytes from `addr`, with its keys.

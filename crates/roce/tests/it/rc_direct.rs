@@ -12,7 +12,8 @@ use roce::direct::{
     Backlog, Direct, DirectKind, DirectRefusal, DirectRequest, Holding, MAX_DIRECT_BYTES, Posted,
 };
 use roce::endpoint::{QpAttr, QpState};
-use roce::verbs::{Qpn, SendOp, SendWr, WcStatus};
+use roce::verbs::{Access, Qpn, SendOp, SendWr, SgList, Sge, WcStatus};
+use roce::world::{AtomicOp, Memory};
 use sim::memory::Arena;
 
 use crate::harness::{BASE, Chance, Fault, FaultMix, Node};
@@ -38,7 +39,7 @@ struct Neighbour<'a> {
 }
 
 impl Direct for Neighbour<'_> {
-    fn reaches(&self, _qpn: Qpn) -> bool {
+    fn reaches(&self, _qpn: Qpn, _kind: DirectKind) -> bool {
         true
     }
 
@@ -46,16 +47,23 @@ impl Direct for Neighbour<'_> {
         if self.draw.per_mille(self.refuses_per_mille) {
             return Err(DirectRefusal::Peer);
         }
-        let mut remote = request.remote_addr;
+        let first = request.remote_addr + u64::from(request.part.offset);
+        let mut remote = first;
         for piece in request.local {
             let len = piece.len as usize;
             match request.kind {
                 DirectKind::Write => self.peer.poke(remote, self.own.peek(piece.addr, len)),
                 DirectKind::Read => self.own.poke(piece.addr, self.peer.peek(remote, len)),
+                DirectKind::Atomic(op) => {
+                    assert_eq!(len, 8, "an atomic has one part");
+                    let original = self.peer.atomic(remote, op);
+                    self.own.poke(piece.addr, &original.to_ne_bytes());
+                }
             }
             remote += u64::from(piece.len);
         }
-        self.moved += remote - request.remote_addr;
+        self.moved += remote - first;
+        assert_eq!(remote - first, u64::from(request.part.len));
         Ok(())
     }
 }
@@ -127,14 +135,17 @@ impl Program {
     /// Posts one request and applies it to the model; false if the send queue is full.
     fn post(&mut self) -> bool {
         let slot = self.posted % 100 * SLOT;
-        let len = self.draw.between(1, TARGET_BYTES) as u32;
-        let at = self.draw.between(0, TARGET_BYTES - u64::from(len));
-        let rkey = self.pair.regions[1].rkey;
         let what = self.draw.below(40);
+        let is_atomic = (10..15).contains(&what);
+        let len = if is_atomic { 8 } else { self.draw.between(1, TARGET_BYTES) as u32 };
+        let mut at = self.draw.between(0, TARGET_BYTES - u64::from(len));
+        at -= if is_atomic { at % 8 } else { 0 };
+        let rkey = self.pair.regions[1].rkey;
         let remote_addr = BASE + at;
         let op = match what {
             0 => SendOp::Send,
             1..=9 => SendOp::Read { remote_addr, rkey },
+            10..15 => SendOp::FetchAdd { remote_addr, rkey, add: self.posted << 32 | 1 },
             _ => SendOp::Write { remote_addr, rkey },
         };
         let mut bytes = vec![0; len as usize];
@@ -159,6 +170,11 @@ impl Program {
         match op {
             SendOp::Read { .. } => self.reads.push((self.posted, self.model[range].to_vec())),
             SendOp::Write { .. } => self.model[range].copy_from_slice(&bytes),
+            SendOp::FetchAdd { add, .. } => {
+                let word = &mut self.model[range];
+                self.reads.push((self.posted, word.to_vec()));
+                AtomicOp::FetchAdd(add).apply_to(word);
+            }
             _ => self.pair.receive(self.posted, TARGET_BYTES as u32),
         }
         self.posted += 1;
@@ -231,9 +247,8 @@ impl Program {
                 (endpoint.carry_out_held(*now, *qpn, direct, &mut left), direct.moved)
             });
             backlog = after;
-            // The last one begins with at least a byte of it left.
-            let most = if budget == 0 { 0 } else { u64::from(budget) - 1 + TARGET_BYTES };
-            assert!(moved <= most, "{moved} bytes of {budget}");
+            // Atomics have one part.
+            assert!(moved < u64::from(budget) + 8, "{moved} bytes of {budget}");
         }
         self.pair.fabric.settle();
         let done = self.pair.fabric.sent_by(self.pair.a);
@@ -347,4 +362,68 @@ fn requests_that_wait_are_flushed_once_and_in_order() {
         let flushed = &program.completed[failed.unwrap_or(program.completed.len())..];
         assert!(flushed.iter().all(|done| done.1 == WcStatus::WrFlushError));
     }
+}
+
+/// Takes every part and copies nothing, up to a number of parts.
+struct Recorder {
+    parts: Vec<(u32, u32)>,
+    most: usize,
+}
+
+impl Direct for Recorder {
+    fn reaches(&self, _qpn: Qpn, _kind: DirectKind) -> bool {
+        true
+    }
+
+    fn carry_out(&mut self, request: &DirectRequest<'_>) -> Result<(), DirectRefusal> {
+        let DirectRequest { part, local, .. } = request;
+        assert_eq!(local.iter().map(|piece| piece.len).sum::<u32>(), part.len);
+        if self.parts.len() == self.most {
+            return Err(DirectRefusal::Region);
+        }
+        self.parts.push((part.offset, part.len));
+        Ok(())
+    }
+}
+
+/// Posts a WRITE of 7 MiB whose peer takes `most` parts, and carries it out as far as that goes.
+fn long_write(most: usize) -> (Pair, Vec<(u32, u32)>) {
+    const LEN: u64 = 7 << 20;
+    let mut pair = Pair::new();
+    let all = pair.fabric.nodes[0].register(BASE, 1 << 20, Access::LOCAL).expect("its memory");
+    let sge = Sge { addr: BASE, len: 1 << 20, lkey: all.lkey };
+    let sges: SgList = (0..LEN >> 20).map(|_| sge).collect();
+    let wr = SendWr { sges, ..pair.wr(7, pair.write_op(0), 0, 1) };
+    let (now, qpn) = (pair.fabric.now(), pair.a.qpn);
+    let endpoint = &mut pair.fabric.nodes[0].endpoint;
+    let mut direct = Recorder { parts: Vec::new(), most };
+    assert_eq!(endpoint.post_send_direct(now, qpn, wr, &mut direct), Ok(Posted::Held));
+    assert!(direct.parts.is_empty(), "the post copies nothing");
+    for turn in 1..=2 {
+        let mut budget = MAX_DIRECT_BYTES;
+        let backlog = endpoint.carry_out_held(now, qpn, &mut direct, &mut budget);
+        let done: u64 = direct.parts.iter().map(|part| u64::from(part.1)).sum();
+        let is_over = done == LEN || direct.parts.len() == most && turn > most;
+        assert_eq!(backlog, if is_over { Backlog::Empty } else { Backlog::Ready });
+        assert_eq!(endpoint.counters().direct_writes, u64::from(done == LEN));
+        if is_over {
+            break;
+        }
+    }
+    (pair, direct.parts)
+}
+
+#[test]
+fn a_long_request_is_carried_out_in_parts_and_completes_with_the_last() {
+    let (mut pair, parts) = long_write(2);
+    assert_eq!(parts, [(0, MAX_DIRECT_BYTES), (MAX_DIRECT_BYTES, 3 << 20)]);
+    assert_eq!(pair.run().0, [(7, WcStatus::Success)]);
+}
+
+/// The peer's answer then is that of its responder, whose region is shorter.
+#[test]
+fn a_long_request_that_is_refused_in_the_middle_becomes_packets() {
+    let (mut pair, parts) = long_write(1);
+    assert_eq!(parts, [(0, MAX_DIRECT_BYTES)]);
+    assert_eq!(pair.run().0, [(7, WcStatus::RemoteAccessError)]);
 }

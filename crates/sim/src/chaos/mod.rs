@@ -277,6 +277,7 @@ impl Run {
             Some(Bug::DirectStaleKey) => Flaw::StaleKeys,
             Some(Bug::DirectCompletedEarly) => Flaw::CompletedEarly,
             Some(Bug::DirectTailFirst) => Flaw::TailFirst,
+            Some(Bug::DirectAtomicTorn) => Flaw::AtomicTorn,
             _ => Flaw::None,
         };
         #[cfg(not(feature = "planted-bugs"))]

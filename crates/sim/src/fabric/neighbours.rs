@@ -15,7 +15,7 @@ use roce::Time;
 use roce::direct::{
     Direct, DirectKind, DirectRefusal, DirectRequest, RegionCard, admit, landing_order,
 };
-use roce::endpoint::Endpoint;
+use roce::endpoint::{Endpoint, Placement};
 use roce::verbs::Qpn;
 
 use super::Fabric;
@@ -39,6 +39,8 @@ pub enum Flaw {
     CompletedEarly,
     /// The end of a WRITE arrives before its beginning.
     TailFirst,
+    /// An atomic reads the word, and stores the new value later.
+    AtomicTorn,
 }
 
 /// The regions that a node has registered, by local key.
@@ -50,7 +52,7 @@ pub(super) struct Board {
 
 impl Board {
     pub(super) fn publish(&mut self, lkey: u32, card: RegionCard) {
-        if card.access.remote_write || card.access.remote_read {
+        if card.access.is_remote() {
             self.regions.push((lkey, card));
         }
     }
@@ -132,7 +134,7 @@ struct Neighbours<'a, M> {
 }
 
 impl<M: NodeMemory> Direct for Neighbours<'_, M> {
-    fn reaches(&self, _qpn: Qpn) -> bool {
+    fn reaches(&self, _qpn: Qpn, _kind: DirectKind) -> bool {
         true
     }
 
@@ -142,16 +144,27 @@ impl<M: NodeMemory> Direct for Neighbours<'_, M> {
         let mut nodes = others.iter_mut().flat_map(|nodes| nodes.iter_mut());
         let peer = nodes.find(|node| node.ip() == remote).ok_or(DirectRefusal::Peer)?;
         let first = permitted(request, *ip, peer, neighbourhood.flaw)?;
-        let mut bytes = vec![0; request.len as usize];
-        if request.kind == DirectKind::Read {
-            peer.memory.gather(first, &mut bytes);
-            let mut rest = &bytes[..];
-            for piece in request.local {
-                let (part, later) = rest.split_at(piece.len as usize);
-                memory.scatter(piece.addr, part);
-                rest = later;
+        let mut bytes = vec![0; request.part.len as usize];
+        match request.kind {
+            DirectKind::Write => {}
+            DirectKind::Read => {
+                peer.memory.gather(first, &mut bytes);
+                spread(*memory, request.local, &bytes);
+                return Ok(());
             }
-            return Ok(());
+            DirectKind::Atomic(op) if neighbourhood.flaw == Flaw::AtomicTorn => {
+                peer.memory.gather(first, &mut bytes);
+                spread(*memory, request.local, &bytes);
+                op.apply_to(&mut bytes);
+                let at = Time::from_nanos(now.as_nanos() + LATE_NS);
+                neighbourhood.late.push(Late { at, ip: remote, addr: first, bytes });
+                return Ok(());
+            }
+            DirectKind::Atomic(op) => {
+                let original = peer.memory.atomic(first, op);
+                spread(*memory, request.local, &original.to_ne_bytes());
+                return Ok(());
+            }
         }
         let mut at = 0;
         for piece in request.local {
@@ -169,7 +182,17 @@ impl<M: NodeMemory> Direct for Neighbours<'_, M> {
     }
 }
 
-/// The first byte in the peer's memory, if its cards permit the request.
+/// Places bytes in the pieces, one after the other.
+fn spread(memory: &mut impl NodeMemory, pieces: &[Placement], bytes: &[u8]) {
+    let mut rest = bytes;
+    for piece in pieces {
+        let (part, later) = rest.split_at(piece.len as usize);
+        memory.scatter(piece.addr, part);
+        rest = later;
+    }
+}
+
+/// The first byte of the part in the peer's memory, if its cards permit the request.
 fn permitted<M: NodeMemory>(
     request: &DirectRequest<'_>,
     own: IpAddr,
