@@ -9,6 +9,8 @@ use engine::data::DeviceChoice;
 use engine::seed::fresh_seed;
 use nic::congestion::Choice;
 use nic::loaded::DEFAULT_LIBRARY;
+use nic::same_host;
+use roce::congestion::CongestionControl;
 use roce::endpoint::Mtu;
 use serde::Serialize;
 
@@ -19,7 +21,7 @@ use crate::perf::client::{Client, Latency, Outcome};
 use crate::perf::control::PERF_PORT;
 use crate::perf::plot::{self, Curve, Diagram};
 use crate::perf::server;
-use crate::perf::test::{MAX_BYTES, Mode, Operation, Service, Test};
+use crate::perf::test::{MAX_BYTES, MessagePath, Mode, Operation, Service, Test};
 use crate::units;
 
 /// Measure latency and bandwidth between two machines, or two processes of one
@@ -27,6 +29,7 @@ use crate::units;
 /// Start `dquant perf serve` once on one side. Everything else is said on the other: each test is
 /// sent to the server. Without more, every operation is measured over sizes from 8 bytes to 64 MiB,
 /// latency and bandwidth. The content of messages is verified. docs/perf.md explains each column.
+/// Within one machine, messages go through shared memory; DQUANT_PATH=udp makes them packets.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
@@ -292,6 +295,7 @@ struct Measured {
     depth: u32,
     mtu: u32,
     selective: bool,
+    path: MessagePath,
     spin: bool,
     seconds: f64,
     messages: u64,
@@ -339,6 +343,7 @@ impl Measured {
             depth: test.slots(),
             mtu: outcome.mtu,
             selective: outcome.selective,
+            path: outcome.path,
             spin: test.spin,
             seconds: outcome.seconds,
             messages: outcome.messages,
@@ -360,7 +365,7 @@ impl Report for Measured {
 }
 
 const HEADING: &str = "\
-operation               bytes  qps   p50 us   p99 us p99.9 us   Gbit/s    Mmsg/s  CPU s/GB client  server   resent     lost  verified";
+operation               bytes  qps   p50 us   p99 us p99.9 us   Gbit/s    Mmsg/s  CPU s/GB client  server   resent     lost  verified  path";
 
 impl fmt::Display for Measured {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -384,9 +389,10 @@ impl fmt::Display for Measured {
         let resent = self.retransmitted.map_or("-".to_owned(), |packets| packets.to_string());
         write!(
             f,
-            " {resent:>8} {:>8} {:>9}",
+            " {resent:>8} {:>8} {:>9}  {}",
             self.lost,
-            units::Bytes(self.verified_bytes).to_string()
+            units::Bytes(self.verified_bytes).to_string(),
+            self.path.name()
         )?;
         if self.mismatches > 0 {
             write!(f, "  {} WRONG", self.mismatches)?;
@@ -450,6 +456,15 @@ impl ClientArgs {
         }
     }
 
+    /// Whether nothing but packets through sockets is what is to be measured.
+    fn needs_sockets(&self) -> bool {
+        let is_controlled =
+            !matches!(self.cc, Choice::Auto | Choice::Always(CongestionControl::Off));
+        self.device.device.is_some()
+            || is_controlled
+            || same_host::refused_by_environment().is_some()
+    }
+
     fn test(&self, operation: Operation, mode: Mode, bytes: u32) -> Test {
         let spin = match self.wait {
             Some(wait) => wait == Wait::Spin,
@@ -464,6 +479,7 @@ impl ClientArgs {
             depth: self.depth,
             mtu: self.mtu.bytes(),
             go_back_n: self.go_back_n,
+            by_sockets: self.needs_sockets(),
             spin,
             millis: u32::try_from(self.seconds.as_millis()).unwrap_or(u32::MAX),
         }

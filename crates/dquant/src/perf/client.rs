@@ -18,7 +18,7 @@ use super::ends::{Ends, check_address};
 use super::histogram::Histogram;
 use super::host;
 use super::requester::Requester;
-use super::test::{LOOK_AT_MEMORY, Mode, Service, Test};
+use super::test::{LOOK_AT_MEMORY, MessagePath, Mode, Service, Test};
 use crate::exit::CliError;
 
 /// How long a connection may take.
@@ -53,6 +53,8 @@ pub struct Outcome {
     pub mtu: u32,
     /// Whether losses are recovered selectively.
     pub selective: bool,
+    /// How the client's messages travelled.
+    pub path: MessagePath,
 }
 
 /// Latencies in microseconds.
@@ -155,7 +157,8 @@ impl Client {
     pub fn run(&mut self, test: Test) -> Result<Outcome, CliError> {
         match self.device.clone() {
             None => {
-                let fabric = host::software(self.local.ip(), test.memory(), self.seed)?;
+                let fabric =
+                    host::software(self.local.ip(), test.memory(), self.seed, test.refused())?;
                 self.run_on(fabric, test, false)
             }
             Some(choice) => self.run_on(host::loaded(&choice, test.memory())?, test, true),
@@ -178,7 +181,7 @@ impl Client {
         check_address(&theirs, peer)?;
         let mut ends = Ends::open(&mut fabric, test, self.seed)?;
         let ours = ends.describe(&fabric, host::mtu(&fabric, peer));
-        ends.connect(fabric.device(), &ours, &theirs, self.congestion)?;
+        ends.connect(&mut fabric, &ours, &theirs, self.congestion)?;
         if test.has_pong() && test.has_receives() {
             ends.post_receives(fabric.device())?;
         }
@@ -203,6 +206,7 @@ impl Client {
         let found = requester.verify(fabric.memory());
         let mut outcome = measured(&test, &start, &end, &requester);
         outcome.mtu = ours.mtu.min(theirs.mtu).min(test.mtu);
+        outcome.path = host::path(&fabric, is_loaded);
         outcome.selective = ours.selective && theirs.selective;
         for Verdict { verified_bytes, wrong_buffers, out_of_order } in [found, theirs_found] {
             outcome.verified_bytes += verified_bytes;

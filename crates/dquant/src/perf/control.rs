@@ -14,7 +14,7 @@ use super::test::Test;
 use crate::exit::CliError;
 
 /// Version of the messages.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Port of the control connection.
 pub const PERF_PORT: u16 = 4792;

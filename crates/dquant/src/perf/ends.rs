@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use nic::clock;
 use nic::congestion::Choice;
 use nic::fabric::Fabric;
+use nic::neighbours::OWN_PORT;
 use nic::pool::Pool;
 use roce::device::{self, Device, InitialPsns};
 use roce::endpoint::{Connect, Mtu, QpConfig, Reliability};
@@ -61,6 +62,8 @@ impl Ends {
         let send_cq = device.create_cq(depth).map_err(refused)?;
         let recv_cq = device.create_cq(depth).map_err(refused)?;
         let region = device.register(pd, range.addr, range.len, Access::ALL).map_err(refused)?;
+        fabric.registered(pd, &region, Access::ALL);
+        let device = fabric.device();
         let (mut drawn, mut qps) = (InitialPsns::new(seed), Vec::new());
         let mut psns = Vec::new();
         for _ in 0..test.qps {
@@ -96,13 +99,13 @@ impl Ends {
         }
     }
 
-    /// Connects all queue pairs to those of the other side.
+    /// Connects all queue pairs to those of the other side, which may be a process of this machine.
     ///
     /// # Errors
     /// When the other side's numbers are impossible, or the device refuses.
-    pub(super) fn connect<D: Device>(
+    pub(super) fn connect<F: Fabric>(
         &mut self,
-        device: &mut D,
+        fabric: &mut F,
         ours: &End,
         peer: &End,
         congestion: Choice,
@@ -117,6 +120,9 @@ impl Ends {
         let selective = ours.selective && peer.selective;
         self.remote = (peer.memory, peer.rkey);
         let refused = |error: VerbsError| CliError::because("cannot connect", &error);
+        // Why it is none is no error: packets reach it.
+        let neighbour = fabric.boards().and_then(|own| own.meet(peer.address, OWN_PORT)).ok();
+        let device = fabric.device();
         for (at, &(number, psn)) in peer.qps.iter().enumerate() {
             let (qpn, dest_qp) = (self.qps[at], Qpn::new(number & 0x00ff_ffff));
             if self.test.service == Service::Ud {
@@ -136,6 +142,11 @@ impl Ends {
                 ..Connect::new(Path::new(peer.address), dest_qp, Psn::new(psn & 0x00ff_ffff))
             };
             device::connect(device, clock::now(), qpn, &connect).map_err(refused)?;
+        }
+        if self.test.service != Service::Ud {
+            for &qpn in &self.qps {
+                fabric.connected(clock::now(), qpn, neighbour.clone());
+            }
         }
         Ok(())
     }
@@ -305,7 +316,7 @@ mod tests {
         for bytes in [1, 7, 8, 9, 4096] {
             let test = Test { bytes, ..sample() };
             let local = "127.6.1.1".parse().expect("literal");
-            let mut fabric = host::software(local, test.memory(), 1).expect("loopback");
+            let mut fabric = host::software(local, test.memory(), 1, None).expect("loopback");
             let ends = Ends::open(&mut fabric, test, 1).expect("a small test");
             let pool = fabric.memory_mut();
             let number = 2 + u64::from(test.slots());
@@ -324,7 +335,7 @@ mod tests {
     #[test]
     fn the_last_message_of_a_buffer_is_known() {
         let mut fabric =
-            host::software("127.6.1.2".parse().expect("literal"), sample().memory(), 1);
+            host::software("127.6.1.2".parse().expect("literal"), sample().memory(), 1, None);
         let fabric = fabric.as_mut().expect("loopback");
         let ends = Ends::open(fabric, sample(), 1).expect("a small test");
         let slots = u64::from(sample().slots());

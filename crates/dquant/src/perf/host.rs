@@ -7,22 +7,32 @@ use nic::clock;
 use nic::fabric::{Fabric, Software, SoftwareError};
 use nic::loaded::{Library, LoadError, Loaded, LoadedDevice};
 use nic::pool::Pool;
+use nic::same_host;
 use nic::udp::UdpError;
 use roce::wire::ROCE_PORT;
 
+use super::test::MessagePath;
 use crate::exit::CliError;
 
 /// Registered memory beside what a test asks for: whole pages at its ends.
 const SLACK: u64 = 1 << 16;
 
-/// Our own device at this address. Port 4791 belongs to the first; others get a free one.
-pub(super) fn software(ip: IpAddr, memory: u64, seed: u64) -> Result<Software, CliError> {
+/// Our own device at this address. Port 4791 belongs to the first; others get a free one. It reaches a peer of this
+/// machine without packets, unless there is a reason against it.
+pub(super) fn software(
+    ip: IpAddr,
+    memory: u64,
+    seed: u64,
+    refused: Option<String>,
+) -> Result<Software, CliError> {
     let bind = |port| Software::bind(SocketAddr::new(ip, port), memory + SLACK, 0, seed);
     let bound = match bind(ROCE_PORT) {
         Err(SoftwareError::Udp(UdpError::Bind { .. })) => bind(0),
         bound => bound,
     };
-    bound.map_err(|error| CliError::because("no device", &error))
+    let mut device = bound.map_err(|error| CliError::because("no device", &error))?;
+    device.open_same_host(refused.or_else(same_host::refused_by_environment));
+    Ok(device)
 }
 
 /// A device of a library.
@@ -47,6 +57,22 @@ pub(super) fn mtu<F: Fabric>(fabric: &F, peer: SocketAddr) -> u32 {
     fabric
         .largest_mtu()
         .min(mtu_towards(fabric.local().ip(), SocketAddr::new(peer.ip(), ROCE_PORT)))
+}
+
+/// How messages have travelled so far.
+pub(super) fn path<F: Fabric>(fabric: &F, is_loaded: bool) -> MessagePath {
+    let (mut direct, mut fifo) = (0, 0);
+    fabric.counters(&mut |name, value| match name {
+        "roce.direct_writes" | "roce.direct_reads" | "roce.direct_atomics" => direct += value,
+        "neighbours.fifo_sent_packets" => fifo += value,
+        _ => {}
+    });
+    match () {
+        () if is_loaded => MessagePath::Device,
+        () if direct > 0 => MessagePath::Direct,
+        () if fifo > 0 => MessagePath::Fifo,
+        () => MessagePath::Udp,
+    }
 }
 
 /// Packets sent again so far; none where the device does not tell.

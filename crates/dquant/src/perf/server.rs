@@ -139,8 +139,9 @@ impl Session {
             (None, None) => {
                 // The client reaches this address: packets come to it, too.
                 let local = self.control.local().map_err(|error| lost(self.peer, &error))?;
+                let ip = local.ip().to_canonical();
                 fresh_seed().map_err(CliError::from).and_then(|seed| {
-                    let fabric = host::software(local.ip().to_canonical(), test.memory(), seed)?;
+                    let fabric = host::software(ip, test.memory(), seed, test.refused())?;
                     self.run_on(fabric, test, seed, false)
                 })
             }
@@ -178,7 +179,7 @@ impl Session {
             other => return Err(CliError::usage(format_args!("said {other:?} out of turn"))),
         };
         check_address(&theirs, peer)?;
-        ends.connect(fabric.device(), &ours, &theirs, Choice::default())?;
+        ends.connect(&mut fabric, &ours, &theirs, Choice::default())?;
         if test.has_receives() {
             ends.post_receives(fabric.device())?;
         }

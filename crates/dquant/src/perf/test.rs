@@ -108,6 +108,33 @@ impl Mode {
     }
 }
 
+/// How messages travel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MessagePath {
+    /// In packets, through sockets.
+    #[default]
+    Udp,
+    /// In packets, through shared memory.
+    Fifo,
+    /// Without packets: one side reads and writes the other's memory.
+    Direct,
+    /// As a loaded library's device does it.
+    Device,
+}
+
+impl MessagePath {
+    /// As it is shown.
+    pub const fn name(self) -> &'static str {
+        match self {
+            MessagePath::Udp => "udp",
+            MessagePath::Fifo => "fifo",
+            MessagePath::Direct => "direct",
+            MessagePath::Device => "device",
+        }
+    }
+}
+
 /// One test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -128,6 +155,8 @@ pub struct Test {
     pub mtu: u32,
     /// Whether loss recovery is the standard one even where both sides know a better one.
     pub go_back_n: bool,
+    /// Whether packets take sockets even between two processes of one machine.
+    pub by_sockets: bool,
     /// Whether both sides poll without sleeping.
     pub spin: bool,
     /// Length of the measured part in milliseconds. A server ends a test that takes much longer.
@@ -160,9 +189,14 @@ pub(super) const LOOK_AT_MEMORY: Duration = Duration::from_micros(50);
 
 impl Test {
     /// Whether a side waits for bytes of which its device tells it nothing: the target of a WRITE gets no completion,
-    /// and where a library moves the packets, no socket becomes readable either.
+    /// and where a library moves the packets, or there are none, no socket becomes readable either.
     pub(super) fn is_silent(&self, is_loaded: bool) -> bool {
-        is_loaded && self.operation == Operation::Write && self.has_pong()
+        (is_loaded || !self.by_sockets) && self.operation == Operation::Write && self.has_pong()
+    }
+
+    /// Why the same-host path is not to be used, if it is not.
+    pub(super) fn refused(&self) -> Option<String> {
+        self.by_sockets.then(|| "the client wants packets".to_owned())
     }
 
     /// What is wrong with it, and what to try.
@@ -262,6 +296,7 @@ pub(super) mod tests {
             depth: 8,
             mtu: 1024,
             go_back_n: false,
+            by_sockets: false,
             spin: false,
             millis: 100,
         }

@@ -112,6 +112,32 @@ fn every_operation_runs_over_every_service_that_has_it() {
     server.says("has left after");
 }
 
+/// Within one machine: without packets where that is possible, otherwise packets in shared memory.
+#[test]
+fn messages_take_the_path_that_the_client_wants() {
+    let folder = Folder::new("perf-path");
+    let server = Server::start(&folder);
+    let paths = |options: &[&str], path: Option<&str>| {
+        let mut client = server.client(options);
+        client.env_remove("DQUANT_PATH").envs(path.map(|path| ("DQUANT_PATH", path)));
+        let all = results(Ran::new(&client.output().expect("the program starts")));
+        let path = |one: &Value| one["path"].as_str().expect("a name").to_owned();
+        all.iter().map(path).collect::<std::collections::BTreeSet<String>>()
+    };
+    let sizes = ["--size", "8,5000,8MiB"];
+    let one_sided = [&["write", "read"], &sizes[..]].concat();
+    assert_eq!(paths(&one_sided, None), ["direct".to_owned()].into());
+    assert_eq!(paths(&["atomic"], None), ["direct".to_owned()].into());
+    let send = [&["send"], &sizes[..]].concat();
+    assert_eq!(paths(&send, None), ["fifo".to_owned()].into());
+    assert_eq!(paths(&["--transport", "uc", "--size", "64"], None), ["fifo".to_owned()].into());
+    assert_eq!(paths(&["--transport", "ud", "--size", "64"], None), ["udp".to_owned()].into());
+    assert_eq!(paths(&["write", "--size", "64", "--cc", "delay"], None), ["udp".to_owned()].into());
+    for options in [&one_sided[..], &send, &["atomic"]] {
+        assert_eq!(paths(options, Some("udp")), ["udp".to_owned()].into(), "{options:?}");
+    }
+}
+
 #[test]
 fn sizes_below_a_stamp_and_many_queue_pairs_are_verified() {
     let folder = Folder::new("perf-odd");
@@ -227,16 +253,16 @@ fn a_server_survives_strangers_and_refuses_too_much() {
     });
     let stream = connect();
     let welcome = reply(&stream, "{\"hello\":{\"version\":999}}");
-    assert_eq!(welcome.trim(), "{\"welcome\":{\"version\":1}}");
+    assert_eq!(welcome.trim(), "{\"welcome\":{\"version\":2}}");
     let test = |qps: u64, bytes: u64| {
         format!(
             "{{\"begin\":{{\"operation\":\"write\",\"service\":\"rc\",\"mode\":\"bandwidth\",\"bytes\":{bytes},\
-             \"qps\":{qps},\"depth\":1,\"mtu\":4096,\"go_back_n\":false,\"spin\":false,\"millis\":50}}}}"
+             \"qps\":{qps},\"depth\":1,\"mtu\":4096,\"go_back_n\":false,\"by_sockets\":false,\"spin\":false,\"millis\":50}}}}"
         )
     };
     assert!(reply(&stream, &test(1024, 64 << 20)).contains("more than 1 GiB"));
     let stream = connect();
-    reply(&stream, "{\"hello\":{\"version\":1}}");
+    reply(&stream, "{\"hello\":{\"version\":2}}");
     assert!(reply(&stream, &test(1, 64)).starts_with("{\"ready\":"));
     // An end that is elsewhere: the server must not send there.
     let elsewhere = "{\"connect\":{\"address\":\"192.0.2.1:4791\",\"memory\":0,\"rkey\":1,\"mtu\":4096,\
