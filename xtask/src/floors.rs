@@ -118,6 +118,7 @@ const FLOORS: &[(&str, &str)] = &[
          device: capture clock interfaces neighbours packet ready skip udp waiter
          doctor: device interfaces neighbours packet udp
          fabric: fault neighbours pool ready same_host udp
+         registrations: clock pool seeds skip
          loaded: abi clock fabric neighbours pool ready",
     ),
     (

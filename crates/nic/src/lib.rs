@@ -16,6 +16,7 @@
 //! | [`neighbours`] | memory of other processes of this machine, reached without packets |
 //! | [`fault`] | a wire that loses packets on purpose |
 //! | [`pool`] | registered memory: one pre-faulted region |
+//! | [`registrations`] | buffers of the program: a registration cache, bounce blocks |
 //! | [`waiter`], [`clock`] | sleeping and waking; time, CPU time, resident memory |
 //!
 //! Protocol decisions do not belong here: they are in `roce`, which sees the machine only through the
@@ -37,6 +38,7 @@ pub mod neighbours;
 pub mod packet;
 pub mod pool;
 pub mod ready;
+pub mod registrations;
 pub mod same_host;
 mod sockaddr;
 pub mod udp;
@@ -44,6 +46,9 @@ pub mod waiter;
 #[cfg(feature = "xdp")]
 pub mod xdp;
 
+#[cfg(test)]
+#[path = "../../../testing/seeds.rs"]
+mod seeds;
 #[cfg(test)]
 #[path = "../../../testing/skip.rs"]
 mod skip;
