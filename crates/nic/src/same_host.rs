@@ -207,6 +207,10 @@ impl SameHost {
         let mut budget = MAX_DIRECT_BYTES;
         for _ in 0..self.routed.len() {
             let Some(qpn) = self.routed.pop_front() else { break };
+            if !endpoint.has_held(qpn) {
+                self.routed.push_back(qpn);
+                continue;
+            }
             let backlog = endpoint.carry_out_held(now, qpn, own, &mut budget);
             if !own.reaches(qpn, DirectKind::Write) {
                 // Everything goes as packets from now on. A queue pair that is gone has none.

@@ -861,9 +861,18 @@ impl Endpoint {
         direct: &mut dyn Direct,
         budget: &mut u32,
     ) -> Backlog {
+        // Drivers ask in every turn.
+        if !self.has_held(qpn) {
+            return Backlog::Empty;
+        }
         let done = self.on_qp(now, qpn, |qp, cx| Ok(qp.carry_out_held(cx, direct, budget)));
         // Without the queue pair there is nothing to do.
         done.unwrap_or(Backlog::Empty)
+    }
+
+    /// Whether sends of a queue pair wait for [`carry_out_held`](Endpoint::carry_out_held).
+    pub fn has_held(&self, qpn: Qpn) -> bool {
+        self.entry(qpn).is_ok_and(|entry| entry.qp.has_held())
     }
 
     /// Chooses which sends of a queue pair wait for [`carry_out_held`](Endpoint::carry_out_held). With

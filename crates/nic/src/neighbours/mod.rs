@@ -26,7 +26,7 @@ mod hostile;
 mod mapped;
 mod packets;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
@@ -486,7 +486,7 @@ fn check_loopback(ip: IpAddr) -> Result<(), String> {
 pub struct Neighbours {
     shared: Arc<Shared>,
     /// By queue pair number.
-    routes: HashMap<u32, Arc<Target>>,
+    routes: BTreeMap<u32, Arc<Target>>,
     announced: AtomicU64,
     packets: Packets,
     thread: Option<JoinHandle<()>>,
@@ -533,7 +533,7 @@ impl Neighbours {
             guard.release(serving.own.owner());
         })?;
         held.recv().map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))??;
-        let (routes, announced) = (HashMap::new(), AtomicU64::new(0));
+        let (routes, announced) = (BTreeMap::new(), AtomicU64::new(0));
         let packets = Packets::default();
         Ok(Neighbours { shared, routes, announced, packets, thread: Some(thread) })
     }

@@ -11,6 +11,8 @@
 //! - Nothing is allocated, freed or unmapped under the lock, nor by the monitor at any time: a heap that shrinks would
 //!   wait for the monitor, and the monitor for the lock.
 //! - Only private anonymous memory is watched. A file can be truncated through any descriptor, without an event.
+//! - Not noticed: guard pages (`MADV_GUARD_INSTALL`) that were put over a range and taken away. And `MADV_DONTNEED` is
+//!   reported before the pages go, so a watch that begins meanwhile may be of the old ones.
 //! - A forked child is not watched, and its `holds` never says yes. It must neither read the events of its parent nor
 //!   stop the parent's monitor.
 //!

@@ -22,7 +22,7 @@ impl Qp {
         wr: &mut SendWr,
         direct: &mut dyn Direct,
     ) -> Result<Posted, VerbsError> {
-        if matches!(&self.kind, Kind::Rc(rc) if rc.requester.is_holding()) {
+        if self.has_held() {
             self.post_send(cx, wr)?;
             cx.count(|c| &mut c.direct_held);
             return Ok(Posted::Held);
@@ -132,6 +132,11 @@ impl Qp {
         if let (Kind::Rc(rc), Holding::Runs) = (&mut self.kind, holding) {
             rc.requester.release_held(&self.qpc);
         }
+    }
+
+    /// Whether sends wait until [`carry_out_held`](Qp::carry_out_held).
+    pub(crate) fn has_held(&self) -> bool {
+        matches!(&self.kind, Kind::Rc(rc) if rc.requester.is_holding())
     }
 
     fn held<T>(&mut self, change: impl FnOnce(&mut Held) -> T) -> Option<T> {
