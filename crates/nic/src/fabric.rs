@@ -1,6 +1,6 @@
 //! What an engine runs on: a device, its registered memory, and whatever moves its packets.
 //!
-//! [`Software`] is our own endpoint on a UDP socket: it moves packets itself in each turn.
+//! [`Software`] is our own endpoint on sockets of its own ([`SocketWire`]): it moves packets itself in each turn.
 //! [`Loaded`](crate::loaded) is a device behind a verbs library, which moves them by itself. Engines are
 //! written against [`Fabric`] and are the same for both.
 //!
@@ -14,7 +14,7 @@ use roce::congestion::Follows;
 use roce::device::Device;
 use roce::endpoint::{Endpoint, EndpointConfig, Reliability};
 use roce::verbs::{Access, MemoryRegion, PdId, Qpn};
-use roce::world::{self, Progress};
+use roce::world::{self, Progress, Wire};
 use roce::{Duration, Time};
 
 use crate::fault::LossyWire;
@@ -22,7 +22,7 @@ use crate::neighbours::{Shared, Target, Unfinished};
 use crate::pool::{Pool, PoolError, PoolRange};
 use crate::ready::ReadySet;
 use crate::same_host::SameHost;
-use crate::udp::{UdpConfig, UdpError, UdpWire};
+use crate::udp::{SocketWire, UdpConfig, UdpError, UdpWire};
 
 /// What an operator should know about a device; each is reported once.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,11 +112,11 @@ pub trait Fabric {
     fn notes(&self) -> Vec<String>;
 }
 
-/// Our own endpoint on a UDP socket.
+/// Our own endpoint on sockets of its own.
 #[derive(Debug)]
-pub struct Software {
+pub struct Software<W = UdpWire> {
     endpoint: Endpoint,
-    wire: LossyWire<UdpWire>,
+    wire: LossyWire<W>,
     memory: Pool,
     same_host: SameHost,
 }
@@ -145,9 +145,20 @@ impl Software {
         seed: u64,
     ) -> Result<Software, SoftwareError> {
         let wire = UdpWire::bind(&UdpConfig::at(local))?;
+        Ok(Software::on(wire, memory, loss_ppm, seed)?)
+    }
+}
+
+impl<W: SocketWire> Software<W> {
+    /// A device on this wire; the rest as for [`Software::bind`].
+    ///
+    /// # Errors
+    /// When the memory cannot be allocated.
+    pub fn on(wire: W, memory: u64, loss_ppm: u32, seed: u64) -> Result<Software<W>, PoolError> {
         let memory = Pool::new(memory)?;
         let endpoint = Endpoint::new(EndpointConfig { seed, ..EndpointConfig::default() });
-        let same_host = SameHost::open(wire.local(), Some("not wanted".to_owned()), &memory);
+        let local = wire.udp().local();
+        let same_host = SameHost::open(local, Some("not wanted".to_owned()), &memory);
         let wire = LossyWire::new(wire, loss_ppm, seed);
         Ok(Software { endpoint, wire, memory, same_host })
     }
@@ -159,7 +170,7 @@ impl Software {
     }
 }
 
-impl Fabric for Software {
+impl<W: SocketWire> Fabric for Software<W> {
     type Device = Endpoint;
 
     fn device(&mut self) -> &mut Endpoint {
@@ -213,11 +224,12 @@ impl Fabric for Software {
     }
 
     fn next_wakeup(&self) -> Option<Time> {
-        world::next_wakeup(&self.endpoint)
+        world::next_wakeup(&self.endpoint).into_iter().chain(self.wire.next_wakeup()).min()
     }
 
     fn watch(&self, watched: &ReadySet) -> io::Result<()> {
-        watched.add(self.wire.inner().fd(), 0)
+        watched.add(self.wire.inner().udp().fd(), 0)?;
+        self.wire.inner().other_fd().map_or(Ok(()), |fd| watched.add(fd, 0))
     }
 
     fn prepare_sleep(&mut self) -> bool {
@@ -238,7 +250,7 @@ impl Fabric for Software {
     }
 
     fn local(&self) -> SocketAddr {
-        self.wire.inner().local()
+        self.wire.inner().udp().local()
     }
 
     fn reliability(&self) -> Reliability {
@@ -250,10 +262,11 @@ impl Fabric for Software {
             tell(&format!("roce.{name}"), value);
         }
         window_sums(&self.endpoint).into_iter().for_each(|(name, value)| tell(name, value));
-        let wire = self.wire.inner();
+        let wire = self.wire.inner().udp();
         wire.counters().named().for_each(|(name, value)| tell(name, value));
         tell("udp.ip_udp_header_bytes", wire.ip_udp_header_bytes());
         tell("udp.injected_drops", self.wire.dropped());
+        self.wire.inner().other_counters(tell);
         self.same_host.counts(tell);
     }
 

@@ -20,7 +20,7 @@ use roce::world;
 use crate::fault::LossyWire;
 use crate::neighbours::{Doorbell, FifoCounters, Neighbours, OWN_PORT, Shared, Target, Unfinished};
 use crate::pool::{Pool, PoolRange};
-use crate::udp::UdpWire;
+use crate::udp::SocketWire;
 
 /// Environment variable that chooses the path: `udp` for packets, `auto`, the default, for the same-host path where it
 /// is possible.
@@ -70,10 +70,10 @@ impl SameHost {
     }
 
     /// Receives, as the first part of a turn.
-    pub(crate) fn receive(
+    pub(crate) fn receive<W: SocketWire>(
         &mut self,
         endpoint: &mut Endpoint,
-        wire: &mut LossyWire<UdpWire>,
+        wire: &mut LossyWire<W>,
         memory: &mut Pool,
         now: Time,
     ) -> usize {
@@ -84,10 +84,10 @@ impl SameHost {
     }
 
     /// Sends, as the last part of a turn.
-    pub(crate) fn send(
+    pub(crate) fn send<W: SocketWire>(
         &mut self,
         endpoint: &mut Endpoint,
-        wire: &mut LossyWire<UdpWire>,
+        wire: &mut LossyWire<W>,
         memory: &Pool,
         now: Time,
     ) -> usize {
@@ -251,9 +251,9 @@ impl SameHost {
 }
 
 /// The port of such a device belongs to one process.
-impl Doorbell for LossyWire<UdpWire> {
+impl<W: SocketWire> Doorbell for LossyWire<W> {
     fn wake(&mut self, path: &Path, _dest: Qpn) {
-        self.inner().wake(path.remote);
+        self.inner().udp().wake(path.remote);
     }
 }
 

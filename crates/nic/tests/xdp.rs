@@ -20,11 +20,12 @@ use nic::fault::LossyWire;
 use nic::pool::Pool;
 use nic::udp::{UdpConfig, UdpWire};
 use nic::xdp::{Mode, XdpConfig, XdpError, XdpWire};
-use roce::Duration;
 use roce::device;
 use roce::endpoint::{Connect, Endpoint, EndpointConfig, Mtu, QpConfig};
 use roce::verbs::{Access, CqId, MemoryRegion, Qpn, SendOp, SendWr, Sge, WcStatus};
-use roce::world::{self, Path, Staging, Wire};
+use roce::wire::{Bth, DEFAULT_PKEY, Ext, Headers, Opcode, Psn};
+use roce::world::{self, NoMemory, Path, Payload, Staging, TxFrame, Wire};
+use roce::{Duration, Time};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 const MIB: usize = 1 << 20;
@@ -314,6 +315,62 @@ fn the_generic_attachment_works_too() {
     let (mut a, mut b) = (Host::new(a, 0, 0), Host::new(b, 1, 0));
     transfer(&mut a, &mut b, false, Mtu::M1024);
     assert_used(a.wire.inner());
+}
+
+/// The kernel refuses a send while the interface is down. The frame stays in the ring, and no other packet follows that
+/// would take it along.
+#[test]
+fn a_frame_that_the_kernel_refused_leaves_at_a_later_turn() {
+    let Some(lab) = Lab::new(1500) else { return };
+    let (mut a, mut b) = (xdp(&lab, 0, false), udp(&lab, 1, false));
+    let start = clock::now();
+    let link = |state: &str| assert!(ip(&format!("-n {} link set v0 {state}", lab.names[0])));
+    // The next hop is remembered for a second of this time, which does not pass.
+    send_one(&mut a, start, 0);
+    receive_until(&mut a, &mut b, start, &[0]);
+    link("down");
+    send_one(&mut a, start, 1);
+    assert_eq!(a.counters().tx_packets, 2, "{:?}", a.counters());
+    let due = a.next_wakeup().expect("a sleeping sender is woken for the frame");
+    assert!(due > start);
+    a.receive(start, &mut |_| {});
+    assert_eq!(a.counters().tx_retries, 0, "before it is due");
+    a.receive(due, &mut |_| {});
+    assert_eq!(a.counters().tx_retries, 1);
+    link("up");
+    let later = a.next_wakeup().expect("it is still there");
+    receive_until(&mut a, &mut b, later, &[1]);
+    assert_eq!(a.next_wakeup(), None);
+}
+
+/// Sends a packet that only its number tells from others.
+fn send_one(wire: &mut XdpWire, now: Time, number: u32) {
+    let bth = Bth {
+        opcode: Opcode::UcSendOnly,
+        solicited: false,
+        mig_req: false,
+        pad: 0,
+        pkey: DEFAULT_PKEY,
+        fecn: false,
+        becn: false,
+        dest_qp: Qpn::new(2),
+        ack_req: false,
+        psn: Psn::new(number),
+    };
+    let header = Headers::new(bth, Ext::None).expect("no extension").emit();
+    let path = Path::new((address(1, false), 4791).into());
+    let frame = TxFrame { path, header, payload: Payload::Bytes(&[7; 64]), pad: 0 };
+    wire.send(now, &[frame], &NoMemory);
+}
+
+/// Turns of both until these packets have arrived. The sender's time is `now` all along.
+fn receive_until(a: &mut XdpWire, b: &mut UdpWire, now: Time, numbers: &[u32]) {
+    let (deadline, mut arrived) = (clock::now() + LIMIT, Vec::new());
+    while arrived != numbers {
+        assert!(clock::now() < deadline, "{arrived:?} arrived, not {numbers:?}");
+        a.receive(now, &mut |_| {});
+        b.receive(now, &mut |frame| arrived.push(frame.headers.bth().psn.get()));
+    }
 }
 
 #[test]

@@ -277,6 +277,30 @@ impl fmt::Display for UdpWire {
     }
 }
 
+/// A wire over sockets that belong to it. Its display is the path taken, in one line.
+pub trait SocketWire: Wire + fmt::Display {
+    /// The UDP socket: it has the address, and takes what no other socket of the wire does.
+    fn udp(&self) -> &UdpWire;
+
+    /// Another socket that is readable when packets wait.
+    fn other_fd(&self) -> Option<BorrowedFd<'_>>;
+
+    /// Passes the counters beside those of the UDP socket to `tell`.
+    fn other_counters(&self, tell: &mut dyn FnMut(&str, u64));
+}
+
+impl SocketWire for UdpWire {
+    fn udp(&self) -> &UdpWire {
+        self
+    }
+
+    fn other_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn other_counters(&self, _tell: &mut dyn FnMut(&str, u64)) {}
+}
+
 impl Wire for UdpWire {
     fn send(&mut self, _now: Time, frames: &[TxFrame<'_>], memory: &dyn Memory) {
         let UdpWire { socket, sender, counters, capture, .. } = self;

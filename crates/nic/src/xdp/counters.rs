@@ -24,6 +24,8 @@ pub struct XdpCounters {
     pub tx_unresolved: u64,
     /// The same because all send frames were in use.
     pub tx_full: u64,
+    /// Turns that tried again to send frames which the kernel had refused to take.
+    pub tx_retries: u64,
     /// Frames received, good or bad.
     pub rx_packets: u64,
     /// Frames whose packets were delivered.
@@ -39,6 +41,26 @@ pub struct XdpCounters {
 }
 
 impl XdpCounters {
+    /// Every counter with its name, in a fixed order.
+    pub fn named(&self) -> [(&'static str, u64); 11] {
+        let XdpCounters { tx_packets, tx_long, tx_unresolved, tx_full, tx_retries, .. } = *self;
+        let XdpCounters { rx_packets, rx_accepted, rx_malformed, .. } = *self;
+        let XdpCounters { rx_foreign, rx_headers, rx_bad_icrc, .. } = *self;
+        [
+            ("xdp.tx.packets", tx_packets),
+            ("xdp.tx.long", tx_long),
+            ("xdp.tx.unresolved", tx_unresolved),
+            ("xdp.tx.full", tx_full),
+            ("xdp.tx.retries", tx_retries),
+            ("xdp.rx.packets", rx_packets),
+            ("xdp.rx.accepted", rx_accepted),
+            ("xdp.rx.malformed", rx_malformed),
+            ("xdp.rx.foreign", rx_foreign),
+            ("xdp.rx.headers", rx_headers),
+            ("xdp.rx.bad_icrc", rx_bad_icrc),
+        ]
+    }
+
     pub(super) fn refuse(&mut self, reason: XdpRefused) {
         *match reason {
             XdpRefused::Malformed => &mut self.rx_malformed,

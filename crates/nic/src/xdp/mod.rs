@@ -27,14 +27,14 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-use roce::Time;
 use roce::verbs::{Qpn, Transport};
 use roce::wire::ROCE_PORT;
 use roce::wire::frame::Packet;
 use roce::world::{Memory, Path, RxFrame, TxFrame, Wire};
+use roce::{Duration, Time};
 
 use crate::interfaces::{Interface, interfaces};
-use crate::udp::{UdpConfig, UdpError, UdpWire};
+use crate::udp::{SocketWire, UdpConfig, UdpError, UdpWire};
 use ethernet::{build, open};
 use neighbour::{Hop, Neighbours};
 use program::{Attached, Sockets};
@@ -47,6 +47,9 @@ const MOST_FRAMES: usize = 2048;
 
 /// The UDP socket is looked at in each of so many calls of `receive`: a system call costs as much as a packet.
 const LOOKS: u32 = 16;
+
+/// Pause before frames that the kernel refused are tried again: about what a full device needs for its queue.
+const RETRY_AFTER: Duration = Duration::from_micros(20);
 
 /// Length of an Ethernet header without a tag.
 const ETHERNET_BYTES: usize = 14;
@@ -150,6 +153,8 @@ pub struct XdpWire {
     body: Vec<u8>,
     frame: Vec<u8>,
     looks: u32,
+    /// When frames that the kernel refused are tried again.
+    retry_at: Option<Time>,
     counters: XdpCounters,
 }
 
@@ -192,6 +197,7 @@ impl XdpWire {
             body: Vec::with_capacity(MAX_FRAME as usize),
             frame: Vec::with_capacity(MAX_FRAME as usize),
             looks: 0,
+            retry_at: None,
             counters: XdpCounters::default(),
         })
     }
@@ -250,6 +256,11 @@ impl XdpWire {
         counters.tx_packets += 1;
         true
     }
+
+    fn flush(&mut self, now: Time) {
+        self.socket.flush();
+        self.retry_at = self.socket.has_refused().then(|| now + RETRY_AFTER);
+    }
 }
 
 impl Wire for XdpWire {
@@ -267,10 +278,15 @@ impl Wire for XdpWire {
         if first < frames.len() {
             self.udp.send(now, &frames[first..], memory);
         }
-        self.socket.flush();
+        self.flush(now);
     }
 
     fn receive(&mut self, now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+        // Nothing else sends them if no packet follows.
+        if self.retry_at.is_some_and(|at| now >= at) {
+            self.counters.tx_retries += 1;
+            self.flush(now);
+        }
         let XdpWire { socket, udp, counters, looks, .. } = self;
         let (local, mut accepted) = (udp.local(), 0);
         socket.receive(MOST_FRAMES, |frame| {
@@ -304,11 +320,25 @@ impl Wire for XdpWire {
     }
 
     fn next_wakeup(&self) -> Option<Time> {
-        self.udp.next_wakeup()
+        self.retry_at.into_iter().chain(self.udp.next_wakeup()).min()
     }
 
     fn is_stalled(&mut self, path: &Path, dest: Qpn) -> bool {
         self.udp.is_stalled(path, dest)
+    }
+}
+
+impl SocketWire for XdpWire {
+    fn udp(&self) -> &UdpWire {
+        &self.udp
+    }
+
+    fn other_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.socket.fd.as_fd())
+    }
+
+    fn other_counters(&self, tell: &mut dyn FnMut(&str, u64)) {
+        self.counters.named().into_iter().for_each(|(name, value)| tell(name, value));
     }
 }
 

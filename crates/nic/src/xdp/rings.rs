@@ -148,6 +148,8 @@ pub(super) struct Socket {
     umem: Mapping,
     /// Addresses of send frames that are ours.
     free: Vec<u64>,
+    /// Whether the last flush has left frames in the send ring.
+    has_refused: bool,
 }
 
 // SAFETY: the mappings belong to this value alone and move with it; only a unique holder writes them.
@@ -191,7 +193,7 @@ impl Socket {
         bind(&fd, ifindex, queue)?;
         let last = RECEIVE_FRAMES + SEND_FRAMES;
         let free = (RECEIVE_FRAMES..last).map(|frame| u64::from(frame * CHUNK)).collect();
-        Ok(Socket { fd, fill, completion, receive, send, umem, free })
+        Ok(Socket { fd, fill, completion, receive, send, umem, free, has_refused: false })
     }
 
     /// Queues a frame. `false` when all send frames are in use even after the kernel was called.
@@ -214,6 +216,11 @@ impl Socket {
         self.send.push(libc::xdp_desc { addr, len: frame.len() as u32, options: 0 })
     }
 
+    /// Whether the kernel has refused frames, which are still in the send ring.
+    pub(super) fn has_refused(&self) -> bool {
+        self.has_refused
+    }
+
     /// Makes the kernel send what is queued, and collects completed frames.
     pub(super) fn flush(&mut self) {
         self.send.publish();
@@ -227,11 +234,12 @@ impl Socket {
                 libc::sendto(self.fd.as_raw_fd(), none, 0, flags, std::ptr::null(), 0)
             };
             let errno = io::Error::last_os_error().raw_os_error();
-            // EAGAIN: more than one call takes. Otherwise the device is full or gone: the next flush tries again.
+            // EAGAIN: more than one call takes. Otherwise the device is full or gone: a later flush tries again.
             if rc < 0 && errno != Some(libc::EAGAIN) {
                 break;
             }
         }
+        self.has_refused = self.send.pending() > 0;
         while let Some(addr) = self.completion.pop() {
             if self.free.len() < SEND_FRAMES as usize {
                 self.free.push(addr & !u64::from(CHUNK - 1));
