@@ -172,8 +172,8 @@ impl Bench {
                 .not_built
                 .push((Feature::SameHost, "the path between processes of one machine"));
         }
-        // The wire exists (`nic::xdp`), but no command uses it.
-        results.not_built.push((Feature::AfXdp, "a command that uses the AF_XDP wire"));
+        // `dquant perf --wire xdp` exists, a bare AF_XDP socket beside it does not.
+        results.not_built.push((Feature::AfXdp, "a ping-pong over bare AF_XDP sockets"));
         Bench {
             tools,
             missing,

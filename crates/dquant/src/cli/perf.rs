@@ -1,5 +1,6 @@
 //! `dquant perf`: latency and bandwidth of the fabric, client and server ([`crate::perf`]).
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -47,6 +48,7 @@ Examples:
   dquant perf 10.0.0.5 send --transport ud --size 8..1KiB
   dquant perf 10.0.0.5 write --device mlx5_0 --json
   dquant perf 10.0.0.5 write --cc auto
+  dquant perf 10.0.0.5 send --size 64 --mode latency --wire xdp
   dquant perf 10.0.0.5 write --plot write.svg"
 )]
 pub(super) struct PerfCommand {
@@ -123,6 +125,13 @@ impl Modes {
     }
 }
 
+/// The sockets that packets take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum WireChoice {
+    Udp,
+    Xdp,
+}
+
 /// How both sides wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Wait {
@@ -180,6 +189,19 @@ struct ClientArgs {
     /// delay: the same on one machine. READ responses and the server are not controlled.
     #[arg(long, value_name = "NAME", default_value = "off", verbatim_doc_comment)]
     cc: Choice,
+
+    /// The sockets that packets of both sides take
+    ///
+    /// xdp: AF_XDP, past the kernel's network stack. Each side that cannot (it needs root, an
+    /// Ethernet interface and port 4791) takes UDP, and the reason is said. docs/xdp.md.
+    #[arg(
+        long,
+        value_enum,
+        default_value = "udp",
+        conflicts_with = "device",
+        verbatim_doc_comment
+    )]
+    wire: WireChoice,
 
     /// How both sides wait
     ///
@@ -296,6 +318,8 @@ struct Measured {
     mtu: u32,
     selective: bool,
     path: MessagePath,
+    /// Why packets of a side did not take the wire that was wanted.
+    fallbacks: Vec<String>,
     spin: bool,
     seconds: f64,
     messages: u64,
@@ -344,6 +368,7 @@ impl Measured {
             mtu: outcome.mtu,
             selective: outcome.selective,
             path: outcome.path,
+            fallbacks: outcome.fallbacks.clone(),
             spin: test.spin,
             seconds: outcome.seconds,
             messages: outcome.messages,
@@ -408,10 +433,15 @@ impl ClientArgs {
         let ClientArgs { host, plot, device, cc, .. } = self;
         let host = host.ok_or_else(|| CliError::usage("no server named"))?;
         let mut client = Client::connect(&host, device.choice(), cc, fresh_seed()?)?;
-        let (mut results, mut is_wrong) = (Vec::new(), false);
+        let (mut results, mut is_wrong, mut said) = (Vec::new(), false, BTreeSet::new());
         for (number, test) in tests.iter().enumerate() {
             console.progress(format_args!("{} of {}: {test}", number + 1, tests.len()));
             let outcome = client.run(*test)?;
+            for why in &outcome.fallbacks {
+                if said.insert(why.clone()) {
+                    console.note(why);
+                }
+            }
             let measured = Measured::new(test, &outcome, results.is_empty());
             console.report(&measured)?;
             is_wrong |= measured.mismatches > 0;
@@ -480,6 +510,7 @@ impl ClientArgs {
             mtu: self.mtu.bytes(),
             go_back_n: self.go_back_n,
             by_sockets: self.needs_sockets(),
+            by_xdp: self.wire == WireChoice::Xdp,
             spin,
             millis: u32::try_from(self.seconds.as_millis()).unwrap_or(u32::MAX),
         }

@@ -55,6 +55,8 @@ pub struct Outcome {
     pub selective: bool,
     /// How the client's messages travelled.
     pub path: MessagePath,
+    /// Why packets of a side did not take the AF_XDP socket that the test wants.
+    pub fallbacks: Vec<String>,
 }
 
 /// Latencies in microseconds.
@@ -155,14 +157,21 @@ impl Client {
     /// # Errors
     /// When the server refuses it or is lost, or a device fails.
     pub fn run(&mut self, test: Test) -> Result<Outcome, CliError> {
-        match self.device.clone() {
-            None => {
-                let fabric =
-                    host::software(self.local.ip(), test.memory(), self.seed, test.refused())?;
-                self.run_on(fabric, test, false)
-            }
-            Some(choice) => self.run_on(host::loaded(&choice, test.memory())?, test, true),
+        if let Some(choice) = &self.device {
+            return self.run_on(host::loaded(choice, test.memory())?, test, true);
         }
+        let (ip, memory) = (self.local.ip(), test.memory());
+        let mut fallback = None;
+        if test.by_xdp {
+            match host::xdp(ip, memory, self.seed) {
+                Ok(fabric) => return self.run_on(fabric, test, false),
+                Err(why) => fallback = Some(format!("no AF_XDP on this side: {why}")),
+            }
+        }
+        let fabric = host::software(ip, memory, self.seed, test.refused())?;
+        let mut outcome = self.run_on(fabric, test, false)?;
+        outcome.fallbacks.extend(fallback);
+        Ok(outcome)
     }
 
     fn run_on<F: Fabric>(
@@ -207,6 +216,8 @@ impl Client {
         let mut outcome = measured(&test, &start, &end, &requester);
         outcome.mtu = ours.mtu.min(theirs.mtu).min(test.mtu);
         outcome.path = host::path(&fabric, is_loaded);
+        let there = |why| format!("no AF_XDP at the server: {why}");
+        outcome.fallbacks.extend(theirs.no_xdp.map(there));
         outcome.selective = ours.selective && theirs.selective;
         for Verdict { verified_bytes, wrong_buffers, out_of_order } in [found, theirs_found] {
             outcome.verified_bytes += verified_bytes;

@@ -39,6 +39,9 @@ pub struct End {
     pub mtu: u32,
     /// Whether it recovers losses selectively.
     pub selective: bool,
+    /// Why its packets do not take the AF_XDP socket that the test wants, if they do not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub no_xdp: Option<String>,
     /// Numbers of its queue pairs, and their first packet sequence numbers.
     pub qps: Vec<(u32, u32)>,
 }
@@ -287,6 +290,7 @@ mod tests {
             rkey: 7,
             mtu: 1024,
             selective: true,
+            no_xdp: Some("no root".to_owned()),
             qps: vec![(1, 2), (3, 4)],
         };
         for message in [Message::Begin(sample()), Message::Ready(end), Message::Mark] {

@@ -95,6 +95,7 @@ impl Ends {
             rkey: self.region.rkey,
             mtu,
             selective: fabric.reliability() == Reliability::Selective && !self.test.go_back_n,
+            no_xdp: None,
             qps: numbers.map(|(qpn, psn)| (qpn.get(), psn.get())).collect(),
         }
     }

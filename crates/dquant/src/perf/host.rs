@@ -1,4 +1,4 @@
-//! The device of this side: our own endpoint on a UDP socket, or one behind a loaded libibverbs.
+//! The device of this side: our own endpoint on a UDP or an AF_XDP socket, or one behind a loaded libibverbs.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,6 +9,8 @@ use nic::loaded::{Library, LoadError, Loaded, LoadedDevice};
 use nic::pool::Pool;
 use nic::same_host;
 use nic::udp::UdpError;
+#[cfg(feature = "xdp")]
+use nic::xdp::{XdpConfig, XdpWire};
 use roce::wire::ROCE_PORT;
 
 use super::test::MessagePath;
@@ -33,6 +35,25 @@ pub(super) fn software(
     let mut device = bound.map_err(|error| CliError::because("no device", &error))?;
     device.open_same_host(refused.or_else(same_host::refused_by_environment));
     Ok(device)
+}
+
+/// Our own device on the AF_XDP wire of the interface that has this address.
+///
+/// # Errors
+/// Why there is none, for people to read.
+#[cfg(feature = "xdp")]
+pub(super) fn xdp(ip: IpAddr, memory: u64, seed: u64) -> Result<Software<XdpWire>, String> {
+    let wire = XdpWire::open(&XdpConfig::new(ip)).map_err(|error| match error.hint() {
+        Some(hint) => format!("{error} ({hint})"),
+        None => error.to_string(),
+    })?;
+    Software::on(wire, memory + SLACK, 0, seed).map_err(|error| error.to_string())
+}
+
+/// The same in a program without that wire.
+#[cfg(not(feature = "xdp"))]
+pub(super) fn xdp(_ip: IpAddr, _memory: u64, _seed: u64) -> Result<Software, String> {
+    Err("this program was built without the feature `xdp`".to_owned())
 }
 
 /// A device of a library.
@@ -61,16 +82,19 @@ pub(super) fn mtu<F: Fabric>(fabric: &F, peer: SocketAddr) -> u32 {
 
 /// How messages have travelled so far.
 pub(super) fn path<F: Fabric>(fabric: &F, is_loaded: bool) -> MessagePath {
-    let (mut direct, mut fifo) = (0, 0);
+    let (mut direct, mut fifo, mut udp, mut xdp) = (0, 0, 0, 0);
     fabric.counters(&mut |name, value| match name {
         "roce.direct_writes" | "roce.direct_reads" | "roce.direct_atomics" => direct += value,
         "neighbours.fifo_sent_packets" => fifo += value,
+        "udp.tx.packets" => udp += value,
+        "xdp.tx.packets" => xdp += value,
         _ => {}
     });
     match () {
         () if is_loaded => MessagePath::Device,
         () if direct > 0 => MessagePath::Direct,
         () if fifo > 0 => MessagePath::Fifo,
+        () if xdp > udp => MessagePath::Xdp,
         () => MessagePath::Udp,
     }
 }

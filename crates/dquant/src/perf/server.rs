@@ -18,7 +18,7 @@ use nic::fabric::Fabric;
 use roce::{Duration, Time};
 
 use super::client::{Failure, driver, take_trouble, yield_if_idle};
-use super::control::{Control, Message, Snapshot, VERSION, Verdict, lost};
+use super::control::{Control, End, Message, Snapshot, VERSION, Verdict, lost};
 use super::ends::{Ends, check_address};
 use super::host;
 use super::responder::Responder;
@@ -124,6 +124,12 @@ fn refuse(control: &mut Control, why: &str, hint: &str) -> io::Result<()> {
     control.send(&Message::Refused { why: why.to_owned(), hint: hint.to_owned() })
 }
 
+/// The device of a test, and why it is not on the AF_XDP wire that the client wants.
+enum Way {
+    Own(Option<String>),
+    Loaded(Option<String>),
+}
+
 /// A client.
 struct Session {
     control: Control,
@@ -134,21 +140,9 @@ struct Session {
 impl Session {
     /// Does one test, or says why not.
     fn run(&mut self, test: Test) -> Result<(), CliError> {
-        let done = match (test.complaint(), self.device.clone()) {
-            (Some((why, hint)), _) => Err(CliError::usage(why).hint(hint)),
-            (None, None) => {
-                // The client reaches this address: packets come to it, too.
-                let local = self.control.local().map_err(|error| lost(self.peer, &error))?;
-                let ip = local.ip().to_canonical();
-                fresh_seed().map_err(CliError::from).and_then(|seed| {
-                    let fabric = host::software(ip, test.memory(), seed, test.refused())?;
-                    self.run_on(fabric, test, seed, false)
-                })
-            }
-            (None, Some(choice)) => fresh_seed().map_err(CliError::from).and_then(|seed| {
-                let fabric = host::loaded(&choice, test.memory())?;
-                self.run_on(fabric, test, seed, true)
-            }),
+        let done = match test.complaint() {
+            Some((why, hint)) => Err(CliError::usage(why).hint(hint)),
+            None => fresh_seed().map_err(CliError::from).and_then(|seed| self.prepare(test, seed)),
         };
         if let Err(error) = &done {
             let (why, hint) = error.parts();
@@ -162,17 +156,43 @@ impl Session {
         done
     }
 
+    /// Does a test on the device that it wants, or on the next best.
+    fn prepare(&mut self, test: Test, seed: u64) -> Result<(), CliError> {
+        let memory = test.memory();
+        if let Some(choice) = &self.device {
+            let no_xdp = test.by_xdp.then(|| format!("it uses the device {}", choice.name));
+            return self.run_on(host::loaded(choice, memory)?, test, seed, Way::Loaded(no_xdp));
+        }
+        // The client reaches this address: packets come to it, too.
+        let local = self.control.local().map_err(|error| lost(self.peer, &error))?;
+        let ip = local.ip().to_canonical();
+        let mut no_xdp = None;
+        if test.by_xdp {
+            match host::xdp(ip, memory, seed) {
+                Ok(fabric) => return self.run_on(fabric, test, seed, Way::Own(None)),
+                Err(why) => no_xdp = Some(why),
+            }
+        }
+        let fabric = host::software(ip, memory, seed, test.refused())?;
+        self.run_on(fabric, test, seed, Way::Own(no_xdp))
+    }
+
     fn run_on<F: Fabric>(
         &mut self,
         mut fabric: F,
         test: Test,
         seed: u64,
-        is_loaded: bool,
+        way: Way,
     ) -> Result<(), CliError> {
         let peer = self.peer;
         let gone = |error: io::Error| lost(peer, &error);
         let mut ends = Ends::open(&mut fabric, test, seed)?;
-        let ours = ends.describe(&fabric, host::mtu(&fabric, peer));
+        let (is_loaded, no_xdp) = match way {
+            Way::Own(no_xdp) => (false, no_xdp),
+            Way::Loaded(no_xdp) => (true, no_xdp),
+        };
+        no_xdp.iter().for_each(|why| log::line(format_args!("{peer}: no AF_XDP: {why}")));
+        let ours = End { no_xdp, ..ends.describe(&fabric, host::mtu(&fabric, peer)) };
         self.control.send(&Message::Ready(ours.clone())).map_err(gone)?;
         let theirs = match self.control.receive().map_err(gone)? {
             Message::Connect(end) => end,

@@ -115,6 +115,8 @@ pub enum MessagePath {
     /// In packets, through sockets.
     #[default]
     Udp,
+    /// In packets, most of them through an AF_XDP socket.
+    Xdp,
     /// In packets, through shared memory.
     Fifo,
     /// Without packets: one side reads and writes the other's memory.
@@ -128,6 +130,7 @@ impl MessagePath {
     pub const fn name(self) -> &'static str {
         match self {
             MessagePath::Udp => "udp",
+            MessagePath::Xdp => "xdp",
             MessagePath::Fifo => "fifo",
             MessagePath::Direct => "direct",
             MessagePath::Device => "device",
@@ -157,6 +160,9 @@ pub struct Test {
     pub go_back_n: bool,
     /// Whether packets take sockets even between two processes of one machine.
     pub by_sockets: bool,
+    /// Whether packets take an AF_XDP socket on each side that can. Implies `by_sockets`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub by_xdp: bool,
     /// Whether both sides poll without sleeping.
     pub spin: bool,
     /// Length of the measured part in milliseconds. A server ends a test that takes much longer.
@@ -191,12 +197,18 @@ impl Test {
     /// Whether a side waits for bytes of which its device tells it nothing: the target of a WRITE gets no completion,
     /// and where a library moves the packets, or there are none, no socket becomes readable either.
     pub(super) fn is_silent(&self, is_loaded: bool) -> bool {
-        (is_loaded || !self.by_sockets) && self.operation == Operation::Write && self.has_pong()
+        (is_loaded || !self.needs_sockets())
+            && self.operation == Operation::Write
+            && self.has_pong()
+    }
+
+    fn needs_sockets(&self) -> bool {
+        self.by_sockets || self.by_xdp
     }
 
     /// Why the same-host path is not to be used, if it is not.
     pub(super) fn refused(&self) -> Option<String> {
-        self.by_sockets.then(|| "the client wants packets".to_owned())
+        self.needs_sockets().then(|| "the client wants packets".to_owned())
     }
 
     /// What is wrong with it, and what to try.
@@ -297,6 +309,7 @@ pub(super) mod tests {
             mtu: 1024,
             go_back_n: false,
             by_sockets: false,
+            by_xdp: false,
             spin: false,
             millis: 100,
         }

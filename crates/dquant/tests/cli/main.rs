@@ -10,6 +10,7 @@ mod doctor;
 mod explain;
 mod inspect;
 mod perf;
+mod perf_xdp;
 mod plan;
 mod run;
 #[path = "../../../../testing/seeds.rs"]

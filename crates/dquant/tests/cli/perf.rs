@@ -11,21 +11,30 @@ use super::verbs_kit::eventually;
 use super::{Folder, Ran};
 
 /// A server that ends with the test. What it says on stderr is in a file.
-struct Server<'a> {
+pub(super) struct Server<'a> {
     child: Child,
     control: String,
     folder: &'a Folder,
 }
 
 impl Server<'_> {
-    fn start(folder: &Folder) -> Server<'_> {
+    pub(super) fn start(folder: &Folder) -> Server<'_> {
         Server::with(folder, &[])
     }
 
     fn with<'a>(folder: &'a Folder, options: &[&str]) -> Server<'a> {
         let args = [&["perf", "serve", "127.0.0.1:0", "--json"], options].concat();
+        Server::spawned(folder, folder.command(&args))
+    }
+
+    /// In a network namespace, at this address.
+    pub(super) fn within<'a>(folder: &'a Folder, namespace: &str, listen: &str) -> Server<'a> {
+        let serve = folder.command(&["perf", "serve", listen, "--json"]);
+        Server::spawned(folder, enter(namespace, &serve))
+    }
+
+    fn spawned(folder: &Folder, mut command: Command) -> Server<'_> {
         let said = File::create(folder.0.join("server")).expect("writable");
-        let mut command = folder.command(&args);
         let spawned = command.stdout(Stdio::piped()).stderr(said).spawn();
         let mut child = spawned.expect("the program starts");
         let mut line = String::new();
@@ -46,7 +55,13 @@ impl Server<'_> {
         self.folder.command(&args)
     }
 
-    fn run(&self, options: &[&str]) -> Ran {
+    /// A client in a network namespace.
+    pub(super) fn run_within(&self, namespace: &str, options: &[&str]) -> Ran {
+        let mut client = enter(namespace, &self.client(options));
+        Ran::new(&client.output().expect("the program starts"))
+    }
+
+    pub(super) fn run(&self, options: &[&str]) -> Ran {
         Ran::new(&self.client(options).output().expect("the program starts"))
     }
 
@@ -55,7 +70,7 @@ impl Server<'_> {
     }
 
     /// Waits until the server has said this.
-    fn says(&self, text: &str) {
+    pub(super) fn says(&self, text: &str) {
         eventually(text, || self.said().contains(text).then_some(()));
     }
 }
@@ -68,9 +83,17 @@ impl Drop for Server<'_> {
     }
 }
 
+/// The same command in a network namespace.
+fn enter(namespace: &str, command: &Command) -> Command {
+    let mut within = Command::new("ip");
+    within.args(["netns", "exec", namespace]).arg(command.get_program()).args(command.get_args());
+    within.current_dir(command.get_current_dir().expect("a folder"));
+    within
+}
+
 /// The results of a run, each of which moved and verified something.
 #[track_caller]
-fn results(ran: Ran) -> Vec<Value> {
+pub(super) fn results(ran: Ran) -> Vec<Value> {
     let ran = ran.good();
     let lines = ran.stdout.lines();
     let all: Vec<Value> = lines.map(|line| serde_json::from_str(line).expect("JSON")).collect();
@@ -218,7 +241,7 @@ fn bad_input_is_refused_before_anything_runs() {
 
 impl Ran {
     #[track_caller]
-    fn failed_usage(&self) {
+    pub(super) fn failed_usage(&self) {
         assert_eq!((self.exit, self.stdout.as_str()), (Some(2), ""), "{self:?}");
     }
 }
