@@ -318,6 +318,12 @@ impl Daemon {
         kill_process(pid_of(&self.child), signal).expect("it runs");
     }
 
+    /// How many mappings of pools it has, its own and those of others.
+    pub(crate) fn mapped_pools(&self) -> usize {
+        let maps = fs::read_to_string(format!("/proc/{}/maps", self.child.id()));
+        maps.expect("it runs").lines().filter(|line| line.contains("memfd:dquant-pool")).count()
+    }
+
     /// Asks it to end, and waits.
     pub(crate) fn terminate(&mut self) -> ExitStatus {
         self.signal(Signal::TERM);

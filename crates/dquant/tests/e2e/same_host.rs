@@ -103,11 +103,18 @@ fn a_killed_reader_leaves_nothing_behind() {
     };
     let want = expected(PLAN, &[&corpus], 0..BATCHES);
     let (target, mut dpu) = (world.target(&[]), world.dpu(&[]));
+    let own = target.mapped_pools();
     for _ in 0..3 {
         let mut through = Cat::through(&world, &dpu, &target.url("web"), ARGS);
         let mut alone = Cat::alone(&world, &target.url("web"), ARGS);
         through.read(1 << 20);
         alone.read(1 << 20);
+        // Reserved huge pages are never mapped by others.
+        let reserved = std::fs::read_to_string("/proc/sys/vm/nr_hugepages").expect("Linux");
+        assert!(
+            reserved.trim() != "0" || target.mapped_pools() > own,
+            "blocks are copied by the kernel"
+        );
         dpu.kill();
         alone.kill();
         through.kill();
@@ -120,6 +127,7 @@ fn a_killed_reader_leaves_nothing_behind() {
             .then_some(())
     });
     assert_eq!(target.status(&world).counter("neighbours.queue_pairs"), 0);
+    eventually("no pool of the dead", || (target.mapped_pools() == own).then_some(()));
     let cat = Cat::through(&world, &dpu, &target.url("web"), ARGS);
     assert_same(&cat.finish().good().stdout, &want);
 }

@@ -610,10 +610,13 @@ impl Neighbours {
         match target {
             Some(target) => {
                 self.packets.add(&target);
-                self.routes.insert(qpn.get(), target)
+                self.routes.insert(qpn.get(), target);
             }
-            None => self.routes.remove(&qpn.get()),
-        };
+            None => {
+                self.routes.remove(&qpn.get());
+                self.packets.forget_ended();
+            }
+        }
     }
 
     /// Where the requests of a queue pair go.

@@ -276,6 +276,11 @@ impl Packets {
         }
     }
 
+    /// Leaves the boards, FIFOs and pools of processes that have ended.
+    pub(super) fn forget_ended(&mut self) {
+        self.outgoing.retain(|target| target.board.is_owned());
+    }
+
     /// Takes in FIFOs that have arrived, and leaves those whose writers have ended.
     pub(super) fn adopt(&mut self, arrived: Vec<Incoming>) {
         self.incoming.retain(|one| one.board.is_owned() || one.holds_packets());
