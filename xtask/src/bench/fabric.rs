@@ -172,8 +172,6 @@ impl Bench {
                 .not_built
                 .push((Feature::SameHost, "the path between processes of one machine"));
         }
-        // `dquant perf --wire xdp` exists, a bare AF_XDP socket beside it does not.
-        results.not_built.push((Feature::AfXdp, "a ping-pong over bare AF_XDP sockets"));
         Bench {
             tools,
             missing,
@@ -307,11 +305,13 @@ fn build(options: &Options, missing: &Missing) -> Result<Tools, Failure> {
         Some(path) => path.clone(),
         None => {
             let packages = ["build", "--release", "--package", "dquant", "--package", "ibverbs"];
-            shell::run(&mut cargo(&packages))?;
+            shell::run(cargo(&packages).args(["--features", "dquant/xdp"]))?;
             folder.join("release/dquant")
         }
     };
-    shell::run(&mut cargo(&["build", "--release", "--package", "nic", "--example", "raw_udp"]))?;
+    let examples = ["--example", "raw_udp", "--example", "raw_xdp"];
+    let mut build = cargo(&["build", "--release", "--package", "nic", "--features", "xdp"]);
+    shell::run(build.args(examples))?;
     let mpi_pace = match missing.of("mpicc").or(missing.of("mpirun")) {
         Some(why) => Err(Obstacle::new(why)),
         None => compile_mpi(&folder),
@@ -319,7 +319,8 @@ fn build(options: &Options, missing: &Missing) -> Result<Tools, Failure> {
     let last = std::thread::available_parallelism().map_or(1, usize::from) - 1;
     // Both on the only core where there is one.
     let cores = [0, last.min(1)];
-    Ok(Tools { dquant, raw_udp: folder.join("release/examples/raw_udp"), mpi_pace, cores })
+    let examples = folder.join("release/examples");
+    Ok(Tools { dquant, examples, mpi_pace, cores })
 }
 
 fn compile_mpi(folder: &Path) -> Result<PathBuf, Obstacle> {

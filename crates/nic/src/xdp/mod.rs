@@ -16,6 +16,7 @@
 
 mod counters;
 mod ethernet;
+mod frames;
 mod neighbour;
 mod program;
 mod rings;
@@ -41,6 +42,7 @@ use program::{Attached, Sockets};
 use rings::{MAX_FRAME, Socket};
 
 pub use counters::{XdpCounters, XdpRefused};
+pub use frames::RawFrames;
 
 /// Frames that one call of `receive` takes at most: as many as the receive ring holds.
 const MOST_FRAMES: usize = 2048;
@@ -169,12 +171,7 @@ impl XdpWire {
         if local.port() != ROCE_PORT {
             return Err(XdpError::Port(local.port()));
         }
-        let listed = interfaces().map_err(XdpError::of("listing interfaces"))?;
-        let found =
-            listed.into_iter().find(|one| !one.loopback && one.addresses.contains(&local.ip()));
-        let Some(interface) = found else {
-            return Err(XdpError::NoInterface(local.ip()));
-        };
+        let interface = interface_of(local.ip())?;
         let udp = UdpWire::bind(&config.udp)?;
         let mac = hardware_address(udp.fd(), &interface)?;
         let neighbours =
@@ -351,6 +348,13 @@ impl fmt::Display for XdpWire {
         };
         write!(f, "af_xdp on {}, {mode}; the rest by {}", self.interface, self.udp)
     }
+}
+
+/// The interface that has the address.
+fn interface_of(ip: IpAddr) -> Result<Interface, XdpError> {
+    let listed = interfaces().map_err(XdpError::of("listing interfaces"))?;
+    let found = listed.into_iter().find(|one| !one.loopback && one.addresses.contains(&ip));
+    found.ok_or(XdpError::NoInterface(ip))
 }
 
 /// The Ethernet address of an interface.

@@ -110,6 +110,7 @@ pub(super) fn all() -> Vec<Figure> {
         streams(Where::SameHost, "lo"),
         streams(Where::Cable { mtu: MTUS[0], impairment: Impairment::None }, "1500"),
         streams(Where::Cable { mtu: MTUS[1], impairment: Impairment::None }, "9000"),
+        af_xdp(),
         sleeping(),
         many_queue_pairs(),
         many_pairs(),
@@ -219,6 +220,16 @@ fn streams(place: Where, suffix: &str) -> Topic {
     let payload = if suffix == "1500" { 1056 } else { 4128 };
     let name = format!("raw UDP, GSO and GRO, {payload} B, {suffix}");
     topic.add(format!("raw-{suffix}"), name, How::Tool(Tool::RawUdp { bytes: payload }));
+    topic
+}
+
+/// Past the kernel's sockets: a SEND with its acknowledgements, and frames without a protocol.
+fn af_xdp() -> Topic {
+    let mut topic = Topic::new("us", Where::Cable { mtu: MTUS[0], impairment: Impairment::None });
+    let send = perf("send --size 64 --mode latency --wait spin --wire xdp", PerfField::P50);
+    topic.add("af-xdp-64", "dquant perf send 64 B, AF_XDP", send);
+    let raw = How::Tool(Tool::RawXdp { bytes: 64 });
+    topic.add("af-xdp-raw-64", "bare AF_XDP sockets, 64 B", raw);
     topic
 }
 

@@ -68,8 +68,7 @@ impl Results {
     fn wanted<'a>(&self, rows: &'a [Row]) -> impl Iterator<Item = &'a Row> {
         let is_known =
             |key: &String| self.samples.contains_key(key) || self.obstacles.contains_key(key);
-        let keys: Vec<bool> =
-            rows.iter().map(|row| is_known(&row.ours) || row.needs == Feature::AfXdp).collect();
+        let keys: Vec<bool> = rows.iter().map(|row| is_known(&row.ours)).collect();
         rows.iter().zip(keys).filter_map(|(row, is_wanted)| is_wanted.then_some(row))
     }
 

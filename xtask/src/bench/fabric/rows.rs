@@ -84,8 +84,6 @@ pub(super) enum Feature {
     Packets,
     /// Processes of one machine move data without packets.
     SameHost,
-    /// Packets past the kernel's sockets.
-    AfXdp,
 }
 
 /// One row of the table.
@@ -174,10 +172,7 @@ fn packets() -> Vec<Row> {
         row("1 MiB WRITE, loopback, of raw UDP", "stream-lo", &["raw-lo"], Asked::Reported),
         row("8 B SEND with events, us", "event-8", &["two-wakes"], at_most(1.2)),
         row("the same beside qperf tcp_lat, us", "event-8", &["qperf-8"], Asked::Reported),
-        needs(
-            Feature::AfXdp,
-            row("64 B, veth, AF_XDP, us", "af-xdp-64", &["af-xdp-raw-64"], at_most(1.5)),
-        ),
+        row("64 B SEND, veth, AF_XDP, us", "af-xdp-64", &["af-xdp-raw-64"], at_most(1.5)),
     ]
 }
 
@@ -245,12 +240,12 @@ mod tests {
     use crate::bench::fabric::figures;
 
     #[test]
-    fn every_row_finds_its_figures_unless_its_part_is_not_built() {
+    fn every_row_finds_its_figures() {
         let keys: BTreeSet<String> = figures::all().into_iter().map(|figure| figure.key).collect();
         for row in all() {
             let named = [&row.ours].into_iter().chain(&row.peers);
             let lacks: Vec<&String> = named.filter(|key| !keys.contains(*key)).collect();
-            assert!(lacks.is_empty() || row.needs == Feature::AfXdp, "{}: {lacks:?}", row.name);
+            assert!(lacks.is_empty(), "{}: {lacks:?}", row.name);
         }
     }
 

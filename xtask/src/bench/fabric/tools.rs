@@ -15,8 +15,8 @@ use super::program::{Line, Obstacle};
 pub(super) struct Tools {
     /// The program `dquant`, with its verbs library beside it.
     pub(super) dquant: PathBuf,
-    /// The example `raw_udp` of crate nic.
-    pub(super) raw_udp: PathBuf,
+    /// The folder of the examples of crate nic.
+    pub(super) examples: PathBuf,
     /// `mpi_pace.c`, compiled; or why not.
     pub(super) mpi_pace: Result<PathBuf, Obstacle>,
     /// Cores of client and server.
@@ -47,6 +47,8 @@ pub(super) enum Tool {
     Qperf { test: &'static str, bytes: u32 },
     /// Datagrams of this size as fast as they are received, segmented and joined by the kernel.
     RawUdp { bytes: u32 },
+    /// A ping-pong of frames with so many bytes behind UDP, over bare AF_XDP sockets.
+    RawXdp { bytes: u32 },
 }
 
 impl Tool {
@@ -54,7 +56,7 @@ impl Tool {
     pub(super) fn program(self) -> &'static str {
         match self {
             Tool::Perftest { .. } => "ib_write_bw",
-            Tool::Perf { .. } | Tool::RawUdp { .. } => "taskset",
+            Tool::Perf { .. } | Tool::RawUdp { .. } | Tool::RawXdp { .. } => "taskset",
             Tool::Ucx { .. } => "ucx_perftest",
             Tool::Mpi { .. } => "mpirun",
             Tool::SockperfTcp { .. } => "sockperf",
@@ -169,10 +171,19 @@ impl Tools {
                 Line::new(&format!("qperf -lp {port}")),
             ],
             Tool::RawUdp { bytes } => {
-                let program = self.raw_udp.display();
+                let program = self.examples.join("raw_udp");
+                let program = program.display();
                 [
                     Line::new(&format!("{program} send {here} {there}:{port} {bytes} 1")),
                     Line::new(&format!("{program} receive {there}:{port} {bytes}")),
+                ]
+            }
+            Tool::RawXdp { bytes } => {
+                let program = self.examples.join("raw_xdp");
+                let program = program.display();
+                [
+                    Line::new(&format!("{program} ping {here} {there} {bytes} 1")),
+                    Line::new(&format!("{program} serve {there}")),
                 ]
             }
             Tool::Mpi { options, arguments } => return self.mpi(options, arguments),
@@ -216,7 +227,9 @@ impl Tools {
         let mut serving = server.start(&place.sides[1], LIMIT)?;
         match tool {
             // Datagrams have no listener to wait for: the client waits.
-            Tool::RawUdp { .. } => std::thread::sleep(Duration::from_millis(300)),
+            Tool::RawUdp { .. } | Tool::RawXdp { .. } => {
+                std::thread::sleep(Duration::from_millis(300));
+            }
             _ => serving.wait_listening(&place.sides[1], port)?,
         }
         let said = client.run(&place.sides[0], LIMIT)?;
@@ -263,9 +276,13 @@ impl Tools {
 pub(super) fn parse(tool: Tool, text: &str) -> Result<f64, Obstacle> {
     let found = match tool {
         Tool::Perftest { column, .. } => perftest_column(text, column),
+        // A side that fell back measures something else.
+        Tool::Perf { arguments, .. } if arguments.contains("--wire xdp") && !used_xdp(text) => None,
         Tool::Perf { field, .. } => perf_field(text, field),
         Tool::Ucx { column, .. } => ucx_column(text, column),
-        Tool::Mpi { .. } | Tool::RawUdp { .. } => text.trim().lines().last().and_then(number),
+        Tool::Mpi { .. } | Tool::RawUdp { .. } | Tool::RawXdp { .. } => {
+            text.trim().lines().last().and_then(number)
+        }
         Tool::SockperfTcp { .. } => number_after(text, "percentile 50.000 ="),
         Tool::Iperf3 => iperf3_gbps(text),
         Tool::FiPingpong { .. } => fi_pingpong_us(text),
@@ -319,6 +336,10 @@ fn perf_field(text: &str, field: PerfField) -> Option<f64> {
         PerfField::GBps => number("/gbps").map(|gbps| gbps / 8.0),
     };
     found.filter(|_| is_right)
+}
+
+fn used_xdp(text: &str) -> bool {
+    text.contains("\"path\":\"xdp\"") && text.contains("\"fallbacks\":[]")
 }
 
 /// Columns behind "Final:": iterations, median, average and overall microseconds, average and overall MB/s (of 2^20),
