@@ -2,7 +2,7 @@
 //!
 //! Where the initiator can reach the peer's memory itself, an RDMA WRITE, READ or atomic needs no packet. The
 //! rule that keeps the semantics in one place: a request is carried out directly only if it can succeed
-//! completely at once. Anything else (a doubt, a check that fails, a request before it that is not
+//! completely now. Anything else (a doubt, a check that fails, a request before it that is not
 //! done) goes as packets, so that every error, NAK and retry comes from the one protocol machine. A
 //! refusal is therefore never an error, only a reason.
 //!

@@ -128,8 +128,8 @@ impl Mapping {
         let Some(at) = self.place(first, 8).filter(|at| at.cast::<u64>().is_aligned()) else {
             return false;
         };
-        // SAFETY: eight aligned bytes of the mapping. Whoever else changes them does it as atomics, or gets what it deserves:
-        // every value is valid.
+        // SAFETY: eight aligned bytes of the mapping. Others change them as atomics; if they do not, any value is
+        // still valid.
         let original = op.execute(unsafe { AtomicU64::from_ptr(at.cast().as_ptr()) });
         spread(original.to_ne_bytes().as_ptr(), pieces);
         true

@@ -158,11 +158,6 @@ impl Target {
         mapping.get_or_init(|| open().filter(|_| self.board.is_owned())).as_ref()
     }
 
-    /// Whether requests on its memory go without system calls.
-    pub fn is_mapped(&self) -> bool {
-        [&self.readable, &self.writable].iter().any(|one| one.get().is_some_and(Option::is_some))
-    }
-
     /// Whether packets to it go through shared memory now.
     pub fn has_fifo(&self) -> bool {
         self.fifo.is_some() && self.board.is_owned()

@@ -29,7 +29,7 @@ impl Qp {
         }
         let refusal = match self.may_be_direct(cx.planted, wr, direct) {
             Ok(len) if len > MAX_DIRECT_BYTES => return self.hold(cx, wr),
-            Ok(len) => match self.carry_out(cx, wr, direct, Extent { offset: 0, len }) {
+            Ok(len) => match self.carry_out(cx, wr, len, direct, Extent { offset: 0, len }) {
                 Ok(()) => {
                     self.held(|held| held.note_direct());
                     return Ok(Posted::Done);
@@ -89,7 +89,7 @@ impl Qp {
             let part = if is_whole { len } else { (len - offset).min(*budget) };
             let part = Extent { offset, len: part };
             let permitted = self.may_be_direct(cx.planted, wr, direct);
-            let done = permitted.and_then(|_| self.carry_out(cx, wr, direct, part));
+            let done = permitted.and_then(|_| self.carry_out(cx, wr, len, direct, part));
             let Kind::Rc(rc) = &mut self.kind else {
                 return Backlog::Empty;
             };
@@ -152,16 +152,17 @@ impl Qp {
         }
     }
 
-    /// Carries out a part of a send that [`may_be_direct`](Qp::may_be_direct), and completes it if that is the last one.
+    /// Carries out a part of a send of `len` bytes that [`may_be_direct`](Qp::may_be_direct), and completes it if that is the
+    /// last one.
     fn carry_out(
         &self,
         cx: &mut Context<'_>,
         wr: &SendWr,
+        len: u32,
         direct: &mut dyn Direct,
         part: Extent,
     ) -> Result<(), DirectRefusal> {
         let (kind, remote_addr, rkey) = DirectKind::of(&wr.op).ok_or(DirectRefusal::NotDirect)?;
-        let len = self.check_send(wr).map_err(|_| DirectRefusal::NotDirect)?;
         let mut local = Placements::new();
         let access = match kind {
             DirectKind::Write => AccessKind::LocalRead,
