@@ -121,8 +121,6 @@ impl Ends {
         let selective = ours.selective && peer.selective;
         self.remote = (peer.memory, peer.rkey);
         let refused = |error: VerbsError| CliError::because("cannot connect", &error);
-        // Why it is none is no error: packets reach it.
-        let neighbour = fabric.boards().and_then(|own| own.meet(peer.address, OWN_PORT)).ok();
         let device = fabric.device();
         for (at, &(number, psn)) in peer.qps.iter().enumerate() {
             let (qpn, dest_qp) = (self.qps[at], Qpn::new(number & 0x00ff_ffff));
@@ -145,6 +143,8 @@ impl Ends {
             device::connect(device, clock::now(), qpn, &connect).map_err(refused)?;
         }
         if self.test.service != Service::Ud {
+            // Packets reach a peer that is no neighbour.
+            let neighbour = fabric.boards().and_then(|own| own.meet(peer.address, OWN_PORT)).ok();
             for &qpn in &self.qps {
                 fabric.connected(clock::now(), qpn, neighbour.clone());
             }

@@ -124,12 +124,6 @@ fn refuse(control: &mut Control, why: &str, hint: &str) -> io::Result<()> {
     control.send(&Message::Refused { why: why.to_owned(), hint: hint.to_owned() })
 }
 
-/// The device of a test, and why it is not on the AF_XDP wire that the client wants.
-enum Way {
-    Own(Option<String>),
-    Loaded(Option<String>),
-}
-
 /// A client.
 struct Session {
     control: Control,
@@ -161,7 +155,7 @@ impl Session {
         let memory = test.memory();
         if let Some(choice) = &self.device {
             let no_xdp = test.by_xdp.then(|| format!("it uses the device {}", choice.name));
-            return self.run_on(host::loaded(choice, memory)?, test, seed, Way::Loaded(no_xdp));
+            return self.run_on(host::loaded(choice, memory)?, test, seed, true, no_xdp);
         }
         // The client reaches this address: packets come to it, too.
         let local = self.control.local().map_err(|error| lost(self.peer, &error))?;
@@ -169,12 +163,12 @@ impl Session {
         let mut no_xdp = None;
         if test.by_xdp {
             match host::xdp(ip, memory, seed) {
-                Ok(fabric) => return self.run_on(fabric, test, seed, Way::Own(None)),
+                Ok(fabric) => return self.run_on(fabric, test, seed, false, None),
                 Err(why) => no_xdp = Some(why),
             }
         }
         let fabric = host::software(ip, memory, seed, test.refused())?;
-        self.run_on(fabric, test, seed, Way::Own(no_xdp))
+        self.run_on(fabric, test, seed, false, no_xdp)
     }
 
     fn run_on<F: Fabric>(
@@ -182,15 +176,12 @@ impl Session {
         mut fabric: F,
         test: Test,
         seed: u64,
-        way: Way,
+        is_loaded: bool,
+        no_xdp: Option<String>,
     ) -> Result<(), CliError> {
         let peer = self.peer;
         let gone = |error: io::Error| lost(peer, &error);
         let mut ends = Ends::open(&mut fabric, test, seed)?;
-        let (is_loaded, no_xdp) = match way {
-            Way::Own(no_xdp) => (false, no_xdp),
-            Way::Loaded(no_xdp) => (true, no_xdp),
-        };
         no_xdp.iter().for_each(|why| log::line(format_args!("{peer}: no AF_XDP: {why}")));
         let ours = End { no_xdp, ..ends.describe(&fabric, host::mtu(&fabric, peer)) };
         self.control.send(&Message::Ready(ours.clone())).map_err(gone)?;
