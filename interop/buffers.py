@@ -25,14 +25,19 @@ LD_LIBRARY_PATH=/tmp DQUANT_DEVICES=lo /tmp/buffers"""
 LIMIT_S = 200
 
 
-def library():
-    """Path of our library. Raises `Missing` without cargo."""
+def made_by(command):
+    """What cargo says that it has made, one object for each artifact. Raises `Missing` without cargo."""
     sandbox.need({"cargo": "cargo"})
-    done = subprocess.run(CARGO, cwd=lab.REPOSITORY, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(command, cwd=lab.REPOSITORY, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         raise SystemExit(done.returncode)
-    made = [json.loads(line).get("filenames", []) for line in done.stdout.splitlines() if line.startswith("{")]
-    return next(name for names in made for name in names if name.endswith("libibverbs.so"))
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def library():
+    """Path of our library. Raises `Missing` without cargo."""
+    names = (name for made in made_by(CARGO) for name in made.get("filenames", []))
+    return next(name for name in names if name.endswith("libibverbs.so"))
 
 
 def program(source=SOURCE):

@@ -9,11 +9,10 @@ Exit status: 0 only right bytes arrived, through the cache; 1 otherwise; 77 the 
 printed).
 """
 
-import json
 import pathlib
-import subprocess
 import sys
 
+import buffers
 import lab
 import sandbox
 
@@ -26,12 +25,7 @@ LIMIT_S = 200
 
 def program():
     """Path of the example. Raises `Missing` without cargo."""
-    sandbox.need({"cargo": "cargo"})
-    done = subprocess.run(CARGO, cwd=lab.REPOSITORY, stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise SystemExit(done.returncode)
-    lines = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
-    return next(made["executable"] for made in lines if made.get("executable"))
+    return next(made["executable"] for made in buffers.made_by(CARGO) if made.get("executable"))
 
 
 def main():
