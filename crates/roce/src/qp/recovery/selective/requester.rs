@@ -52,7 +52,7 @@ pub(in crate::qp) struct Selective {
     timeout: Option<Duration>,
     /// Since when nothing new was received, or nothing was outstanding.
     quiet_since: Time,
-    /// Probes since then.
+    /// Probes since then, and before as long as no round-trip time was measured.
     backoff: u32,
     /// When the latest probe was scheduled. It may be sent much later, if at all.
     probed_at: Time,
@@ -94,7 +94,7 @@ impl SendRecovery for Selective {
     fn sent(&mut self, requests: &Requests, cx: &Scope<'_, '_>, _: &PacketHeaders) {
         let request = &requests.queue[requests.next];
         if !self.is_waiting() {
-            self.heard(cx.now);
+            self.quiet_since = cx.now;
         }
         let forgets = cx.planted.is(Bug::ReadSlotsNotGrown) && self.reads.is_full();
         if request.awaits_response() && !forgets {
@@ -364,7 +364,13 @@ impl Selective {
             cx.count(|c| &mut c.duplicate_acks);
             return Ok(());
         }
+        let backoff = self.backoff;
         self.heard(cx.now);
+        if summary.delivered > 0 && summary.rtt.is_none() {
+            // As Karn's algorithm has it (RFC 6298): if all was sent twice, the path may have become longer than the
+            // estimate, which only a packet that is not probed too early can mend.
+            self.backoff = backoff;
+        }
         requests.restore_retries(cx.qpc);
         if requests.una != una {
             requests.una = una;
