@@ -4,6 +4,7 @@ use core::net::IpAddr;
 use core::str::FromStr;
 
 use roce::congestion::{CongestionControl, DcqcnParams, DelayParams};
+use roce::endpoint::{Mtu, Reliability};
 
 use crate::interfaces;
 
@@ -41,6 +42,27 @@ impl Choice {
             }
             Choice::Auto => CongestionControl::Off,
         }
+    }
+}
+
+/// A window that follows the network may fill long queues, so it has room for this many bytes, in at most
+/// that many packets: receivers accept no packet that is further ahead.
+const ROOM_BYTES: u32 = 2 << 20;
+const ROOM_PACKETS: u32 = 2048;
+
+/// The window of a connection, in packets, where `usual` suffices without control. With go-back-N, every
+/// loss costs all of it, so it stays.
+pub fn window_packets(
+    usual: u32,
+    control: CongestionControl,
+    reliability: Reliability,
+    mtu: Mtu,
+) -> u32 {
+    match (control, reliability) {
+        (CongestionControl::Delay(_), Reliability::Selective) => {
+            usual.max((ROOM_BYTES / mtu.bytes()).min(ROOM_PACKETS))
+        }
+        _ => usual,
     }
 }
 

@@ -28,7 +28,9 @@ pub struct NeighbourConfig {
     pub streams: u32,
     /// Whether a TCP flow joins them.
     pub with_tcp: bool,
-    /// When each sender starts after the one before; TCP is the last.
+    /// Whether TCP starts first; otherwise it is the last.
+    pub is_tcp_first: bool,
+    /// When each sender starts after the one before.
     pub stagger: Duration,
     /// The bottleneck, with its buffer.
     pub link: LinkConfig,
@@ -49,6 +51,7 @@ impl NeighbourConfig {
         NeighbourConfig {
             streams,
             with_tcp: false,
+            is_tcp_first: false,
             stagger: Duration::from_millis(10),
             link: LinkConfig { queue_bytes: mbit * 125 * buffer_ms, ..link },
             loss_ppm: 0,
@@ -115,6 +118,7 @@ struct Run {
     fabric: Fabric<Phantom>,
     streams: Vec<Stream>,
     tcp: Option<Tcp>,
+    is_tcp_first: bool,
     stagger: Duration,
 }
 
@@ -134,7 +138,13 @@ impl Run {
         let streams = (1..=config.streams).map(open).collect::<Result<Vec<Stream>, _>>()?;
         let round_trip = config.link.delay * 2;
         let tcp = config.with_tcp.then(|| Tcp::open(&mut fabric, nodes - 1, round_trip));
-        Ok(Run { fabric, streams, tcp: tcp.transpose()?, stagger: config.stagger })
+        Ok(Run {
+            fabric,
+            streams,
+            tcp: tcp.transpose()?,
+            is_tcp_first: config.is_tcp_first,
+            stagger: config.stagger,
+        })
     }
 
     fn until(&mut self, until: Time) -> Result<(), StreamError> {
@@ -144,15 +154,18 @@ impl Run {
         }
         while self.fabric.now() < until && self.fabric.advance() {
             let now = self.fabric.now();
-            let started = |sender: usize| now >= Time::ZERO + self.stagger * sender as u64;
-            let count = self.streams.len();
+            let started = |place: usize| now >= Time::ZERO + self.stagger * place as u64;
+            let (first, tcp_place) = match self.is_tcp_first {
+                true => (1, 0),
+                false => (0, self.streams.len()),
+            };
             for (at, stream) in self.streams.iter_mut().enumerate() {
                 let ran = self.fabric.touched().contains(&stream.from);
-                if started(at) && (ran || !stream.is_busy()) {
+                if started(first + at) && (ran || !stream.is_busy()) {
                     stream.turn(&mut self.fabric)?;
                 }
             }
-            if let Some(tcp) = self.tcp.as_mut().filter(|_| started(count)) {
+            if let Some(tcp) = self.tcp.as_mut().filter(|_| started(tcp_place)) {
                 tcp.turn(&mut self.fabric)?;
             }
         }

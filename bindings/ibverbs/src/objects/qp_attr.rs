@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 
 use nic::clock;
+use nic::congestion::window_packets;
 use roce::congestion::CongestionControl;
 use roce::endpoint::{AttrMask, Mtu, QpAttr, QpState};
 use roce::verbs::{Access, Qpn, Transport};
@@ -95,6 +96,8 @@ fn wanted(qp: &Qp, attr: &ibv_qp_attr, mask: u32) -> Outcome<QpAttr> {
     if has(IBV_QP_PATH_MTU) {
         let bytes = 128_u32.checked_shl(attr.path_mtu).filter(|_| attr.path_mtu <= IBV_MTU_4096);
         all.mtu = bytes.and_then(Mtu::from_bytes).ok_or(Errno::INVAL)?;
+        let usual = all.window_packets;
+        all.window_packets = window_packets(usual, all.congestion, all.reliability, all.mtu);
     }
     copy_numbers(&mut all, attr);
     Ok(all)

@@ -7,7 +7,7 @@
 use std::net::SocketAddr;
 
 use nic::clock;
-use nic::congestion::Choice;
+use nic::congestion::{Choice, window_packets};
 use nic::fabric::Fabric;
 use nic::neighbours::OWN_PORT;
 use nic::pool::Pool;
@@ -119,6 +119,8 @@ impl Ends {
         let mtu =
             mtu.ok_or_else(|| CliError::usage(format_args!("no path MTU fits {limit} bytes")))?;
         let selective = ours.selective && peer.selective;
+        let reliability = if selective { Reliability::Selective } else { Reliability::GoBackN };
+        let congestion = congestion.toward(peer.address.ip(), selective);
         self.remote = (peer.memory, peer.rkey);
         let refused = |error: VerbsError| CliError::because("cannot connect", &error);
         let device = fabric.device();
@@ -135,9 +137,9 @@ impl Ends {
                 mtu,
                 local_psn: self.psns[at],
                 timeout: ACK_TIMEOUT,
-                window_packets: WINDOW_PACKETS,
-                congestion: congestion.toward(peer.address.ip(), selective),
-                reliability: if selective { Reliability::Selective } else { Reliability::GoBackN },
+                window_packets: window_packets(WINDOW_PACKETS, congestion, reliability, mtu),
+                congestion,
+                reliability,
                 ..Connect::new(Path::new(peer.address), dest_qp, Psn::new(psn & 0x00ff_ffff))
             };
             device::connect(device, clock::now(), qpn, &connect).map_err(refused)?;

@@ -26,7 +26,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, OnceLock};
 
 use nic::clock;
-use nic::congestion::Choice;
+use nic::congestion::{Choice, window_packets};
 use nic::driver::{Driver, Turn};
 use nic::fabric::{Fabric, Software, SoftwareError, Trouble};
 use nic::loaded::{Library, LoadError, Loaded, LoadedDevice};
@@ -388,14 +388,15 @@ impl<F: Fabric> Host<F> {
         let path = Path::new(peer.address);
         // Only our own endpoints repeat selectively.
         let is_ours = peer.reliability == Reliability::Selective;
+        let congestion = self.congestion.toward(peer.address.ip(), is_ours);
         let connect = Connect {
             mtu,
             local_psn: ours.psn,
             timeout: ACK_TIMEOUT,
             rnr_retry: RNR_RETRY,
-            window_packets: WINDOW_PACKETS,
+            window_packets: window_packets(WINDOW_PACKETS, congestion, peer.reliability, mtu),
             reliability: peer.reliability,
-            congestion: self.congestion.toward(peer.address.ip(), is_ours),
+            congestion,
             ..Connect::new(path, peer.qpn, peer.psn)
         };
         device::connect(self.fabric.device(), self.now, ours.qpn, &connect)?;

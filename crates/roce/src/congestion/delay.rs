@@ -1,26 +1,33 @@
-//! A window from measured delay, which competes where others fill the queue.
-//!
-//! In the manner of Swift (Kumar et al., SIGCOMM 2020), the sender keeps the queue of the path near a
-//! target: above it, the window is cut by how far, at most by half and once per round trip; below it,
-//! the window grows by one packet per round trip, or by an eighth while the queue is almost empty.
-//! Acknowledgements clock the packets. They are paced only when the window is less than one packet.
+//! A window from losses, and from delay where that is enough.
 //!
 //! A sender that reacts to delay gets nothing beside one that fills the queue until it overflows, as
-//! TCP CUBIC does. So, as in Copa (Arun and Balakrishnan, NSDI 2018), there is a second mode:
+//! TCP CUBIC does. So the window follows losses, as that of CUBIC (RFC 9438), until measurements show that
+//! the queue is nobody else's. From then on it follows the delay, in the manner of Swift (Kumar et al.,
+//! SIGCOMM 2020), until backing off no longer helps.
 //!
 //! | mode | the window follows | until |
 //! |---|---|---|
 //! | [`Mode::Start`] | doubling | delay or loss |
-//! | [`Mode::Delay`] | delay | a drain shows that others fill the queue |
-//! | [`Mode::Compete`] | loss, as CUBIC (RFC 9438) | a drain shows that they do not |
-//! | [`Mode::Drain`] | a few packets for three round trips | |
+//! | [`Mode::Compete`] | loss, as CUBIC | two steps find the queue our own |
+//! | [`Mode::Step`] | less, for a few round trips | they are over |
+//! | [`Mode::Delay`] | delay | it has fallen to half and the queue remains |
+//! | [`Mode::Drain`] | one packet for three round trips | they are over |
 //!
-//! A drain empties our part of the queue. What remains is the path's own delay, which becomes the base
-//! that delays are compared with, and the queue of others. Drains begin at full periods of the clock, so
-//! that all queue pairs of a machine drain together and see the path and not each other.
+//! A *step* tells whose queue it is: a window that is smaller by what we send in a time `t` shortens the queue
+//! by `t` if all of it is ours, and by our share of `t` if not. This needs no knowledge of the path's own
+//! delay, which a sender that came after others has never seen.
+//!
+//! A *drain* empties our part of the queue. What remains is the path's own delay: the base that delays are
+//! compared with. Drains and steps begin at full periods of the clock, so that all queue pairs of a machine
+//! make them together, measure what all of them have in the queue, and see the path and not each other.
+//!
+//! In [`Mode::Delay`], the sender keeps the queue near a target: above it, the window is cut by how far, at most
+//! by half and once per round trip; below it, the window grows by one packet per round trip, or by an eighth
+//! while the queue is almost empty. Acknowledgements clock the packets. They are paced only when the window
+//! is less than one packet.
 //!
 //! Loss alone is not congestion: links lose packets, too. It counts where the queue is long, where much is
-//! lost, or where we compete.
+//! lost, where others were found in the queue, and on a long path of which nothing is known yet.
 //!
 //! Delays below a few hundred microseconds are the noise of a software endpoint. The target is far
 //! above that, so this control acts on paths whose queue the window can fill for that long, and leaves
@@ -40,8 +47,21 @@ const LEAST: u64 = ONE / 16;
 /// Packets of the first window.
 const FIRST_PACKETS: u64 = 32;
 
-/// Rounds above the target after which a queue that remains is taken for that of others.
+/// Steps, one after the other, that must find the queue our own.
+const QUIET_STEPS: u32 = 2;
+
+/// The delay is followed from each second period of the clock on. Each time that this was wrong, from each fourth
+/// on, and so on: queue pairs of a machine that do not agree soon come to begin together. It was right
+/// when so many drains followed.
+const FIRST_CYCLE: u64 = 2;
+const MAX_CYCLE: u64 = 16;
+const TRUSTED_DRAINS: u32 = 8;
+
+/// Round trips above the target, one after the other, after which backing off must have helped.
 const PATIENCE: u32 = 8;
+
+/// The length of a step in round trips: one until the smaller window shows, the others to measure.
+const STEP_ROUNDS: u32 = 3;
 
 /// The window of a drain: with many queue pairs, more than a packet of each is a queue.
 const DRAINED: u64 = ONE;
@@ -83,21 +103,36 @@ impl Default for DelayParams {
 pub enum Mode {
     /// It doubles each round trip.
     Start,
-    /// The delay.
-    Delay,
     /// Losses.
     Compete,
-    /// A few packets.
+    /// Less than losses allow, to see what that does to the queue.
+    Step {
+        /// The window before.
+        window: u64,
+        /// The delay before.
+        rtt: Duration,
+        /// By how much the delay falls if the queue is ours.
+        expected: Duration,
+        /// Round trips that are over.
+        rounds: u32,
+        /// When it ends without a result.
+        deadline: Time,
+    },
+    /// The delay.
+    Delay,
+    /// A packet.
     Drain {
         /// When it ends.
         until: Time,
+        /// When it ends without a result.
+        deadline: Time,
         /// The window before.
         window: u64,
-        /// Its delay.
+        /// The delay before.
         rtt: Duration,
         /// The smallest delay since it began.
         least: Duration,
-        /// It was [`Mode::Compete`].
+        /// The mode after it is [`Mode::Compete`], or [`Mode::Delay`].
         competes: bool,
     },
 }
@@ -106,39 +141,41 @@ impl Mode {
     fn follows(self) -> Follows {
         match self {
             Mode::Start => Follows::Nothing,
-            Mode::Compete | Mode::Drain { competes: true, .. } => Follows::Losses,
+            Mode::Compete | Mode::Step { .. } | Mode::Drain { competes: true, .. } => {
+                Follows::Losses
+            }
             Mode::Delay | Mode::Drain { competes: false, .. } => Follows::Delay,
         }
     }
 }
 
-/// What a window follows, drains aside.
+/// What a window follows, steps and drains aside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Follows {
     /// Nothing yet: it doubles each round trip.
     Nothing,
     /// The delay.
     Delay,
-    /// Losses, beside others that fill the queue.
+    /// Losses: others fill the queue, or nothing shows yet that they do not.
     Losses,
 }
 
 /// The present state of one sender's control.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowReport {
-    /// Thousandths of a packet that may be in flight. In a drain, that of before.
+    /// Thousandths of a packet that may be in flight. In a step or drain, that of before.
     pub window_millipackets: u64,
     /// What the window follows.
     pub follows: Follows,
     /// Since when it does.
     pub since: Time,
-    /// It is measuring the path without its own queue.
+    /// It sends less to measure the path without its own queue, or whose queue it is.
     pub is_draining: bool,
     /// The delay of the path without a queue.
     pub base: Option<Duration>,
     /// The delay now, smoothed.
     pub smoothed: Option<Duration>,
-    /// Times that it began to follow losses.
+    /// Times that it went from the delay to losses, since others filled the queue.
     pub competitions: u64,
 }
 
@@ -157,8 +194,6 @@ struct Round {
     min_rtt: Option<Duration>,
     /// The window limited the sender.
     is_full: bool,
-    /// The window was cut because of a loss or a notification.
-    is_cut: bool,
 }
 
 /// Packets and losses since the share of losses was last taken.
@@ -177,21 +212,40 @@ pub struct Delay {
     packet_bytes: u64,
     window: u64,
     mode: Mode,
-    /// Since when, drains aside, and how often it was [`Mode::Compete`].
+    /// Since when, steps and drains aside, and how often [`Mode::Compete`] has followed [`Mode::Delay`].
     since: Time,
     competitions: u64,
     /// The delay of the path without a queue.
     base: Option<Duration>,
     smoothed: Duration,
+    /// The longest of it that was seen lately.
+    longest: Duration,
+    latest: Duration,
     round: Round,
     /// The smallest delay of the round before.
     previous: Option<Duration>,
-    /// Rounds above the target, one after the other, and the window before them.
+    /// The largest window since the delay is followed, of rounds whose queue was below the target.
+    peak: u64,
+    /// Rounds above the target, one after the other.
     high_rounds: u32,
-    window_before: u64,
+    /// The window before the delay was followed, to which it returns if that was soon found wrong.
+    resume: u64,
+    /// Steps, one after the other, that found the queue our own.
+    quiet_steps: u32,
+    /// Periods after which the delay may be followed.
+    cycle: u64,
+    /// Drains since the delay is followed.
+    calm_drains: u32,
+    /// Whether the last step found others in the queue; `None` until something is known.
+    has_others: Option<bool>,
     losses: Losses,
-    /// When the next drain begins.
-    drain_at: Time,
+    /// Packets were lost in this step or drain. Whether that was congestion is better known after it.
+    has_lost: bool,
+    /// Losses before this time belong to the last cut.
+    cut_until: Time,
+    /// When the next step or drain begins, and nanoseconds between them.
+    measure_at: Time,
+    period: u64,
     /// Drains since the base was last confirmed, and the smallest delay of them.
     drains: u32,
     least_drained: Duration,
@@ -212,12 +266,22 @@ impl Delay {
             competitions: 0,
             base: None,
             smoothed: Duration::ZERO,
+            longest: Duration::ZERO,
+            latest: Duration::ZERO,
             round: Round::default(),
             previous: None,
+            peak: 0,
             high_rounds: 0,
-            window_before: 0,
+            resume: 0,
+            quiet_steps: 0,
+            cycle: FIRST_CYCLE,
+            calm_drains: 0,
+            has_others: None,
             losses: Losses::default(),
-            drain_at: Time::ZERO,
+            has_lost: false,
+            cut_until: Time::ZERO,
+            measure_at: Time::ZERO,
+            period: PERIOD_NS,
             drains: 0,
             least_drained: Duration::ZERO,
             cubic: Cubic::default(),
@@ -232,7 +296,7 @@ impl Delay {
     /// Its present state.
     pub fn report(&self) -> WindowReport {
         let (window, is_draining) = match self.mode {
-            Mode::Drain { window, .. } => (window, true),
+            Mode::Step { window, .. } | Mode::Drain { window, .. } => (window, true),
             _ => (self.window, false),
         };
         WindowReport {
@@ -246,7 +310,7 @@ impl Delay {
         }
     }
 
-    /// Times that it began to follow losses.
+    /// Times that it went from the delay to losses.
     pub fn competitions(&self) -> u64 {
         self.competitions
     }
@@ -272,18 +336,26 @@ impl Delay {
         }
         match self.mode {
             Mode::Start if self.round.is_full => self.grow(u64::from(packets) * ONE),
-            Mode::Compete if self.round.is_full && self.cubic.peak == 0 => {
-                self.grow(u64::from(packets) * ONE);
-            }
             Mode::Compete if self.round.is_full => {
                 let wanted = self.cubic.window(now, self.smoothed);
-                let step = u64::from(packets) * ONE / 2;
+                // Less than a packet grows by less, or it would never be less.
+                let step = if self.window < ONE { self.window / 8 } else { ONE / 2 };
+                let step = u64::from(packets) * step;
                 self.grow(wanted.saturating_sub(self.window).min(step));
             }
             _ => {}
         }
-        if now >= self.drain_at && matches!(self.mode, Mode::Delay | Mode::Compete) {
-            self.begin_drain(now);
+        if now >= self.measure_at {
+            match self.mode {
+                Mode::Compete => self.begin_step(now),
+                Mode::Delay => self.begin_drain(now),
+                Mode::Step { deadline, .. } | Mode::Drain { deadline, .. } => {
+                    if now >= deadline {
+                        self.abandon(now);
+                    }
+                }
+                Mode::Start => {}
+            }
         }
         if now >= self.round.end
             && let Some(rtt) = self.round.min_rtt
@@ -298,8 +370,10 @@ impl Delay {
             self.round.end = now + rtt;
         }
         self.base = Some(self.base.map_or(rtt, |base| base.min(rtt)));
+        self.latest = rtt;
         let mixed = self.smoothed.as_nanos() - self.smoothed.as_nanos() / 8 + rtt.as_nanos() / 8;
         self.smoothed = Duration::from_nanos(mixed);
+        self.longest = self.longest.max(self.smoothed);
         self.round.min_rtt = Some(self.round.min_rtt.map_or(rtt, |least| least.min(rtt)));
     }
 
@@ -324,28 +398,16 @@ impl Delay {
         let queue = Duration::from_nanos(
             rtt.as_nanos().saturating_sub(self.base.unwrap_or_default().as_nanos()),
         );
-        let target = self.params.target;
         let Round { is_full, .. } = self.round;
         self.previous = Some(least);
-        self.round = Round { end: now + least, ..Round::default() };
+        self.round = Round { end: now + self.latest, ..Round::default() };
         match self.mode {
-            Mode::Start => {
-                if queue.as_nanos() > target.as_nanos() / 2 {
-                    self.shrink_to(self.fitting(self.window, least));
-                    self.enter(now, Mode::Delay);
-                }
+            Mode::Start if queue.as_nanos() > self.params.target.as_nanos() / 2 => {
+                self.shrink_to(self.fitting(self.window, least));
+                self.compete(now);
             }
-            Mode::Delay if queue > target => self.back_off(now, queue),
-            Mode::Delay => {
-                self.high_rounds = 0;
-                match is_full {
-                    true if queue.as_nanos() < target.as_nanos() / 4 => {
-                        self.grow(self.window / 8 + ONE);
-                    }
-                    true => self.grow(ONE),
-                    false => {}
-                }
-            }
+            Mode::Delay => self.follow_delay(now, queue, is_full),
+            Mode::Step { .. } => self.continue_step(now, rtt),
             Mode::Drain { until, least: before, .. } => {
                 let least = before.min(least);
                 match &mut self.mode {
@@ -353,89 +415,174 @@ impl Delay {
                     _ => self.end_drain(now, least),
                 }
             }
-            Mode::Compete => {}
+            Mode::Start | Mode::Compete => {}
         }
     }
 
     fn enter(&mut self, now: Time, mode: Mode) {
         let before = self.mode.follows();
-        (self.mode, self.high_rounds, self.previous) = (mode, 0, None);
+        (self.mode, self.previous) = (mode, None);
         if mode.follows() != before {
             self.since = now;
-            self.competitions += u64::from(mode == Mode::Compete);
         }
-        self.plan_drain(now, self.smoothed * PERIOD_ROUNDS);
+        self.plan_measurement(now);
+        if core::mem::take(&mut self.has_lost) && self.is_congestion() {
+            self.cut(now);
+        }
+    }
+
+    /// Follows losses from the present window on.
+    fn compete(&mut self, now: Time) {
+        self.cubic = Cubic::at(now, self.window);
+        self.quiet_steps = 0;
+        self.enter(now, Mode::Compete);
     }
 
     // ---- delay ---------------------------------------------------------------------------------
 
-    /// The queue is longer than the target: cuts by 0.8 of the excess, at most by half.
-    fn back_off(&mut self, now: Time, queue: Duration) {
+    fn follow_delay(&mut self, now: Time, queue: Duration, is_full: bool) {
         let target = self.params.target.as_nanos();
-        let long = queue.as_nanos() > target + target / 2;
-        if self.high_rounds == 0 {
-            self.window_before = self.window;
+        if queue.as_nanos() > target {
+            self.back_off(now, queue);
+            return;
         }
-        self.high_rounds = if long { self.high_rounds.saturating_add(1) } else { 0 };
-        if self.high_rounds == PATIENCE {
-            // Whose queue this is should be known soon.
-            self.plan_drain(now, Duration::ZERO);
+        self.peak = self.peak.max(self.window);
+        self.high_rounds = 0;
+        match is_full {
+            true if queue.as_nanos() < target / 4 => self.grow(self.window / 8 + ONE),
+            true => self.grow(ONE),
+            false => {}
         }
-        let excess = u128::from(queue.as_nanos() - target) * 4 / 5;
-        let cut = u128::from(self.window) * excess / u128::from(queue.as_nanos().max(1));
-        self.shrink_to((self.window - (cut as u64).min(self.window / 2)).max(ONE));
     }
 
-    // ---- drains --------------------------------------------------------------------------------
-
-    /// The next drain begins with the next period that is at least that long.
-    fn plan_drain(&mut self, now: Time, least: Duration) {
-        let mut period = PERIOD_NS;
-        while period < least.as_nanos().min(MAX_PERIOD_NS) {
-            period *= 2;
+    /// The queue is longer than the target: cuts by 0.8 of the excess, at most by half. Alone, a sender finds
+    /// the target long before it has cut half of the window that kept it.
+    fn back_off(&mut self, now: Time, queue: Duration) {
+        let excess = u128::from(queue.as_nanos() - self.params.target.as_nanos()) * 4 / 5;
+        let cut = u128::from(self.window) * excess / u128::from(queue.as_nanos().max(1));
+        self.shrink_to((self.window - (cut as u64).min(self.window / 2)).max(ONE));
+        self.high_rounds += 1;
+        if self.high_rounds >= PATIENCE && self.window < self.peak / 2 {
+            let is_early = self.calm_drains < TRUSTED_DRAINS;
+            self.window = if is_early { self.peak.max(self.resume) } else { self.peak };
+            self.competitions += 1;
+            self.cycle = (self.cycle * 2).min(MAX_CYCLE);
+            self.compete(now);
         }
-        self.drain_at = Time::from_nanos((now.as_nanos() / period + 1) * period);
+    }
+
+    // ---- steps and drains ----------------------------------------------------------------------
+
+    /// The next one begins with the next period of the clock.
+    fn plan_measurement(&mut self, now: Time) {
+        let past = (self.longest.as_nanos() - self.smoothed.as_nanos()) / 8;
+        self.longest = Duration::from_nanos(self.longest.as_nanos() - past);
+        let least = (self.smoothed * PERIOD_ROUNDS).as_nanos();
+        self.period = least.clamp(PERIOD_NS, MAX_PERIOD_NS).next_power_of_two();
+        self.measure_at = Time::from_nanos((now.as_nanos() / self.period + 1) * self.period);
+    }
+
+    /// Whether a measurement makes sense. One that has little to send, or comes late, would see the queues of
+    /// its neighbours.
+    fn may_measure(&self, now: Time) -> bool {
+        self.round.is_full && now.since(self.measure_at) <= self.smoothed * 2
+    }
+
+    /// Cuts the window by a third, which is more than the delay of the path if there is a queue to speak of.
+    /// If there seems to be none, the base may be that of a queue: drains.
+    fn begin_step(&mut self, now: Time) {
+        if !self.may_measure(now) {
+            self.plan_measurement(now);
+            return;
+        }
+        let rtt = self.round.min_rtt.map_or(self.smoothed, |least| {
+            self.previous.map_or(least, |previous| previous.min(least))
+        });
+        let queue = rtt.as_nanos().saturating_sub(self.base.unwrap_or_default().as_nanos());
+        let expected = rtt.as_nanos() / 3;
+        if queue < expected.max(self.params.target.as_nanos() / 2) {
+            self.drain(now, self.smoothed, true);
+            return;
+        }
+        let expected = Duration::from_nanos(expected);
+        let deadline = now + self.smoothed * (2 * STEP_ROUNDS).into();
+        self.mode = Mode::Step { window: self.window, rtt, expected, rounds: 0, deadline };
+        self.round = Round { end: now + self.smoothed, ..Round::default() };
+        self.shrink_to((self.window - self.window / 3).max(ONE));
+    }
+
+    fn continue_step(&mut self, now: Time, least: Duration) {
+        let Mode::Step { window, rtt, expected, rounds, .. } = &mut self.mode else {
+            return;
+        };
+        *rounds += 1;
+        if *rounds < STEP_ROUNDS {
+            if *rounds == 1 {
+                self.previous = None;
+            }
+            return;
+        }
+        let (window, rtt, fallen) =
+            (*window, *rtt, rtt.as_nanos().saturating_sub(least.as_nanos()));
+        let is_ours = fallen >= expected.as_nanos() * 2 / 3;
+        self.window = window;
+        self.has_others = Some(!is_ours);
+        self.quiet_steps = if is_ours { self.quiet_steps + 1 } else { 0 };
+        let begins_cycle = self.measure_at.as_nanos().is_multiple_of(self.period * self.cycle);
+        if self.quiet_steps < QUIET_STEPS || !begins_cycle {
+            self.enter(now, Mode::Compete);
+        } else {
+            (self.calm_drains, self.resume) = (0, window);
+            self.drain(now, rtt, false);
+        }
     }
 
     fn begin_drain(&mut self, now: Time) {
-        let (window, rtt, competes) = (self.window, self.smoothed, self.mode == Mode::Compete);
-        // One that has little to send, or comes late, would see the queues of its neighbours.
-        if !self.round.is_full || now.since(self.drain_at) > rtt * 2 {
-            self.plan_drain(now, rtt * PERIOD_ROUNDS);
-            return;
+        if self.may_measure(now) {
+            self.drain(now, self.smoothed, false);
+        } else {
+            self.plan_measurement(now);
         }
-        self.mode = Mode::Drain { until: now + rtt * 3, window, rtt, least: rtt, competes };
+    }
+
+    fn drain(&mut self, now: Time, rtt: Duration, competes: bool) {
+        let (until, deadline) = (now + rtt * 3, now + rtt * 6);
+        self.mode = Mode::Drain { until, deadline, window: self.window, rtt, least: rtt, competes };
         self.round = Round { end: now + rtt, ..Round::default() };
         self.shrink_to(DRAINED);
     }
 
-    /// `least` is the delay of the path and of the queue of others, as long as they kept it: neighbours
-    /// that drain, too, are not always in step.
     fn end_drain(&mut self, now: Time, least: Duration) {
         let Mode::Drain { window, rtt, competes, .. } = self.mode else {
             return;
         };
         self.window = window;
         self.confirm_base(least);
-        let base = self.base.unwrap_or(least);
-        let is_ours = least.as_nanos() <= base.as_nanos() + self.params.target.as_nanos() / 2;
-        let high_rounds = self.high_rounds;
-        match competes {
-            true if is_ours => {
-                self.shrink_to(self.fitting(window, rtt));
-                self.enter(now, Mode::Delay);
+        if competes {
+            self.has_others = Some(false);
+            self.enter(now, Mode::Compete);
+        } else {
+            self.calm_drains += 1;
+            if self.calm_drains == TRUSTED_DRAINS {
+                self.cycle = FIRST_CYCLE;
             }
-            true => self.enter(now, Mode::Compete),
-            false if !is_ours && high_rounds >= PATIENCE => {
-                self.window = self.window_before.max(window).max(ONE);
-                self.cubic = Cubic::default();
-                self.enter(now, Mode::Compete);
-            }
-            false => {
-                self.enter(now, Mode::Delay);
-                self.high_rounds = if is_ours { 0 } else { high_rounds };
-            }
+            self.shrink_to(self.fitting(window, rtt));
+            (self.peak, self.high_rounds) = (self.window, 0);
+            self.enter(now, Mode::Delay);
         }
+    }
+
+    /// Ends a step or drain without a result: the network asks for less, or all that arrived had been sent twice.
+    fn abandon(&mut self, now: Time) {
+        let (window, mode) = match self.mode {
+            Mode::Step { window, .. } | Mode::Drain { window, competes: true, .. } => {
+                (window, Mode::Compete)
+            }
+            Mode::Drain { window, competes: false, .. } => (window, Mode::Delay),
+            Mode::Start | Mode::Compete | Mode::Delay => return,
+        };
+        self.window = window;
+        self.enter(now, mode);
     }
 
     /// The base only falls, unless no drain gets near it for a long time.
@@ -457,12 +604,19 @@ impl Delay {
 
     /// Whether what was lost was lost to a queue.
     fn is_congestion(&mut self) -> bool {
-        if matches!(self.mode, Mode::Compete | Mode::Drain { competes: true, .. }) {
-            return true;
-        }
-        let target = self.params.target.as_nanos();
-        let base = self.base.unwrap_or_default().as_nanos();
-        if self.smoothed.as_nanos() > base + target / 2 {
+        let excess = |delay: Duration| {
+            delay.as_nanos().saturating_sub(self.base.unwrap_or_default().as_nanos())
+        };
+        // A queue overflows when it is as long as it gets.
+        let (now, longest) = (excess(self.smoothed), excess(self.longest));
+        let least = self.params.target.as_nanos() / 2;
+        let is_full = match self.has_others {
+            // All of the delay may be that of a queue.
+            None => self.smoothed.as_nanos() > least,
+            Some(true) => now >= longest / 2,
+            Some(false) => now > least && now >= longest / 4 * 3,
+        };
+        if is_full {
             return true;
         }
         let Losses { delivered, lost } = self.losses;
@@ -475,39 +629,33 @@ impl Delay {
 
     fn handle_lost(&mut self, now: Time, packets: u32) {
         self.losses.lost = self.losses.lost.saturating_add(packets);
-        if self.is_congestion() {
+        if matches!(self.mode, Mode::Step { .. } | Mode::Drain { .. }) {
+            self.has_lost = true;
+        } else if self.is_congestion() {
             self.cut(now);
         }
     }
 
-    /// To seven tenths, once per round trip.
+    /// To seven tenths, once for all packets that were in flight.
     fn cut(&mut self, now: Time) {
-        if core::mem::replace(&mut self.round.is_cut, true) {
+        if now < self.cut_until {
             return;
         }
-        match &mut self.mode {
-            Mode::Drain { window, competes, .. } => {
-                if *competes {
-                    self.cubic.cut(now, *window);
-                }
-                *window = (*window * 7 / 10).max(LEAST);
-            }
-            Mode::Compete => {
-                self.cubic.cut(now, self.window);
-                self.shrink_to(self.window * 7 / 10);
-            }
-            Mode::Delay => self.shrink_to(self.window * 7 / 10),
-            Mode::Start => {
-                self.shrink_to(self.window * 7 / 10);
-                self.enter(now, Mode::Delay);
-            }
+        self.cut_until = now + Duration::from_nanos(self.smoothed.as_nanos() / 2 * 3);
+        self.abandon(now);
+        match self.mode {
+            Mode::Compete => self.cubic.cut(now, self.window),
+            Mode::Start => self.compete(now),
+            _ => {}
         }
+        self.shrink_to(self.window * 7 / 10);
     }
 
     fn handle_timed_out(&mut self, now: Time) {
+        self.abandon(now);
         self.shrink_to((self.window / 2).max(ONE));
         match self.mode {
-            Mode::Start => self.enter(now, Mode::Delay),
+            Mode::Start => self.compete(now),
             Mode::Compete => self.cubic.cut(now, self.window),
             _ => {}
         }
@@ -558,6 +706,11 @@ struct Cubic {
 }
 
 impl Cubic {
+    /// As if it had returned to `window` now.
+    fn at(now: Time, window: u64) -> Cubic {
+        Cubic { peak: window, floor: window, begin: now, return_ms: 0 }
+    }
+
     fn cut(&mut self, now: Time, window: u64) {
         // Fast convergence: others have come, so they get more.
         self.peak = if window < self.peak { window * 17 / 20 } else { window };
@@ -595,8 +748,6 @@ fn cube_root(value: u128) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use alloc::vec::Vec;
-
     use super::*;
 
     fn at(micros: u64) -> Time {
@@ -624,53 +775,90 @@ mod tests {
         assert_eq!(window(&delay), None);
     }
 
-    #[test]
-    fn a_queue_above_the_target_cuts_the_window_and_one_below_opens_it() {
-        let mut delay = Delay::new(DelayParams::DEFAULT, 1_068, 512);
-        (0..100).for_each(|round| delay.handle(at(round * 100), acknowledged(100)));
-        (0..40).for_each(|round| delay.handle(at(10_000 + round * 5_000), acknowledged(5_000)));
-        let low = window(&delay).unwrap();
-        assert!(low <= 8, "{low}");
-        (0..8).for_each(|round| delay.handle(at(250_000 + round * 1_500), acknowledged(1_500)));
-        assert!((low + 4..=low + 8).contains(&window(&delay).unwrap()));
-        assert_eq!(delay.base(), Some(Duration::from_micros(100)));
+    /// Follows `rounds` round trips from `now` on, of a sender that always has something to send, through a queue
+    /// from which `PER_MS` packets leave in a millisecond, and in which others keep `others`. Returns the time
+    /// after them.
+    fn drive(delay: &mut Delay, mut now: Time, rounds: u32, others: Duration) -> Time {
+        for _ in 0..rounds {
+            let in_flight = (delay.window / ONE).max(1);
+            let rtt = BASE + others + Duration::from_micros(1_000 * in_flight / PER_MS);
+            now += rtt;
+            for _ in 0..4 {
+                let (packets, in_flight) = ((in_flight / 4).max(1) as u32, in_flight as u32);
+                delay.handle(now, Event::Acknowledged { packets, in_flight, rtt: Some(rtt) });
+            }
+        }
+        now
     }
 
-    /// A queue that stays however little is sent is that of others: the report says so, from then on.
+    const PER_MS: u64 = 20;
+    const BASE: Duration = Duration::from_micros(100);
+
+    fn is_near_the_target(delay: &Delay) -> bool {
+        (1_000..3_000).contains(&(delay.report().queue().as_nanos() / 1_000))
+    }
+
+    /// A queue that stays however little is sent is that of others, one that follows the window our own: the
+    /// report says so, from then on.
     #[test]
-    fn the_report_tells_what_the_window_follows_and_since_when() {
+    fn it_competes_where_others_fill_the_queue_and_only_there() {
         let mut delay = Delay::new(DelayParams::DEFAULT, 1_068, 512);
         let fresh = delay.report();
         assert_eq!((fresh.follows, fresh.base, fresh.competitions), (Follows::Nothing, None, 0));
-        (0..100).for_each(|round| delay.handle(at(round * 1_000), acknowledged(1_000)));
-        assert_eq!(delay.report().follows, Follows::Nothing);
-        let (mut seen, mut changed) = (Follows::Nothing, Vec::new());
-        for round in 10..1_000 {
-            delay.handle(at(round * 10_000), acknowledged(10_000));
-            let report = delay.report();
-            if report.follows != seen {
-                assert_eq!(report.since, at(round * 10_000), "{report:?}");
-                changed.push(report.follows);
-            }
-            seen = report.follows;
-        }
-        assert_eq!(changed, [Follows::Delay, Follows::Losses]);
-        let report = delay.report();
-        assert_eq!((report.competitions, delay.competitions()), (1, 1));
-        assert_eq!(report.base, Some(Duration::from_micros(1_000)));
-        assert!(report.queue() > Duration::from_millis(8), "{report:?}");
-        // Now without others: it follows the delay again, and does not count that.
-        for round in 5_000..10_000 {
-            delay.handle(at(round * 2_000), acknowledged(1_000));
-        }
+        let now = drive(&mut delay, Time::ZERO, 5_000, Duration::ZERO);
+        let alone = delay.report();
+        assert_eq!((alone.follows, alone.competitions), (Follows::Delay, 0), "{alone:?}");
+        assert!(alone.since < now && is_near_the_target(&delay), "{alone:?}");
+        assert!(alone.base.is_some_and(|base| base < BASE + Duration::from_micros(200)));
+
+        let now = drive(&mut delay, now, 100, Duration::from_millis(20));
+        let beside = delay.report();
+        assert_eq!((beside.follows, beside.competitions), (Follows::Losses, 1), "{beside:?}");
+        assert!(beside.since > alone.since && beside.window_millipackets >= 20_000, "{beside:?}");
+        let now = drive(&mut delay, now, 2_000, Duration::from_millis(20));
+        assert_eq!((delay.report().since, delay.competitions()), (beside.since, 1));
+
+        drive(&mut delay, now, 20_000, Duration::ZERO);
         assert_eq!((delay.report().follows, delay.competitions()), (Follows::Delay, 1));
+        assert!(is_near_the_target(&delay), "{:?}", delay.report());
+    }
+
+    /// One that comes later takes the queue of others for the delay of the path.
+    #[test]
+    fn it_competes_with_others_that_came_first() {
+        let mut delay = Delay::new(DelayParams::DEFAULT, 1_068, 512);
+        let now = drive(&mut delay, Time::ZERO, 3_000, Duration::from_millis(20));
+        let report = delay.report();
+        assert_eq!((report.follows, report.competitions), (Follows::Losses, 0), "{report:?}");
+        assert!(report.window_millipackets > 200_000, "{report:?}");
+        drive(&mut delay, now, 30_000, Duration::ZERO);
+        assert_eq!(delay.report().follows, Follows::Delay, "{:?}", delay.report());
+    }
+
+    /// Acknowledgements of packets that were sent twice tell no delay, so nothing would end a measurement.
+    #[test]
+    fn a_measurement_without_measured_delays_ends() {
+        let mut delay = Delay::new(DelayParams::DEFAULT, 1_068, 512);
+        let mut now = drive(&mut delay, Time::ZERO, 5_000, Duration::ZERO);
+        let window = delay.report().window_millipackets;
+        while !delay.report().is_draining {
+            now = drive(&mut delay, now, 1, Duration::ZERO);
+        }
+        for _ in 0..20 {
+            now += Duration::from_millis(1);
+            delay.handle(now, Event::Acknowledged { packets: 1, in_flight: 1, rtt: None });
+        }
+        assert!(!delay.report().is_draining);
+        assert!(delay.report().window_millipackets > window / 2);
     }
 
     #[test]
     fn less_than_a_packet_is_paced() {
         let mut delay = Delay::new(DelayParams::DEFAULT, 1_000, 512);
         for round in 0..100 {
-            delay.handle(at(round * 1_000), acknowledged(1_000));
+            let rtt = Some(Duration::from_micros(1_000));
+            let one = Event::Acknowledged { packets: 1, in_flight: 1, rtt };
+            delay.handle(at(round * 1_000), one);
             delay.handle(at(round * 1_000), Event::TimedOut);
             delay.handle(at(round * 1_000), Event::Notified);
         }
