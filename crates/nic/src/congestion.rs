@@ -10,22 +10,17 @@ use crate::interfaces;
 
 /// The rate of a link when the setting does not give it.
 const DEFAULT_GBPS: u64 = 100;
+const GBIT: u64 = 1_000_000_000;
 
 /// The configured congestion control.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Choice {
-    /// From measured delay towards our own endpoints on other machines, none towards others. Packets to
+    /// From measured delay towards our own endpoints on other machines, DCQCN towards others. Packets to
     /// this machine do not cross a link that anybody shares: their receive buffers slow the sender.
+    #[default]
     Auto,
     /// This one for all.
     Always(CongestionControl),
-}
-
-impl Default for Choice {
-    /// Off, until the control has been measured on real links.
-    fn default() -> Choice {
-        Choice::Always(CongestionControl::Off)
-    }
 }
 
 impl Choice {
@@ -37,10 +32,9 @@ impl Choice {
     pub fn toward(self, remote: IpAddr, is_ours: bool) -> CongestionControl {
         match self {
             Choice::Always(control) => control,
-            Choice::Auto if is_ours && !interfaces::is_here(remote) => {
-                CongestionControl::Delay(DelayParams::DEFAULT)
-            }
-            Choice::Auto => CongestionControl::Off,
+            Choice::Auto if interfaces::is_here(remote) => CongestionControl::Off,
+            Choice::Auto if is_ours => CongestionControl::Delay(DelayParams::DEFAULT),
+            Choice::Auto => CongestionControl::Dcqcn(DcqcnParams::mlnx(DEFAULT_GBPS * GBIT)),
         }
     }
 }
@@ -105,7 +99,7 @@ impl FromStr for Choice {
             Some((name, rate)) => (name, rate.parse().ok()),
             None => (text, Some(DEFAULT_GBPS)),
         };
-        let rate = gbps.filter(|gbps| (1..=1600).contains(gbps)).map(|gbps| gbps * 1_000_000_000);
+        let rate = gbps.filter(|gbps| (1..=1600).contains(gbps)).map(|gbps| gbps * GBIT);
         let params = rate.and_then(|bps| DcqcnParams::named(name, bps)).ok_or(NoChoice)?;
         Ok(Choice::Always(CongestionControl::Dcqcn(params)))
     }
@@ -116,12 +110,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_our_own_endpoints_elsewhere_get_a_control() {
+    fn the_control_depends_on_the_peer_and_where_it_is() {
         let far = IpAddr::from([198, 51, 100, 7]);
         let delay = CongestionControl::Delay(DelayParams::DEFAULT);
         assert_eq!(Choice::Auto.toward(far, true), delay);
-        assert_eq!(Choice::Auto.toward(far, false), CongestionControl::Off);
-        assert_eq!(Choice::Auto.toward(IpAddr::from([127, 0, 0, 1]), true), CongestionControl::Off);
+        assert_eq!(Choice::default().toward(far, true), delay);
+        let dcqcn = CongestionControl::Dcqcn(DcqcnParams::mlnx(100 * GBIT));
+        assert_eq!(Choice::Auto.toward(far, false), dcqcn);
+        for is_ours in [true, false] {
+            let here = IpAddr::from([127, 0, 0, 1]);
+            assert_eq!(Choice::Auto.toward(here, is_ours), CongestionControl::Off);
+        }
         let always: Choice = "delay".parse().expect("a choice");
         assert_eq!(always.toward(IpAddr::from([127, 0, 0, 1]), false), delay);
     }

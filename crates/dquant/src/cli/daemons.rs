@@ -100,9 +100,10 @@ pub(super) struct WireArgs {
 
     /// Congestion control of its connections: auto, off, delay, dcqcn-mlnx:GBPS
     ///
-    /// auto: from measured delay towards other machines that run this program, off otherwise.
+    /// auto: from measured delay towards other machines that run this program, DCQCN towards other
+    /// implementations, off within a machine.
     /// dcqcn-mlnx, dcqcn-paper and dcqcn-uet take the rate of the link in Gbit/s.
-    #[arg(long, value_name = "NAME", default_value = "off", verbatim_doc_comment)]
+    #[arg(long, value_name = "NAME", default_value = "auto", verbatim_doc_comment)]
     cc: Choice,
 
     /// Drop this share of received packets, for tests: 1%, 0.1%

@@ -185,9 +185,9 @@ struct ClientArgs {
 
     /// Congestion control of this side: auto, off, delay, dcqcn-mlnx:GBPS
     ///
-    /// auto: from measured delay towards other machines that run this program, off otherwise.
+    /// auto: from measured delay towards other machines, off within one.
     /// delay: the same on one machine. READ responses and the server are not controlled.
-    #[arg(long, value_name = "NAME", default_value = "off", verbatim_doc_comment)]
+    #[arg(long, value_name = "NAME", default_value = "auto", verbatim_doc_comment)]
     cc: Choice,
 
     /// The sockets that packets of both sides take

@@ -120,7 +120,8 @@ impl Ends {
             mtu.ok_or_else(|| CliError::usage(format_args!("no path MTU fits {limit} bytes")))?;
         let selective = ours.selective && peer.selective;
         let reliability = if selective { Reliability::Selective } else { Reliability::GoBackN };
-        let congestion = congestion.toward(peer.address.ip(), selective);
+        // Both ends are ours, on a foreign device too: acknowledgements are all that it takes.
+        let congestion = congestion.toward(peer.address.ip(), true);
         self.remote = (peer.memory, peer.rkey);
         let refused = |error: VerbsError| CliError::because("cannot connect", &error);
         let device = fabric.device();
