@@ -117,9 +117,9 @@ const FLOORS: &[(&str, &str)] = &[
          same_host: fault neighbours pool udp
          device: capture clock interfaces neighbours packet ready skip udp waiter
          doctor: device interfaces neighbours packet udp
-         fabric: fault neighbours pool ready same_host udp
+         fabric: congestion fault neighbours pool ready same_host udp
          registrations: clock pool seeds skip
-         loaded: abi clock fabric neighbours pool ready",
+         loaded: abi clock congestion fabric neighbours pool ready",
     ),
     (
         "crates/host/src",

@@ -103,6 +103,32 @@ const FRACTION: Scale = Scale {
     suffixes: &[("", 1_000_000), ("%", 10_000), ("ppm", 1)],
 };
 
+const RATE: Scale = Scale {
+    unit: "bits per second",
+    example: "10Gbit/s",
+    most: 1_600_000_000_000,
+    most_text: "1600Gbit/s",
+    suffixes: &[
+        ("kbit/s", 1_000),
+        ("mbit/s", 1_000_000),
+        ("gbit/s", 1_000_000_000),
+        ("kbit", 1_000),
+        ("mbit", 1_000_000),
+        ("gbit", 1_000_000_000),
+    ],
+};
+
+/// Reads a rate in bits per second, at least 1 kbit/s: `200Mbit/s`, `10gbit`. A number without a unit is refused.
+///
+/// # Errors
+/// Says which part of the text cannot be read.
+pub fn rate_bps(text: &str) -> Result<u64, UnitError> {
+    match RATE.parse(text)? {
+        0..1000 => Err(UnitError::TooFine { text: text.to_owned(), unit: "kbit/s" }),
+        rate => Ok(rate),
+    }
+}
+
 /// Reads a size in bytes: `4096`, `64KiB`, `1.5GB`.
 ///
 /// # Errors
@@ -251,6 +277,16 @@ mod tests {
         assert_eq!(fraction_ppm("100%"), Ok(1_000_000));
         let error = fraction_ppm("101%").unwrap_err().to_string();
         assert_eq!(error, "'101%' is too large; the most is 100%");
+    }
+
+    #[test]
+    fn rates_need_a_unit_and_are_not_zero() {
+        assert_eq!(rate_bps("10Gbit/s"), Ok(10_000_000_000));
+        assert_eq!(rate_bps("2.5gbit"), Ok(2_500_000_000));
+        assert_eq!(rate_bps("1kbit/s"), Ok(1000));
+        for bad in ["10G", "5", "0Gbit/s", "0.5kbit", "2000Gbit/s", "fast"] {
+            assert!(rate_bps(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

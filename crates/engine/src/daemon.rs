@@ -30,7 +30,7 @@ use crate::data::{Commands, HostConfig};
 use crate::error::{Error, with_limit_hint};
 use crate::group::Groups;
 use crate::log;
-use crate::path::Waiting;
+use crate::path::{PathMtus, Waiting};
 use crate::proto::dpu_server::{Dpu, DpuServer};
 use crate::proto::target_server::TargetServer;
 use crate::proto::{StatusReply, StatusRequest};
@@ -216,6 +216,7 @@ struct DpuService {
     roce: SocketAddr,
     notes: Vec<String>,
     waiting: Waiting,
+    path_mtus: PathMtus,
 }
 
 #[tonic::async_trait]
@@ -228,7 +229,7 @@ impl Dpu for DpuService {
         counters.set_events(selection::EVENTS);
         let streams = counters.get("dpu.streams") as u32;
         let at = (self.control, self.roce);
-        let notes = [self.notes.clone(), self.waiting.notes()].concat();
+        let notes = [self.notes.clone(), self.waiting.notes(), self.path_mtus.notes()].concat();
         Ok(Response::new(status_reply("dpu", at, streams, counters, &notes)))
     }
 }
@@ -267,10 +268,11 @@ pub fn run_dpu<E: From<Error>>(
         rings: Budget::rings(config.rings),
         documents: Budget::documents(config.documents),
         waiting: Waiting::default(),
+        path_mtus: PathMtus::default(),
         boards: engine.boards.clone(),
         groups: Groups::default(),
     };
-    let waiting = context.waiting.clone();
+    let (waiting, path_mtus) = (context.waiting.clone(), context.path_mtus.clone());
     let stop = Arc::new(AtomicBool::new(false));
     let accepting = accept_clients(listener, context, Arc::clone(&stop))?;
     let served = runtime.block_on(async {
@@ -284,7 +286,7 @@ pub fn run_dpu<E: From<Error>>(
         let gate = Gate::new();
         let reports = Reports::new(engine.commands.clone(), dpu::Command::Status);
         let gated = Arc::clone(&gate);
-        let service = DpuService { reports, gate: gated, control, roce, notes, waiting };
+        let service = DpuService { reports, gate: gated, control, roce, notes, waiting, path_mtus };
         let check = CheckToken::new(&config.token);
         let service = InterceptedService::new(DpuServer::new(service), check);
         let server =

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use host::attach::Connection;
 use nic::congestion::Choice;
+use roce::endpoint::Mtu;
 use roce::wire::ROCE_PORT;
 use tokio::runtime::Runtime;
 use xio::documents::MAX_DOCUMENTS;
@@ -19,7 +20,7 @@ use crate::data::dpu::DpuEngine;
 use crate::data::{EngineError, HostConfig};
 use crate::error::Error;
 use crate::group::Groups;
-use crate::path::Waiting;
+use crate::path::{PathMtus, Waiting};
 use crate::runtime;
 use crate::seed::fresh_seed;
 use crate::stream::{DpuContext, serve_client};
@@ -68,6 +69,7 @@ impl LocalDpu {
             rings: Budget::rings(config.ring),
             documents: Budget::documents(MAX_DOCUMENTS as u64 * DOCUMENT_BYTES),
             waiting: Waiting::default(),
+            path_mtus: PathMtus::default(),
             boards: engine.boards.clone(),
             groups: Groups::default(),
         };
@@ -92,8 +94,9 @@ impl Drop for LocalDpu {
 /// Engine settings for this address.
 fn host_config(config: &LocalConfig, roce: SocketAddr) -> Result<HostConfig, Error> {
     let LocalConfig { memory, loss_ppm, .. } = *config;
-    let congestion = Choice::default();
-    Ok(HostConfig { roce, device: None, memory, congestion, loss_ppm, seed: fresh_seed()? })
+    let (congestion, mtu) = (Choice::default(), Mtu::M4096);
+    let (device, rate_limit_bps, seed) = (None, 0, fresh_seed()?);
+    Ok(HostConfig { roce, device, memory, congestion, rate_limit_bps, mtu, loss_ppm, seed })
 }
 
 /// Starts an engine at the configured address, or at one from which the target can be reached: on the RoCE

@@ -2,11 +2,13 @@
 //!
 //! A lost connection shows by itself what the path carried while it lasted: whether the control plane answered,
 //! whether requests (small packets, both ways with their acknowledgements) got through, and whether data (packets
-//! of the path MTU) did. No packet is sent to find out.
+//! of the path MTU) did. Where only small ones pass, the next connection takes a smaller path MTU ([`PathMtus`]): the
+//! data itself is the probe. No other packet is sent to find out.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use roce::wire::ROCE_PORT;
 
@@ -74,16 +76,89 @@ impl PathState {
             PathState::SmallOnly => {
                 let bytes = peer.map_or(0, |peer| peer.mtu_bytes);
                 let text = format!("{at_all} no packet with {bytes} bytes of data arrives over RoCE; small ones do");
-                Error::unreachable(text).hint(format!(
-                    "the path from {theirs} to {ours} drops large packets: a link or tunnel has a smaller MTU than the \
-                     interfaces at its ends; raise it, or lower theirs: ip link set DEV mtu 1500"
-                ))
+                Error::unreachable(text)
+                    .hint(format!("the path from {theirs} to {ours} drops large packets: {NARROW}"))
             }
             PathState::Open | PathState::Untried => {
                 Error::unreachable(format!("{at_all} RoCE connections fail"))
                     .hint("the logs of the target and of the DPU say how each connection ended")
             }
         }
+    }
+}
+
+/// What is wrong with a path that drops large packets, and what to do about it.
+const NARROW: &str = "a link or tunnel has a smaller MTU than the interfaces at its ends; raise it, or lower theirs: \
+     ip link set DEV mtu 1500";
+
+/// How long a path is remembered to drop large packets (RFC 8899, section 5.1.1: the timer before a larger one is
+/// tried is 600 s).
+const REMEMBERED: Duration = Duration::from_secs(600);
+
+/// Path MTUs below those of the links, as connections found them. Shared by all streams of a DPU.
+#[derive(Clone, Debug, Default)]
+pub struct PathMtus(Arc<Mutex<BTreeMap<String, Narrow>>>);
+
+/// A path that drops large packets.
+#[derive(Clone, Copy, Debug)]
+struct Narrow {
+    /// The smallest payload that did not arrive, in bytes.
+    dropped: u32,
+    /// The payload to use.
+    limit: u32,
+    /// Whether data has arrived since.
+    is_proven: bool,
+    found: Instant,
+}
+
+impl PathMtus {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Narrow>> {
+        let mut paths = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        paths.retain(|_, path| path.found.elapsed() < REMEMBERED);
+        paths
+    }
+
+    /// The largest payload to try towards a target, in bytes.
+    pub(crate) fn towards(&self, target: &str) -> u32 {
+        self.lock().get(target).map_or(u32::MAX, |path| path.limit)
+    }
+
+    /// Packets with this payload do not arrive, smaller ones do. Returns the payload to try next: that of Ethernet
+    /// with 1,500 bytes, then the smaller ones; `None` when there is none.
+    pub(crate) fn lower(&self, target: &str, dropped: u32) -> Option<u32> {
+        let limit = [1024, 512, 256].into_iter().find(|&limit| limit < dropped)?;
+        let (is_proven, found) = (false, Instant::now());
+        self.lock().insert(target.to_owned(), Narrow { dropped, limit, is_proven, found });
+        Some(limit)
+    }
+
+    /// Whether a smaller payload is used and no data has arrived yet.
+    pub(crate) fn is_unproven(&self, target: &str) -> bool {
+        self.lock().get(target).is_some_and(|path| !path.is_proven)
+    }
+
+    /// Data arrives from the target. Returns what it proves of a path that dropped large packets, the first time.
+    pub(crate) fn prove(&self, target: &str) -> Option<String> {
+        let mut paths = self.lock();
+        let path = paths.get_mut(target).filter(|path| !path.is_proven)?;
+        path.is_proven = true;
+        Some(path.sentence(target))
+    }
+
+    /// A sentence for each path that drops large packets.
+    pub(crate) fn notes(&self) -> Vec<String> {
+        let paths = self.lock();
+        let proven = paths.iter().filter(|(_, path)| path.is_proven);
+        proven.map(|(target, path)| path.sentence(target)).collect()
+    }
+}
+
+impl Narrow {
+    fn sentence(&self, target: &str) -> String {
+        let Narrow { dropped, limit, .. } = self;
+        format!(
+            "the path from target {target} drops packets with {dropped} bytes of data, those with {limit} pass: {NARROW}"
+        )
     }
 }
 
@@ -182,6 +257,26 @@ mod tests {
             known
         });
         assert_eq!(after, [Untried, Open, Closed, Closed, SmallOnly, SmallOnly, Open]);
+    }
+
+    #[test]
+    fn a_path_mtu_is_lowered_until_data_arrives() {
+        let paths = PathMtus::default();
+        assert_eq!(paths.towards("t"), u32::MAX);
+        assert_eq!(paths.prove("t"), None, "nothing was lowered");
+        assert_eq!(paths.lower("t", 4096), Some(1024));
+        assert_eq!((paths.towards("t"), paths.towards("u")), (1024, u32::MAX));
+        assert!(paths.notes().is_empty(), "nothing has passed yet");
+        assert_eq!(paths.lower("t", 1024), Some(512));
+        let said = paths.prove("t").expect("data arrives");
+        assert!(
+            said.contains("drops packets with 1024") && said.contains("with 512 pass"),
+            "{said}"
+        );
+        assert_eq!((paths.prove("t"), paths.notes()), (None, vec![said]));
+        assert_eq!((paths.lower("t", 512), paths.lower("t", 256)), (Some(256), None));
+        paths.lock().get_mut("t").expect("known").found -= REMEMBERED;
+        assert_eq!((paths.towards("t"), paths.notes().len()), (u32::MAX, 0));
     }
 
     /// A task that is aborted may still be noting something: a note of a stream that is closed would stay.

@@ -36,7 +36,7 @@ use crate::group::{Groups, Member};
 use crate::handle::OpenStream;
 use crate::layout::{self, MAX_ORDER_TABLES};
 use crate::log;
-use crate::path::{PathState, PeerPath, Traffic, Waiting};
+use crate::path::{PathMtus, PathState, PeerPath, Traffic, Waiting};
 use crate::proto::{
     DatasetInfo, DocumentsRequest, Failure, OpenReply, OpenRequest, Opened, Ranks, SessionRequest,
     StreamStatus, TargetStages, open_reply,
@@ -60,6 +60,9 @@ const RETRY_LONGEST: Duration = Duration::from_secs(1);
 
 /// A connection that lasted this long was good, even if the host was too slow for any data to arrive.
 const SETTLED: Duration = Duration::from_secs(2);
+
+/// How often a connection after a failed one is asked whether data arrives.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Time within which a client has to send its request.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
@@ -90,6 +93,8 @@ pub struct DpuContext {
     pub(crate) groups: Groups,
     /// Streams that wait for their target.
     pub waiting: Waiting,
+    /// Paths to targets that drop large packets.
+    pub path_mtus: PathMtus,
     /// What finds out which targets are neighbours, or why none are.
     pub boards: Result<Arc<neighbours::Shared>, String>,
 }
@@ -427,9 +432,11 @@ impl Keeper {
     async fn connect(&mut self, control: &TargetControl) -> Result<Session, Error> {
         let id = self.id;
         let ours = self.call(move |reply| Command::NewQp(id, CONNECTION, reply)).await?;
+        let found = self.context.path_mtus.towards(&self.request.target);
+        let mtu = self.mtu().await.min(ours.mtu).min(found);
         let request = SessionRequest {
             datasets: self.request.datasets.clone(),
-            reader: Some(queue_pair(&ours, self.mtu().await.min(ours.mtu))),
+            reader: Some(queue_pair(&ours, mtu)),
             credits: crate::data::target::MAX_CREDITS,
             stages: self.stages.clone(),
         };
@@ -514,6 +521,7 @@ impl Keeper {
             before = now;
             limit.lose(path, connected.elapsed());
             known = path.after(known);
+            self.lower_mtu(path);
             session = match self.reconnect(&mut limit, known).await {
                 Some(session) => session,
                 None => return,
@@ -542,12 +550,35 @@ impl Keeper {
                     let Event::Lost { why, .. } = event?;
                     return Some((failed_queue_pair(why), why == WcStatus::RetryExceeded));
                 }
-                () = tokio::time::sleep(SETTLED), if self.context.waiting.has(self.id) => {
+                () = tokio::time::sleep(LOOK_AGAIN), if self.is_in_question() => {
                     if self.traffic().await.since(before).bytes > 0 {
-                        self.context.waiting.clear(self.id);
+                        self.has_passed();
                     }
                 }
             }
+        }
+    }
+
+    /// Whether data that arrives would be news: of the stream, or of the path.
+    fn is_in_question(&self) -> bool {
+        let is_unproven = self.context.path_mtus.is_unproven(&self.request.target);
+        is_unproven || self.context.waiting.has(self.id)
+    }
+
+    /// Data has arrived over the connection.
+    fn has_passed(&self) {
+        self.context.waiting.clear(self.id);
+        if let Some(news) = self.context.path_mtus.prove(&self.request.target) {
+            log::line(news);
+        }
+    }
+
+    /// Makes the next connection use smaller packets, if the last one has shown that large ones do not arrive.
+    fn lower_mtu(&self, path: PathState) {
+        let dropped = self.peer.filter(|_| path == PathState::SmallOnly).map(|peer| peer.mtu_bytes);
+        let lower = |dropped| self.context.path_mtus.lower(&self.request.target, dropped);
+        if let Some(limit) = dropped.and_then(lower) {
+            log::line(format_args!("stream {} tries packets with {limit} bytes of data", self.id));
         }
     }
 

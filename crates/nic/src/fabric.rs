@@ -7,16 +7,17 @@
 //! Sessions, streams and their memory do not belong here.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use roce::congestion::Follows;
+use roce::congestion::{CongestionControl, Follows};
 use roce::device::Device;
 use roce::endpoint::{Endpoint, EndpointConfig, Reliability};
 use roce::verbs::{Access, MemoryRegion, PdId, Qpn};
 use roce::world::{self, Progress, Wire};
 use roce::{Duration, Time};
 
+use crate::congestion::Choice;
 use crate::fault::LossyWire;
 use crate::neighbours::{Shared, Target, Unfinished};
 use crate::pool::{Pool, PoolError, PoolRange};
@@ -104,6 +105,11 @@ pub trait Fabric {
 
     /// The best loss recovery that this device supports.
     fn reliability(&self) -> Reliability;
+
+    /// What a choice of congestion control means on this device, towards this peer.
+    fn congestion(&self, choice: Choice, peer: IpAddr, is_ours: bool) -> CongestionControl {
+        choice.toward(peer, is_ours)
+    }
 
     /// Passes every counter and its name to `tell`.
     fn counters(&self, tell: &mut dyn FnMut(&str, u64));

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use roce::endpoint::Mtu;
 use roce::wire::ROCE_PORT;
 use serde::Serialize;
 
@@ -106,6 +107,18 @@ pub(super) struct WireArgs {
     #[arg(long, value_name = "NAME", default_value = "auto", verbatim_doc_comment)]
     cc: Choice,
 
+    /// The most that each of its connections sends, headers included: 10Gbit/s
+    ///
+    /// READ responses count. [default: no limit]
+    #[arg(long, value_name = "RATE", value_parser = units::rate_bps, verbatim_doc_comment)]
+    rate: Option<u64>,
+
+    /// Largest path MTU of its connections: 256, 512, 1024, 2048 or 4096
+    ///
+    /// Less where a link is smaller, or where the path drops large packets.
+    #[arg(long, value_name = "BYTES", default_value = "4096", value_parser = mtu, verbatim_doc_comment)]
+    mtu: Mtu,
+
     /// Drop this share of received packets, for tests: 1%, 0.1%
     #[arg(long, value_name = "SHARE", default_value = "0%", value_parser = units::fraction_ppm)]
     loss: u32,
@@ -127,9 +140,16 @@ impl WireArgs {
         let seed = self.seed.map_or_else(fresh_seed, Ok)?;
         let (library, name) = (self.verbs_library.clone(), self.device.clone());
         let device = name.map(|name| DeviceChoice { library, name });
-        let (congestion, loss_ppm) = (self.cc, self.loss);
-        Ok(HostConfig { roce, device, memory, congestion, loss_ppm, seed })
+        let (congestion, mtu, loss_ppm) = (self.cc, self.mtu, self.loss);
+        let rate_limit_bps = self.rate.unwrap_or(0);
+        Ok(HostConfig { roce, device, memory, congestion, rate_limit_bps, mtu, loss_ppm, seed })
     }
+}
+
+/// A path MTU on the command line.
+pub(super) fn mtu(text: &str) -> Result<Mtu, String> {
+    let found = text.parse().ok().and_then(Mtu::from_bytes);
+    found.ok_or_else(|| "there are 256, 512, 1024, 2048 and 4096".to_owned())
 }
 
 /// The first address of `host[:port]` that this machine has: what a daemon listens on.

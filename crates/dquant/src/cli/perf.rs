@@ -15,7 +15,7 @@ use roce::congestion::CongestionControl;
 use roce::endpoint::Mtu;
 use serde::Serialize;
 
-use super::daemons::{listen_at, span};
+use super::daemons::{listen_at, mtu, span};
 use super::{Console, Report};
 use crate::exit::{CliError, Exit, OUTPUT_HINT};
 use crate::perf::client::{Client, Latency, Outcome};
@@ -47,7 +47,7 @@ Examples:
   dquant perf 10.0.0.5 send read --size 64,4KiB --mode latency --seconds 5s
   dquant perf 10.0.0.5 send --transport ud --size 8..1KiB
   dquant perf 10.0.0.5 write --device mlx5_0 --json
-  dquant perf 10.0.0.5 write --cc auto
+  dquant perf 10.0.0.5 write --rate 2Gbit/s --cc off
   dquant perf 10.0.0.5 send --size 64 --mode latency --wire xdp
   dquant perf 10.0.0.5 write --plot write.svg"
 )]
@@ -186,9 +186,13 @@ struct ClientArgs {
     /// Congestion control of this side: auto, off, delay, dcqcn-mlnx:GBPS
     ///
     /// auto: from measured delay towards other machines, off within one.
-    /// delay: the same on one machine. READ responses and the server are not controlled.
+    /// delay: the same on one machine. READ responses are not controlled.
     #[arg(long, value_name = "NAME", default_value = "auto", verbatim_doc_comment)]
     cc: Choice,
+
+    /// The most that each queue pair of both sides sends, headers included: 10Gbit/s [default: no limit]
+    #[arg(long, value_name = "RATE", value_parser = units::rate_bps)]
+    rate: Option<u64>,
 
     /// The sockets that packets of both sides take
     ///
@@ -249,11 +253,6 @@ fn sizes(text: &str) -> Result<Sizes, String> {
         };
     }
     text.split(',').map(one).collect::<Result<Vec<u32>, String>>().map(Sizes)
-}
-
-fn mtu(text: &str) -> Result<Mtu, String> {
-    let found = text.parse().ok().and_then(Mtu::from_bytes);
-    found.ok_or_else(|| "there are 256, 512, 1024, 2048 and 4096".to_owned())
 }
 
 impl PerfCommand {
@@ -511,6 +510,7 @@ impl ClientArgs {
             go_back_n: self.go_back_n,
             by_sockets: self.needs_sockets(),
             by_xdp: self.wire == WireChoice::Xdp,
+            rate_limit_bps: self.rate.unwrap_or(0),
             spin,
             millis: u32::try_from(self.seconds.as_millis()).unwrap_or(u32::MAX),
         }

@@ -120,8 +120,7 @@ impl Ends {
             mtu.ok_or_else(|| CliError::usage(format_args!("no path MTU fits {limit} bytes")))?;
         let selective = ours.selective && peer.selective;
         let reliability = if selective { Reliability::Selective } else { Reliability::GoBackN };
-        // Both ends are ours, on a foreign device too: acknowledgements are all that it takes.
-        let congestion = congestion.toward(peer.address.ip(), true);
+        let congestion = fabric.congestion(congestion, peer.address.ip(), true);
         self.remote = (peer.memory, peer.rkey);
         let refused = |error: VerbsError| CliError::because("cannot connect", &error);
         let device = fabric.device();
@@ -144,6 +143,10 @@ impl Ends {
                 ..Connect::new(Path::new(peer.address), dest_qp, Psn::new(psn & 0x00ff_ffff))
             };
             device::connect(device, clock::now(), qpn, &connect).map_err(refused)?;
+        }
+        let rate = self.test.rate_limit_bps;
+        for &qpn in self.qps.iter().filter(|_| rate > 0) {
+            device::limit_rate(device, clock::now(), qpn, rate).map_err(refused)?;
         }
         if self.test.service != Service::Ud {
             // Packets reach a peer that is no neighbour.

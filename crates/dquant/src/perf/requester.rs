@@ -273,7 +273,7 @@ pub(super) fn check(done: &Completion) -> Result<(), String> {
     match done.status {
         WcStatus::Success => Ok(()),
         WcStatus::RetryExceeded => {
-            Err("the other side does not acknowledge (retries exceeded)".into())
+            Err("the other side does not acknowledge (retries exceeded); if small messages pass, the path drops large packets: --mtu 1024".into())
         }
         status => Err(format!("a work request ended with {status:?}")),
     }

@@ -163,10 +163,18 @@ pub struct Test {
     /// Whether packets take an AF_XDP socket on each side that can. Implies `by_sockets`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub by_xdp: bool,
+    /// The most that each queue pair of either side sends in bits per second, 0 for no limit. Implies `by_sockets`.
+    #[serde(default, skip_serializing_if = "is_unlimited")]
+    pub rate_limit_bps: u64,
     /// Whether both sides poll without sleeping.
     pub spin: bool,
     /// Length of the measured part in milliseconds. A server ends a test that takes much longer.
     pub millis: u32,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_unlimited(rate_limit_bps: &u64) -> bool {
+    *rate_limit_bps == 0
 }
 
 /// Longest message.
@@ -203,7 +211,7 @@ impl Test {
     }
 
     fn needs_sockets(&self) -> bool {
-        self.by_sockets || self.by_xdp
+        self.by_sockets || self.by_xdp || self.rate_limit_bps > 0
     }
 
     /// Why the same-host path is not to be used, if it is not.
@@ -310,6 +318,7 @@ pub(super) mod tests {
             go_back_n: false,
             by_sockets: false,
             by_xdp: false,
+            rate_limit_bps: 0,
             spin: false,
             millis: 100,
         }

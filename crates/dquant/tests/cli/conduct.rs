@@ -102,7 +102,7 @@ fn congestion_control_is_explained_and_a_wrong_name_refused_with_the_right_ones(
     let corpus = ["--root", "."];
     for command in [&["serve"][..], &["dpu"], &["perf"]] {
         let help = folder.run(&[command, &["--help"]].concat()).good().stdout;
-        assert!(help.contains("--cc <NAME>") && help.contains("[default: off]"), "{help}");
+        assert!(help.contains("--cc <NAME>") && help.contains("[default: auto]"), "{help}");
         let options: &[&str] = match command {
             ["serve"] => &corpus,
             ["perf"] => &["127.0.0.1"],

@@ -189,6 +189,25 @@ fn bytes_are_right_under_congestion_control() {
 }
 
 #[test]
+fn a_rate_holds_for_both_sides_and_every_service() {
+    let folder = Folder::new("perf-rate");
+    let server = Server::start(&folder);
+    for options in [
+        &["write", "read", "send"][..],
+        &["send", "--transport", "uc"],
+        &["send", "--transport", "ud"],
+    ] {
+        let with =
+            ["--size", "1KiB", "--mode", "bandwidth", "--rate", "80Mbit/s", "--seconds", "300ms"];
+        for one in results(server.run(&[options, &with].concat())) {
+            let gbps = one["gbps"].as_f64().expect("a number");
+            assert!(gbps <= 0.085 && one["path"] == "udp", "{one}");
+        }
+    }
+    server.run(&["write", "--rate", "80"]).failed(2, "--rate", "");
+}
+
+#[test]
 fn a_picture_has_a_curve_for_each_series() {
     let folder = Folder::new("perf-plot");
     let server = Server::start(&folder);

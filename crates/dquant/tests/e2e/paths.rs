@@ -184,24 +184,52 @@ fn a_firewall_that_blocks_roce_is_named() {
     }
 }
 
+/// What connections find out of a path that drops large packets is used, named, and known to the next stream.
 #[test]
-fn a_path_that_drops_large_packets_is_named() {
+fn a_path_that_drops_large_packets_is_named_and_used_with_small_ones() {
     let Some(scene) = Scene::new("a_path_that_drops_large_packets") else {
         return;
     };
-    const LARGE: &str = "no packet with 4096 bytes of data arrives over RoCE; small ones do";
-    scene.lab.drop_large();
-    let cats = scene.cats();
-    scene.assert_shown(LARGE);
-    for cat in cats {
-        let ran = cat.finish();
-        ran.failed(3, &[CONTROL, LARGE], "has a smaller MTU");
-        assert!(ran.stdout.is_empty());
-    }
-    scene.lab.pass_all();
+    const FOUND: &str = "drops packets with 4096 bytes of data, those with 1024 pass";
+    let want = expected(PLAN, &[&scene.corpus], 0..300);
     for ran in scene.break_in_the_middle(|| scene.lab.drop_large()) {
-        ran.failed(3, &[CONTROL, LARGE], "has a smaller MTU");
+        ran.good();
     }
+    let losses = || scene.dpu.stderr().matches("has lost target").count();
+    let before = losses();
+    let [mut through, alone] = scene.cats();
+    let head = through.read(1 << 20);
+    scene.assert_shown(FOUND);
+    assert_same(&[head, through.finish().good().stdout].concat(), &want);
+    assert_eq!(losses(), before, "the DPU knows the path: {}", scene.dpu.stderr());
+    assert_same(&alone.finish().good().stdout, &want);
+}
+
+/// An operator may name the path MTU, and a limit of the rate: both hold.
+#[test]
+fn path_mtu_and_rate_are_those_of_the_operator() {
+    let Some(world) = World::new("path_mtu_and_rate_are_those_of_the_operator") else {
+        return;
+    };
+    let corpus = Corpus::flat(&world.data("web.bin"), Dtype::U32, tokens(786_432, 4));
+    let want = expected(PLAN, &[&corpus], 0..100);
+    let args = ["--plan", PLAN, "--batches", "100", "--slots", "2", "--slot-size", "64KiB"];
+    let stream = |serve: &[&str], dpu: &[&str]| {
+        let (target, dpu) = (world.target(serve), world.dpu(dpu));
+        let began = std::time::Instant::now();
+        let cat = Cat::through(&world, &dpu, &target.url("web"), &args).finish().good();
+        let took = began.elapsed();
+        assert_same(&cat.stdout, &want);
+        (took, target.stderr(), target.status(&world))
+    };
+    for (serve, dpu) in [(&["--mtu", "512"][..], &[][..]), (&[], &["--mtu", "512"])] {
+        let (_, log, _) = stream(serve, dpu);
+        assert!(log.contains("MTU 512"), "{log}");
+    }
+    // 6.5 MB at 20 MB/s, and the catching up of a late sender.
+    let (took, _, status) = stream(&["--rate", "160Mbit/s"], &[]);
+    assert!(took.as_secs_f64() > 0.25, "{took:?}");
+    assert!(status.0["counters"]["roce.paced_packets"].as_u64() > Some(100), "{status:?}");
 }
 
 #[test]

@@ -223,6 +223,10 @@ pub struct HostConfig {
     pub memory: u64,
     /// The congestion control of its connections.
     pub congestion: Choice,
+    /// The most that each connection may send in bits per second, 0 for no limit.
+    pub rate_limit_bps: u64,
+    /// The largest path MTU of its connections.
+    pub mtu: Mtu,
     /// Received packets to drop, in parts per million.
     pub loss_ppm: u32,
     /// Seed of keys, queue pair numbers and losses.
@@ -233,6 +237,8 @@ pub struct HostConfig {
 pub(crate) struct Host<F> {
     pub(crate) fabric: F,
     congestion: Choice,
+    rate_limit_bps: u64,
+    mtu: Mtu,
     psns: InitialPsns,
     /// When the current turn began.
     now: Time,
@@ -241,16 +247,17 @@ pub(crate) struct Host<F> {
 impl Host<Software> {
     /// Our own device, on a UDP socket.
     fn software(config: &HostConfig) -> Result<Host<Software>, EngineError> {
-        let HostConfig { roce, memory, congestion, loss_ppm, seed, .. } = *config;
+        let HostConfig { roce, memory, congestion, rate_limit_bps, loss_ppm, seed, .. } = *config;
         let mut fabric = Software::bind(roce, memory, loss_ppm, seed)?;
         let is_controlled =
             congestion != Choice::Auto && congestion != Choice::Always(CongestionControl::Off);
         fabric.open_same_host(match () {
             () if loss_ppm > 0 => Some("received packets are dropped".to_owned()),
             () if is_controlled => Some("congestion control is on".to_owned()),
+            () if rate_limit_bps > 0 => Some("the rate is limited".to_owned()),
             () => same_host::refused_by_environment(),
         });
-        Ok(Host { fabric, congestion, psns: InitialPsns::new(seed), now: clock::now() })
+        Ok(Host::new(fabric, config))
     }
 }
 
@@ -262,12 +269,17 @@ impl Host<Loaded> {
         let name = || choice.library.display().to_string();
         let device = device.map_err(|source| EngineError::Load { library: name(), source })?;
         let fabric = Loaded::new(device, Pool::new(config.memory)?);
-        let (congestion, psns) = (config.congestion, InitialPsns::new(config.seed));
-        Ok(Host { fabric, congestion, psns, now: clock::now() })
+        Ok(Host::new(fabric, config))
     }
 }
 
 impl<F: Fabric> Host<F> {
+    fn new(fabric: F, config: &HostConfig) -> Host<F> {
+        let HostConfig { congestion, rate_limit_bps, mtu, seed, .. } = *config;
+        let psns = InitialPsns::new(seed);
+        Host { fabric, congestion, rate_limit_bps, mtu, psns, now: clock::now() }
+    }
+
     /// The paths chosen and why, for people to read.
     fn notes(&self) -> Vec<String> {
         let pool = self.fabric.memory();
@@ -366,7 +378,7 @@ impl<F: Fabric> Host<F> {
             return Err(error.into());
         }
         let (address, reliability) = (self.fabric.local(), self.fabric.reliability());
-        let mtu = self.fabric.largest_mtu();
+        let mtu = self.fabric.largest_mtu().min(self.mtu.bytes());
         Ok(QpAddress { address, qpn, psn: self.psns.draw(), reliability, mtu })
     }
 
@@ -388,7 +400,7 @@ impl<F: Fabric> Host<F> {
         let path = Path::new(peer.address);
         // Only our own endpoints repeat selectively.
         let is_ours = peer.reliability == Reliability::Selective;
-        let congestion = self.congestion.toward(peer.address.ip(), is_ours);
+        let congestion = self.fabric.congestion(self.congestion, peer.address.ip(), is_ours);
         let connect = Connect {
             mtu,
             local_psn: ours.psn,
@@ -400,6 +412,9 @@ impl<F: Fabric> Host<F> {
             ..Connect::new(path, peer.qpn, peer.psn)
         };
         device::connect(self.fabric.device(), self.now, ours.qpn, &connect)?;
+        if self.rate_limit_bps > 0 {
+            device::limit_rate(self.fabric.device(), self.now, ours.qpn, self.rate_limit_bps)?;
+        }
         self.fabric.connected(self.now, ours.qpn, neighbour);
         Ok(())
     }

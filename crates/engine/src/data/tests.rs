@@ -24,7 +24,9 @@ const RING_BYTES: u64 = 16 << 10;
 fn config() -> HostConfig {
     let roce = SocketAddr::from(([127, 0, 0, 1], 0));
     let congestion = Choice::default();
-    HostConfig { roce, device: None, memory: 32 << 20, congestion, loss_ppm: 0, seed: 7 }
+    let (memory, mtu) = (32 << 20, Mtu::M4096);
+    let (rate_limit_bps, loss_ppm, seed) = (0, 0, 7);
+    HostConfig { roce, device: None, memory, congestion, rate_limit_bps, mtu, loss_ppm, seed }
 }
 
 /// Waits until `look` returns true.
@@ -359,11 +361,11 @@ impl Fabric for Failing {
 }
 
 fn failing() -> (Host<Failing>, Arc<AtomicBool>) {
-    let Host { fabric: device, congestion, psns, now } =
+    let Host { fabric: device, congestion, rate_limit_bps, mtu, psns, now } =
         Host::software(&config()).expect("loopback");
     let has_failed = Arc::new(AtomicBool::new(false));
     let fabric = Failing { device, has_failed: Arc::clone(&has_failed) };
-    (Host { fabric, congestion, psns, now }, has_failed)
+    (Host { fabric, congestion, rate_limit_bps, mtu, psns, now }, has_failed)
 }
 
 #[test]

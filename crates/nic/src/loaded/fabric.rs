@@ -1,9 +1,10 @@
 //! The fabric of an engine whose packets a verbs library moves.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use roce::congestion::CongestionControl;
 use roce::device::Device;
 use roce::endpoint::Reliability;
 use roce::verbs::{Access, CqId, MemoryRegion, PdId, Qpn};
@@ -12,6 +13,7 @@ use roce::{Duration, Time};
 
 use super::{LoadedDevice, Strays};
 use crate::clock;
+use crate::congestion::Choice;
 use crate::fabric::{Fabric, Trouble};
 use crate::neighbours::{Shared, Target, Unfinished};
 use crate::pool::{Pool, PoolRange};
@@ -53,6 +55,14 @@ impl Fabric for Loaded {
 
     fn memory_mut(&mut self) -> &mut Pool {
         &mut self.memory
+    }
+
+    /// The device controls congestion in its own way, and can be asked for no other.
+    fn congestion(&self, choice: Choice, _peer: IpAddr, _is_ours: bool) -> CongestionControl {
+        match choice {
+            Choice::Auto => CongestionControl::Off,
+            Choice::Always(control) => control,
+        }
     }
 
     /// The library moves packets by itself: the turn only collects its notifications and runs the engine.

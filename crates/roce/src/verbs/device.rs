@@ -227,6 +227,20 @@ pub fn start_datagrams<D: Device>(
     bring_up(device, now, qpn, &attr)
 }
 
+/// Limits what a queue pair in RTS sends, in bits per second with IP headers; 0 for no limit.
+///
+/// # Errors
+/// Those of [`Device::modify_qp`].
+pub fn limit_rate<D: Device>(
+    device: &mut D,
+    now: Time,
+    qpn: Qpn,
+    rate_limit_bps: u64,
+) -> Result<(), VerbsError> {
+    let mask = AttrMask::STATE | AttrMask::RATE_LIMIT;
+    device.modify_qp(now, qpn, &QpAttr { mask, rate_limit_bps, ..QpAttr::to(QpState::Rts) })
+}
+
 fn bring_up<D: Device>(
     device: &mut D,
     now: Time,
