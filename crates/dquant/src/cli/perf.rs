@@ -190,8 +190,10 @@ struct ClientArgs {
     #[arg(long, value_name = "NAME", default_value = "auto", verbatim_doc_comment)]
     cc: Choice,
 
-    /// The most that each queue pair of both sides sends, headers included: 10Gbit/s [default: no limit]
-    #[arg(long, value_name = "RATE", value_parser = units::rate_bps)]
+    /// The most that each queue pair of both sides sends, headers included: 10Gbit/s
+    ///
+    /// [default: no limit]
+    #[arg(long, value_name = "RATE", value_parser = units::rate_bps, verbatim_doc_comment)]
     rate: Option<u64>,
 
     /// The sockets that packets of both sides take
