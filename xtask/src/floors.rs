@@ -35,11 +35,11 @@ const FLOORS: &[(&str, &str)] = &[
          srq: rng slab verbs memory events
          cq: planted rng slab verbs srq
          report: counters time wire congestion verbs
-         direct: verbs memory io
+         direct: wire verbs memory io
          qp: counters planted rng time wire congestion verbs memory io events srq cq report direct
          outbox: wire verbs io qp
          endpoint: *
-         world: time wire verbs io endpoint",
+         world: time wire verbs io direct endpoint",
     ),
     (
         "crates/sim/src",

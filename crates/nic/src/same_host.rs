@@ -69,7 +69,7 @@ impl SameHost {
         }
     }
 
-    /// Receives, as the first part of a turn.
+    /// Receives packets and messages, as the first part of a turn.
     pub(crate) fn receive<W: SocketWire>(
         &mut self,
         endpoint: &mut Endpoint,
@@ -78,7 +78,10 @@ impl SameHost {
         now: Time,
     ) -> usize {
         match &mut self.neighbours {
-            Ok(own) => world::receive(endpoint, &mut own.wire(wire), memory, now),
+            Ok(own) => {
+                let messages = own.exchange_messages(endpoint, memory, wire, now);
+                messages + world::receive(endpoint, &mut own.wire(wire), memory, now)
+            }
             Err(_) => world::receive(endpoint, wire, memory, now),
         }
     }
@@ -92,7 +95,10 @@ impl SameHost {
         now: Time,
     ) -> usize {
         match &mut self.neighbours {
-            Ok(own) => world::send(endpoint, &mut own.wire(wire), memory, now),
+            Ok(own) => {
+                own.wake_for_messages(endpoint, wire);
+                world::send(endpoint, &mut own.wire(wire), memory, now)
+            }
             Err(_) => world::send(endpoint, wire, memory, now),
         }
     }
@@ -215,6 +221,9 @@ impl SameHost {
             if !own.reaches(qpn, DirectKind::Write) {
                 // Everything goes as packets from now on. A queue pair that is gone has none.
                 let _ = endpoint.hold_sends(now, qpn, Holding::Runs);
+                if endpoint.has_held(qpn) {
+                    self.routed.push_back(qpn);
+                }
                 continue;
             }
             if backlog == Backlog::Ready {

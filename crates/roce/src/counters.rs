@@ -170,6 +170,16 @@ counters! {
     direct_reads,
     /// Atomics carried out within the machine, without packets.
     direct_atomics,
+    /// SENDs handed to a neighbour.
+    direct_sends,
+    /// Of these, those that it refused: they were sent again as packets.
+    direct_sends_refused,
+    /// SENDs taken from a neighbour without packets.
+    direct_receives,
+    /// Their bytes.
+    direct_bytes_received,
+    /// SENDs of a neighbour that were refused, and then sent as packets.
+    direct_receives_refused,
     /// Bytes of all three.
     direct_bytes,
     /// Requests to a process of this machine that waited for the packets before them, to be carried out without.
@@ -186,6 +196,8 @@ counters! {
     direct_refused_region,
     /// The same: the operating system did not copy the bytes.
     direct_refused_system,
+    /// SENDs as packets because there was no room for messages without.
+    direct_refused_full,
 }
 
 /// The counters of one queue pair. Fields that do not apply to a queue pair stay zero.

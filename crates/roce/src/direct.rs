@@ -15,6 +15,11 @@
 //! all before it are acknowledged, or were direct. Where a program keeps the queue full, requests wait
 //! behind the packets before them, and are carried out when those are acknowledged.
 //!
+//! A small SEND is *handed over*: its bytes go into memory that both processes share, and the neighbour takes them into a
+//! receive ([`Endpoint::handle_message`](crate::endpoint::Endpoint::handle_message)) or refuses them. Its completion waits for
+//! this [`Verdict`]. A refused message, and those behind it, which the neighbour refuses too, are sent again as packets: a
+//! missing receive, one that is too small and a connection that has failed are the protocol machine's.
+//!
 //! A long request is carried out in parts, so that other threads get the endpoint in between. Each part is admitted anew, and
 //! for the whole request: the peer's program may take its memory back at any time, and no byte of a request that reaches
 //! beyond its region lands.
@@ -26,10 +31,14 @@ use arrayvec::ArrayVec;
 use crate::io::AtomicOp;
 use crate::memory::sg::{Extent, Placement};
 use crate::verbs::{Access, Path, PdId, Qpn, SendOp};
+use crate::wire::Psn;
 
 /// Most bytes that are copied at a time, with the endpoint locked: about half a millisecond. The post of a longer request
 /// copies nothing; it is carried out in parts of a budget, [`Endpoint::carry_out_held`](crate::endpoint::Endpoint::carry_out_held).
 pub const MAX_DIRECT_BYTES: u32 = 4 << 20;
+
+/// Longest SEND that is handed over; longer ones are packets.
+pub const MAX_HANDED_BYTES: u32 = 4096;
 
 /// What a direct request does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,6 +157,10 @@ pub enum DirectRefusal {
     Region,
     /// The operating system did not copy all of it: the peer is gone, for example.
     System,
+    /// No room for a message.
+    Full,
+    /// The neighbour has refused messages before. Not counted.
+    Resting,
 }
 
 /// What became of a posted send.
@@ -159,6 +172,58 @@ pub enum Posted {
     Queued,
     /// It waits for the packets before it: [`Endpoint::carry_out_held`](crate::endpoint::Endpoint::carry_out_held).
     Held,
+    /// It is handed over: [`Endpoint::handle_verdict`](crate::endpoint::Endpoint::handle_verdict).
+    HandedOver,
+}
+
+/// What a SEND is, besides its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MessageHeader {
+    /// The queue pair that sends it.
+    pub source: Qpn,
+    /// The queue pair that it is for.
+    pub dest: Qpn,
+    /// First PSN of the sender's connection: tells connections of the same two queue pairs apart.
+    pub first_psn: Psn,
+    /// Number of the sender's round. A round ends when a message of it is refused; the receiver refuses all others of it.
+    pub round: u32,
+    /// Immediate data.
+    pub imm: Option<u32>,
+    /// Whether the receive completes with a solicited event.
+    pub solicited: bool,
+    /// Length in bytes.
+    pub len: u32,
+}
+
+/// A SEND to hand over.
+#[derive(Clone, Copy, Debug)]
+pub struct Message<'a> {
+    /// What it is.
+    pub header: MessageHeader,
+    /// The path of its queue pair.
+    pub path: Path,
+    /// Where its bytes are: checked.
+    pub local: &'a [Placement],
+}
+
+/// A message that was handed over, as its sender knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Handed {
+    /// The queue pair that sends.
+    pub source: Qpn,
+    /// Its round.
+    pub round: u32,
+}
+
+/// What became of a message that was handed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is in the receiver's memory, and completes a receive.
+    Taken,
+    /// It is not, and never will be.
+    Refused,
+    /// The neighbour has ended, or reads nothing any more: the connection fails.
+    Lost,
 }
 
 /// Which sends of a queue pair wait from their post on, until
@@ -199,6 +264,15 @@ pub trait Direct {
     /// # Errors
     /// Why it goes as packets.
     fn carry_out(&mut self, request: &DirectRequest<'_>) -> Result<(), DirectRefusal>;
+
+    /// Whether the queue pair is connected to a neighbour that takes messages.
+    fn takes_messages(&self, qpn: Qpn) -> bool;
+
+    /// Hands a message over. The verdicts on the messages of a queue pair come in their order.
+    ///
+    /// # Errors
+    /// Why it goes as packets; [`DirectRefusal::Full`] where there will be room.
+    fn hand_over(&mut self, message: &Message<'_>) -> Result<(), DirectRefusal>;
 }
 
 /// Bytes of a cache line: the end of a WRITE that a program may poll.

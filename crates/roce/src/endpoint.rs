@@ -17,7 +17,7 @@ use core::net::{IpAddr, SocketAddr};
 use crate::congestion::WindowReport;
 use crate::congestion::rtt::RttMeter;
 use crate::cq::CqTable;
-use crate::direct::{Backlog, Direct, Holding, Posted, QpCard};
+use crate::direct::{Backlog, Direct, Handed, Holding, MessageHeader, Posted, QpCard, Verdict};
 use crate::events::EventQueue;
 use crate::io::{Origin, Payload, TxFrame};
 use crate::memory::pd::PdTable;
@@ -30,7 +30,7 @@ use crate::report::{Cause, LastError, QpReport};
 use crate::rng::Rng;
 use crate::slab::{Layout, Slab};
 use crate::srq::SrqTable;
-use crate::time::Time;
+use crate::time::{Duration, Time};
 use crate::verbs::device::InitialPsns;
 use crate::verbs::{
     Access, Completion, CqId, MemoryRegion, Path, PdId, Qpn, RecvWr, SendOp, SendWr, SrqId,
@@ -54,6 +54,9 @@ const QPN_BITS: u32 = 24;
 
 /// Bits of a queue pair number below a prefix.
 const PREFIXED_QPN_BITS: u32 = 16;
+
+/// How long a driver may sleep while messages that were handed over have no verdict.
+const VERDICT_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Errors kept of destroyed queue pairs.
 pub const MAX_PAST_ERRORS: usize = 16;
@@ -190,6 +193,9 @@ pub struct Endpoint {
     deadlines: Deadlines,
     counters: Counters,
     past_errors: VecDeque<LastError>,
+    /// Messages handed to neighbours and without a verdict, and when the driver last looked for one.
+    handed_over: u64,
+    looked_at: Time,
     /// Responses gathered before they are sent.
     pub(crate) outbox: Outbox,
     planted: Planted,
@@ -221,6 +227,8 @@ impl Endpoint {
             counters: Counters::default(),
             planted: Planted::default(),
             past_errors: VecDeque::new(),
+            handed_over: 0,
+            looked_at: Time::ZERO,
             outbox: Outbox::default(),
             psns: InitialPsns::new(config.seed),
         }
@@ -364,6 +372,11 @@ impl Endpoint {
         wrs: impl ExactSizeIterator<Item = &'w SendWr>,
     ) -> Result<(), VerbsError> {
         self.entry(qpn)?.qp.check_sends(wrs)
+    }
+
+    /// Where the next packet of a queue pair goes: its path, and the queue pair at its end.
+    pub fn destination(&self, qpn: Qpn) -> Option<(Path, Qpn)> {
+        self.entry(qpn).ok()?.qp.next_destination()
     }
 
     /// The state of a queue pair, if it exists.
@@ -870,13 +883,57 @@ impl Endpoint {
         done.unwrap_or(Backlog::Empty)
     }
 
+    /// A message that a neighbour hands over, from the process with this address. Puts where its bytes go into `delivery`;
+    /// they are placed before the next call. Returns false if it is refused: nothing is placed then.
+    pub fn handle_message(
+        &mut self,
+        delivery: &mut Delivery,
+        now: Time,
+        from: IpAddr,
+        header: &MessageHeader,
+    ) -> bool {
+        let Some(slot) = self.qps.find(header.dest.get()) else {
+            self.counters.direct_receives_refused += 1;
+            return false;
+        };
+        let taken = self.with_qp(slot, now, delivery, |qp, cx| qp.handle_message(cx, from, header));
+        taken == Some(true)
+    }
+
+    /// What a neighbour has made of a message that was handed over. Those of a queue pair come in order; of others, which
+    /// it has forgotten since, nothing is expected any more.
+    pub fn handle_verdict(&mut self, now: Time, handed: Handed, verdict: Verdict) {
+        if let Some(slot) = self.qps.find(handed.source.get()) {
+            let unused = &mut Delivery::default();
+            self.with_qp(slot, now, unused, |qp, cx| qp.handle_verdict(cx, handed, verdict));
+        }
+    }
+
+    /// Whether there are messages without a verdict.
+    #[inline]
+    pub fn awaits_verdicts(&self) -> bool {
+        self.handed_over > 0
+    }
+
+    /// The driver has looked for verdicts.
+    #[inline]
+    pub fn note_verdicts_looked_for(&mut self, now: Time) {
+        self.looked_at = now;
+    }
+
+    /// When a driver that nobody wakes looks for verdicts again: a neighbour that has ended wakes nobody.
+    pub(crate) fn verdicts_due(&self) -> Option<Time> {
+        self.awaits_verdicts().then(|| self.looked_at + VERDICT_INTERVAL)
+    }
+
     /// Whether sends of a queue pair wait for [`carry_out_held`](Endpoint::carry_out_held).
     pub fn has_held(&self, qpn: Qpn) -> bool {
         self.entry(qpn).is_ok_and(|entry| entry.qp.has_held())
     }
 
     /// Chooses which sends of a queue pair wait for [`carry_out_held`](Endpoint::carry_out_held). With
-    /// [`Holding::Runs`] those that wait become packets, as all later ones do.
+    /// [`Holding::Runs`] those that wait become packets, as all later ones do; behind messages that were handed over they go
+    /// on waiting.
     ///
     /// # Errors
     /// When the queue pair does not exist.
@@ -972,6 +1029,7 @@ impl Endpoint {
             insert: &mut delivery.insert,
             owed_packets: &mut delivery.owed_packets,
             packet,
+            handed_over: &mut self.handed_over,
             cq_overflowed: false,
             planted: self.planted,
         };

@@ -90,11 +90,15 @@ pub enum Bug {
     DirectAtomicTorn,
     /// Without packets, a request overtakes those before it that are packets.
     DirectOvertakes,
+    /// A message that was handed over and refused is reported as taken.
+    DirectRefusalLost,
+    /// After a refused message, the next ones of its round are taken.
+    DirectRoundIgnored,
 }
 
 impl Bug {
     /// Every bug.
-    pub const ALL: [Bug; 39] = [
+    pub const ALL: [Bug; 41] = [
         Bug::PsnNotCircular,
         Bug::AtomicRepeated,
         Bug::AckBeyondWindow,
@@ -134,6 +138,8 @@ impl Bug {
         Bug::DirectTailFirst,
         Bug::DirectAtomicTorn,
         Bug::DirectOvertakes,
+        Bug::DirectRefusalLost,
+        Bug::DirectRoundIgnored,
     ];
 }
 

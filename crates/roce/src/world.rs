@@ -3,8 +3,11 @@
 //! [`turn`] is the only code that uses both (C1): real drivers and simulated ones call it, so even the
 //! order of calls is shared.
 
+use core::net::IpAddr;
+
 use arrayvec::ArrayVec;
 
+use crate::direct::MessageHeader;
 use crate::endpoint::{Delivery, Endpoint, Insert, Output, Placement};
 use crate::time::Time;
 use crate::verbs::{MULTICAST_QPN, Qpn, Transport};
@@ -95,7 +98,24 @@ pub fn send<W: Wire, M: Memory>(
 /// When to call [`turn`] next if nothing else happens.
 pub fn next_wakeup(endpoint: &Endpoint) -> Option<Time> {
     let timer = endpoint.poll_timeout().map(|(at, _)| at);
-    timer.into_iter().chain(endpoint.parked_until()).min()
+    timer.into_iter().chain(endpoint.parked_until()).chain(endpoint.verdicts_due()).min()
+}
+
+/// A message that a neighbour hands over, from the process with this address. Returns whether it was taken.
+pub fn take_message<M: Memory>(
+    endpoint: &mut Endpoint,
+    memory: &mut M,
+    now: Time,
+    from: IpAddr,
+    (header, payload): (&MessageHeader, &[u8]),
+) -> bool {
+    let mut delivery = Delivery::default();
+    let is_taken = header.len as usize == payload.len()
+        && endpoint.handle_message(&mut delivery, now, from, header);
+    if is_taken {
+        place(memory, &delivery.pieces, &[], payload);
+    }
+    is_taken
 }
 
 fn accept<M: Memory>(endpoint: &mut Endpoint, memory: &mut M, now: Time, frame: &RxFrame<'_>) {

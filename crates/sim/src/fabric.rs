@@ -103,6 +103,8 @@ enum Event {
     Deadline(u32),
     /// A scheduled wake-up of a program.
     Wake(u32),
+    /// A message or a verdict of a neighbour has arrived.
+    Mail(u32),
 }
 
 /// Nodes and the network between them.
@@ -429,7 +431,8 @@ impl<M: NodeMemory> Fabric<M> {
         };
         let (is_dirty, timer) = (old.is_dirty, old.timer.filter(|&at| at >= now));
         let new = new_node(endpoint, memory, port, seed);
-        *old = Node { past, is_dirty, timer, ..new };
+        let gone = core::mem::replace(old, Node { past, is_dirty, timer, ..new });
+        self.lose_mail(gone.mail);
         self.plant_flaw(self.neighbourhood.flaw);
         self.mark_dirty(node);
     }
@@ -539,6 +542,7 @@ impl<M: NodeMemory> Fabric<M> {
                 }
             }
             Event::Wake(token) => self.wakes.push(token),
+            Event::Mail(node) => self.mark_dirty(node),
         }
     }
 
@@ -572,7 +576,7 @@ impl<M: NodeMemory> Fabric<M> {
             self.touched.push(node);
         }
         entry.port.now = self.now;
-        let (mut turns, mut is_busy) = (0, false);
+        let (mut turns, mut is_busy) = (0, self.take_mail(node));
         loop {
             let Node { endpoint, port, memory, .. } = &mut self.nodes[node as usize];
             let progress = world::turn(endpoint, port, memory, self.now, |_, _| false);

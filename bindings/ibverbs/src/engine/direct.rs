@@ -10,7 +10,7 @@ use nic::device::DeviceWire;
 use nic::neighbours::{FifoCounters, Neighbours, Target};
 use roce::direct::{Backlog, MAX_DIRECT_BYTES, Posted, RegionCard};
 use roce::endpoint::QpState;
-use roce::verbs::{Qpn, SendWr, Transport, VerbsError};
+use roce::verbs::{Qpn, SendWr, Transport, VerbsError, WindowBinding};
 use roce::wire::ROCE_PORT;
 use roce::world::Path;
 
@@ -62,10 +62,14 @@ impl Engine {
         let mut core = self.lock();
         core.queued = false;
         let done = post(&mut core);
+        core.wake_for_messages();
         if core.queued {
             self.flush(&mut core);
         } else {
             core.settle();
+            if core.endpoint.awaits_verdicts() && !self.progress.is_napping() {
+                self.progress.note_deadline(core.deadline());
+            }
         }
         done
     }
@@ -85,8 +89,39 @@ impl Core {
         if posted == Posted::Held {
             self.holding.insert(qpn.get());
         }
-        self.queued |= posted != Posted::Done;
+        self.queued |= matches!(posted, Posted::Queued | Posted::Held);
         Ok(())
+    }
+
+    /// Binds a window of type 1 behind the sends before it, which may wait, and returns its new key.
+    pub(crate) fn bind_window(
+        &mut self,
+        qpn: Qpn,
+        wr_id: u64,
+        binding: WindowBinding,
+        signaled: bool,
+    ) -> Result<u32, VerbsError> {
+        let bound = self.endpoint.bind_window(self.now, qpn, wr_id, binding, signaled);
+        if self.endpoint.has_held(qpn) {
+            self.holding.insert(qpn.get());
+        }
+        bound
+    }
+
+    /// Wakes neighbours for messages that were handed over.
+    pub(super) fn wake_for_messages(&mut self) {
+        if let (Ok(neighbours), Some(wire)) = (&mut self.neighbours, &mut self.wire) {
+            neighbours.wake_for_messages(&self.endpoint, wire);
+        }
+    }
+
+    /// Takes messages of neighbours and their verdicts; returns whether there were any.
+    pub(super) fn exchange_messages(&mut self) -> bool {
+        let Core { endpoint, memory, wire: Some(wire), neighbours: Ok(neighbours), now, .. } = self
+        else {
+            return false;
+        };
+        neighbours.exchange_messages(endpoint, memory, wire, *now) > 0
     }
 
     /// Carries out requests that have waited for packets: bytes of one long request in all, because the engine is

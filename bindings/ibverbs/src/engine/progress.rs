@@ -120,6 +120,11 @@ impl Progress {
         }
     }
 
+    /// Whether the thread has left everything to the program, deadlines too.
+    pub(super) fn is_napping(&self) -> bool {
+        self.napping.load(Ordering::Relaxed)
+    }
+
     fn program_is_polling(&self, now: Time) -> bool {
         now.as_nanos() < self.away_at.load(Ordering::Relaxed)
     }
@@ -167,7 +172,7 @@ impl Application for Served {
         let mut core = self.engine.lock();
         progress.wakes_at.store(0, Ordering::Relaxed);
         let done = core.turn(now);
-        if done.received > 0 || done.sent >= FULL_TURN {
+        if done.received > 0 || done.worked || done.sent >= FULL_TURN {
             return Turn::Busy;
         }
         progress.sleep_until(core.deadline())

@@ -135,6 +135,9 @@ impl Cq {
         let mut core = self.engine.lock();
         let mut taken = self.take(&mut core, room, &mut take);
         let mut idle_at = None;
+        if taken == 0 && room > 0 && core.turn_messages() {
+            taken = self.take(&mut core, room, &mut take);
+        }
         if taken == 0 && room > 0 {
             if core.may_skip_turn() {
                 return Ok(0);

@@ -57,9 +57,8 @@ impl Mw {
     pub(crate) fn bind(&self, qp: &Qp, bind: &ibv_mw_bind) -> Outcome<()> {
         let wanted = self.binding(qp, 0, &bind.bind_info)?;
         let signaled = qp.signals_all || bind.send_flags & IBV_SEND_SIGNALED != 0;
-        let bound = qp.engine.verb(|core| {
-            core.endpoint.bind_window(core.now, qp.number, bind.wr_id, wanted, signaled)
-        });
+        let bound =
+            qp.engine.verb(|core| core.bind_window(qp.number, bind.wr_id, wanted, signaled));
         let rkey = bound.map_err(errno_of)?;
         // SAFETY: only the caller uses the window while it binds it.
         unsafe { (*self.c.get()).rkey = rkey };

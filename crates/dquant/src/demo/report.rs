@@ -57,8 +57,12 @@ fn packet_bytes(target: &Pair) -> u64 {
 
 /// Bytes that took the same-host path instead, both ways.
 fn same_host_bytes(target: &Pair) -> u64 {
-    let counters =
-        ["roce.direct_bytes", "neighbours.fifo_sent_bytes", "neighbours.fifo_received_bytes"];
+    let counters = [
+        "roce.direct_bytes",
+        "roce.direct_bytes_received",
+        "neighbours.fifo_sent_bytes",
+        "neighbours.fifo_received_bytes",
+    ];
     counters.iter().map(|name| counted(target, name)).sum()
 }
 

@@ -84,7 +84,10 @@ pub(super) fn mtu<F: Fabric>(fabric: &F, peer: SocketAddr) -> u32 {
 pub(super) fn path<F: Fabric>(fabric: &F, is_loaded: bool) -> MessagePath {
     let (mut direct, mut fifo, mut udp, mut xdp) = (0, 0, 0, 0);
     fabric.counters(&mut |name, value| match name {
-        "roce.direct_writes" | "roce.direct_reads" | "roce.direct_atomics" => direct += value,
+        "roce.direct_writes"
+        | "roce.direct_reads"
+        | "roce.direct_atomics"
+        | "roce.direct_sends" => direct += value,
         "neighbours.fifo_sent_packets" => fifo += value,
         "udp.tx.packets" => udp += value,
         "xdp.tx.packets" => xdp += value,
@@ -92,7 +95,7 @@ pub(super) fn path<F: Fabric>(fabric: &F, is_loaded: bool) -> MessagePath {
     });
     match () {
         () if is_loaded => MessagePath::Device,
-        () if direct > 0 => MessagePath::Direct,
+        () if direct > fifo => MessagePath::Direct,
         () if fifo > 0 => MessagePath::Fifo,
         () if xdp > udp => MessagePath::Xdp,
         () => MessagePath::Udp,

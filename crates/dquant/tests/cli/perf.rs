@@ -152,7 +152,8 @@ fn messages_take_the_path_that_the_client_wants() {
     assert_eq!(paths(&one_sided, None), ["direct".to_owned()].into());
     assert_eq!(paths(&["atomic"], None), ["direct".to_owned()].into());
     let send = [&["send"], &sizes[..]].concat();
-    assert_eq!(paths(&send, None), ["fifo".to_owned()].into());
+    assert_eq!(paths(&["send", "--size", "8,4096"], None), ["direct".to_owned()].into());
+    assert_eq!(paths(&["send", "--size", "5000,8MiB"], None), ["fifo".to_owned()].into());
     assert_eq!(paths(&["--transport", "uc", "--size", "64"], None), ["fifo".to_owned()].into());
     assert_eq!(paths(&["--transport", "ud", "--size", "64"], None), ["udp".to_owned()].into());
     assert_eq!(paths(&["write", "--size", "64", "--cc", "delay"], None), ["udp".to_owned()].into());

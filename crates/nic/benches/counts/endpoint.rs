@@ -2,7 +2,9 @@
 
 use std::net::SocketAddr;
 
+use roce::device::Device;
 use roce::endpoint::{Endpoint, EndpointConfig};
+use roce::verbs::{MemoryRegion, PdId, Qpn, SendWr};
 use roce::world::{Origin, Path};
 use roce::{Duration, Time};
 
@@ -80,6 +82,13 @@ impl Pair for Headers {
     }
 
     fn idle(&mut self, _tally: &mut Tally) {}
+
+    fn connected(&mut self, _side: usize, _qpn: Qpn, _pd: PdId, _region: &MemoryRegion) {}
+
+    fn post(&mut self, qpn: Qpn, wrs: &[SendWr]) {
+        let now = self.now();
+        Device::post_send(self.device(0), now, qpn, wrs).unwrap();
+    }
 
     fn calls(&mut self) -> Vec<(&'static str, u64)> {
         Vec::new()

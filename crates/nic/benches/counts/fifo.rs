@@ -7,8 +7,10 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use nic::neighbours::{Doorbell, Neighbours};
 use nic::pool::Pool;
+use roce::device::Device;
+use roce::direct::{Posted, RegionCard};
 use roce::endpoint::{Endpoint, EndpointConfig};
-use roce::verbs::{Qpn, Transport};
+use roce::verbs::{Access, MemoryRegion, PdId, Qpn, SendWr, Transport};
 use roce::world::{self, Memory, Path, RxFrame, TxFrame, Wire};
 use roce::{Duration, Time};
 
@@ -69,6 +71,11 @@ impl Side {
         Side { endpoint, neighbours, memory, base }
     }
 
+    fn exchange(&mut self, now: Time) -> usize {
+        let Side { endpoint, neighbours, memory, .. } = self;
+        neighbours.exchange_messages(endpoint, memory, &mut NoSockets, now)
+    }
+
     fn turn(&mut self, now: Time) -> world::Progress {
         let Side { endpoint, neighbours, memory, .. } = self;
         world::turn(endpoint, &mut neighbours.wire(&mut NoSockets), memory, now, |_, _| false)
@@ -85,10 +92,12 @@ fn address(side: usize) -> Ipv4Addr {
 pub(crate) struct Shared {
     sides: [Side; 2],
     now: Time,
+    /// Requests go without packets where they can.
+    is_direct: bool,
 }
 
 impl Shared {
-    pub(crate) fn new() -> Shared {
+    pub(crate) fn new(is_direct: bool) -> Shared {
         let mut sides = [0, 1].map(Side::new);
         for side in [0, 1] {
             let remote = SocketAddr::from((address(1 - side), roce::wire::ROCE_PORT));
@@ -96,13 +105,14 @@ impl Shared {
             assert!(target.has_fifo());
             sides[side].neighbours.route(Qpn::new(1), Some(target));
         }
-        Shared { sides, now: Time::from_nanos(1_000_000_000) }
+        Shared { sides, now: Time::from_nanos(1_000_000_000), is_direct }
     }
 
     fn turn(&mut self, side: usize, phase: Phase, tally: &mut Tally) {
         self.now += STEP;
         let (side, now) = (&mut self.sides[side], self.now);
-        tally.run(phase, || side.turn(now));
+        // A program that polls takes messages first, and a whole turn where there are none.
+        tally.run(phase, || side.exchange(now) > 0 || side.turn(now).is_idle());
     }
 }
 
@@ -138,6 +148,35 @@ impl Pair for Shared {
     fn idle(&mut self, tally: &mut Tally) {
         self.turn(0, Phase::Idle, tally);
         tally.add(Phase::Idle, 1, "turn");
+    }
+
+    fn connected(&mut self, side: usize, qpn: Qpn, pd: PdId, region: &MemoryRegion) {
+        if !self.is_direct {
+            return;
+        }
+        let remote = SocketAddr::from((address(1 - side), roce::wire::ROCE_PORT));
+        let own = &mut self.sides[side];
+        let target = own.neighbours.shared().meet(remote, SLOTS[1 - side]).unwrap();
+        own.neighbours.route(qpn, Some(target));
+        let card = own.endpoint.qp_card(qpn, |_| Some(address(side).into())).unwrap();
+        own.neighbours.publish_qp(&card);
+        let MemoryRegion { addr, len, rkey, .. } = *region;
+        let access = Access::ALL;
+        own.neighbours.publish_region(&RegionCard { rkey, pd, addr, len, backing: addr, access });
+        own.neighbours.offer_pool(&own.memory);
+    }
+
+    fn post(&mut self, qpn: Qpn, wrs: &[SendWr]) {
+        let (is_direct, now) = (self.is_direct, self.now);
+        let Side { endpoint, neighbours, .. } = &mut self.sides[0];
+        if !is_direct {
+            return Device::post_send(endpoint, now, qpn, wrs).unwrap();
+        }
+        for wr in wrs {
+            let posted = endpoint.post_send_direct(now, qpn, wr.clone(), neighbours).unwrap();
+            assert!(matches!(posted, Posted::Done | Posted::HandedOver), "{posted:?}");
+        }
+        neighbours.wake_for_messages(endpoint, &mut NoSockets);
     }
 
     fn calls(&mut self) -> Vec<(&'static str, u64)> {

@@ -5,7 +5,7 @@ use roce::Time;
 use roce::device::{self, Device};
 use roce::endpoint::{Connect, Mtu, QpConfig, Reliability};
 use roce::verbs::{
-    Access, Completion, CqId, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, Sge, WcStatus,
+    Access, Completion, CqId, MemoryRegion, PdId, Qpn, RecvWr, SendOp, SendWr, Sge, WcStatus,
 };
 use roce::wire::Psn;
 use roce::world::Path;
@@ -113,11 +113,18 @@ pub(crate) trait Pair {
     /// A turn of the requester when there is nothing to do, where that counts.
     fn idle(&mut self, tally: &mut Tally);
 
+    /// A queue pair of a side is connected, and a region of it registered.
+    fn connected(&mut self, side: usize, qpn: Qpn, pd: PdId, region: &MemoryRegion);
+
+    /// The requester posts.
+    fn post(&mut self, qpn: Qpn, wrs: &[SendWr]);
+
     /// System calls so far, by kind.
     fn calls(&mut self) -> Vec<(&'static str, u64)>;
 }
 
 struct Side {
+    pd: PdId,
     send_cq: CqId,
     recv_cq: CqId,
     qpn: Qpn,
@@ -133,7 +140,7 @@ impl Side {
         let config = QpConfig { recv_cq, ..QpConfig::rc(pd, send_cq, 64, 64) };
         let qpn = device.create_qp(config).unwrap();
         let region = device.register(pd, addr, REGION_BYTES, Access::ALL).unwrap();
-        Side { send_cq, recv_cq, qpn, region }
+        Side { pd, send_cq, recv_cq, qpn, region }
     }
 
     fn sge(&self, len: u32) -> Sge {
@@ -157,6 +164,7 @@ pub(crate) fn run<P: Pair>(pair: &mut P, load: &Load, tally: &mut Tally) {
             ..Connect::new(pair.path(other), sides[other].qpn, Psn::new(PSNS[other]))
         };
         device::connect(pair.device(side), now, own.qpn, &connect).unwrap();
+        pair.connected(side, own.qpn, own.pd, &own.region);
     }
     for _ in 0..WARM_UP {
         round(pair, &sides, load, tally);
@@ -189,8 +197,7 @@ fn round<P: Pair>(pair: &mut P, sides: &[Side; 2], load: &Load, tally: &mut Tall
         ..SendWr::default()
     };
     let wrs = vec![wr; load.burst as usize];
-    let device = pair.device(0);
-    tally.run(Phase::Post, || device.post_send(now, requester.qpn, &wrs)).unwrap();
+    tally.run(Phase::Post, || pair.post(requester.qpn, &wrs));
     tally.add(Phase::Post, messages, "message");
     let (mut done, mut exchanges) = (0, 0);
     while done < messages {

@@ -7,7 +7,7 @@
 //! | layer | what it holds |
 //! |---|---|
 //! | [`endpoint`] | the state machine alone: two endpoints exchange headers |
-//! | [`fifo`] | two neighbours: packets through shared memory, payload included |
+//! | [`fifo`] | two neighbours: packets through shared memory, payload included; as `direct` requests and messages without packets |
 //! | [`udp`] | two devices on UDP sockets of loopback, payload and checksums included |
 #![expect(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
@@ -38,7 +38,8 @@ impl Case {
     fn run(&self, tally: &mut Tally) {
         match self.layer {
             "endpoint" => load::run(&mut endpoint::Headers::new(), &self.load, tally),
-            "fifo" => load::run(&mut fifo::Shared::new(), &self.load, tally),
+            "fifo" => load::run(&mut fifo::Shared::new(false), &self.load, tally),
+            "direct" => load::run(&mut fifo::Shared::new(true), &self.load, tally),
             _ => load::run(&mut udp::Sockets::new(), &self.load, tally),
         }
     }
@@ -67,6 +68,10 @@ fn cases() -> Vec<Case> {
     for (operation, burst) in [(Send, 1), (Send, BURST), (Atomic, 1)] {
         let load = Load { operation, bytes: 8, burst, reliability: Reliability::GoBackN };
         cases.push(Case { layer: "fifo", load });
+    }
+    for (operation, burst) in [(Send, 1), (Send, BURST), (Write, 1), (Read, 1), (Atomic, 1)] {
+        let load = Load { operation, bytes: 8, burst, reliability: Reliability::GoBackN };
+        cases.push(Case { layer: "direct", load });
     }
     let load = Load { operation: Atomic, bytes: 8, burst: 1, reliability: Reliability::GoBackN };
     cases.push(Case { layer: "udp", load });

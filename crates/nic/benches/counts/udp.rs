@@ -6,7 +6,9 @@
 use std::net::{Ipv4Addr, SocketAddr};
 
 use nic::fabric::{Fabric, Software};
+use roce::device::Device;
 use roce::endpoint::Endpoint;
+use roce::verbs::{MemoryRegion, PdId, Qpn, SendWr};
 use roce::world::Path;
 use roce::{Duration, Time};
 
@@ -75,6 +77,13 @@ impl Pair for Sockets {
     }
 
     fn idle(&mut self, _tally: &mut Tally) {}
+
+    fn connected(&mut self, _side: usize, _qpn: Qpn, _pd: PdId, _region: &MemoryRegion) {}
+
+    fn post(&mut self, qpn: Qpn, wrs: &[SendWr]) {
+        let now = self.now();
+        Device::post_send(self.device(0), now, qpn, wrs).unwrap();
+    }
 
     fn calls(&mut self) -> Vec<(&'static str, u64)> {
         let mut calls = vec![("sendmmsg", 0), ("recvmmsg", 0)];

@@ -29,7 +29,7 @@ use rustix::fs::{
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 /// Format and version; both sides run the same layout or none.
-const MAGIC: u64 = u64::from_le_bytes(*b"dqboard3");
+const MAGIC: u64 = u64::from_le_bytes(*b"dqboard4");
 
 /// Queue pairs and regions that fit. What does not fit is not published, and reached by packets.
 const QPS: usize = 1 << 12;
@@ -59,12 +59,17 @@ struct Entry {
     words: [AtomicU64; WORDS],
 }
 
+/// On a cache line of its own.
+#[repr(C, align(64))]
+struct Alone<T>(T);
+
 #[repr(C, align(64))]
 struct Page {
     magic: AtomicU64,
     owner: AtomicU32,
-    busy: AtomicU64,
-    sleeps: AtomicU64,
+    /// Changes with each request of the owner: readers of the other words would wait for its cache line.
+    busy: Alone<AtomicU64>,
+    sleeps: Alone<AtomicU64>,
     /// Descriptor, device, inode, first byte and length of the owner's pool; the length is 0 without one, and stored last.
     pool: [AtomicU64; 5],
     /// How many addresses follow.
@@ -229,7 +234,7 @@ impl Board {
 
     /// Whether its owner accesses the memory of the process with this slot, and since which announcement.
     pub(super) fn busy_with(&self, slot: u8) -> Option<u64> {
-        let busy = self.page().busy.load(Ordering::SeqCst);
+        let busy = self.page().busy.0.load(Ordering::SeqCst);
         // Announcements are counted from 1, so this is none in slot 0 either.
         (busy != 0 && busy as u8 == slot).then_some(busy)
     }
@@ -244,7 +249,7 @@ impl Board {
 
     /// Whether the owner sleeps, and since which time of falling asleep.
     pub(super) fn sleeps_since(&self) -> Option<u64> {
-        let sleeps = self.page().sleeps.load(Ordering::SeqCst);
+        let sleeps = self.page().sleeps.0.load(Ordering::SeqCst);
         (sleeps & 1 == 1).then_some(sleeps)
     }
 
@@ -329,14 +334,14 @@ impl OwnBoard {
     /// Tells others to wake this process for packets. Whoever does not see it has stored its packet before, where
     /// the caller now finds it.
     pub(super) fn fall_asleep(&self) {
-        let sleeps = &self.0.page().sleeps;
+        let sleeps = &self.0.page().sleeps.0;
         sleeps.store(sleeps.load(Ordering::Relaxed) | 1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
     /// Undoes [`fall_asleep`](OwnBoard::fall_asleep), if need be.
     pub(super) fn wake_up(&self) {
-        let sleeps = &self.0.page().sleeps;
+        let sleeps = &self.0.page().sleeps.0;
         let now = sleeps.load(Ordering::Relaxed);
         if now & 1 == 1 {
             sleeps.store(now.wrapping_add(1), Ordering::Relaxed);
@@ -351,13 +356,13 @@ impl OwnBoard {
     /// Announces an access to the process with this slot. What is read from its board afterwards is either
     /// still valid, or its owner waits for the end of the access.
     pub(super) fn announce(&self, slot: u8, count: u64) {
-        self.0.page().busy.store(count << 8 | u64::from(slot), Ordering::SeqCst);
+        self.0.page().busy.0.store(count << 8 | u64::from(slot), Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
     /// The access is over.
     pub(super) fn retire(&self) {
-        self.0.page().busy.store(0, Ordering::SeqCst);
+        self.0.page().busy.0.store(0, Ordering::Release);
     }
 
     /// Publishes a queue pair, or withdraws it if it serves nothing. Returns false if there is no room.

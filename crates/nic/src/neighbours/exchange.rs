@@ -30,7 +30,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 const BACKLOG: i32 = 64;
 
 /// What is sent with a board. The last byte of an answer says whether the FIFO is accepted.
-const HELLO: [u8; 8] = *b"dqboard3";
+const MAGIC: [u8; 8] = *b"dqboard4";
 
 /// Files of a message: a board, and a FIFO or none.
 const FILES: usize = 2;
@@ -107,7 +107,7 @@ impl Other {
         let mut control = SendAncillaryBuffer::new(&mut space);
         control.push(SendAncillaryMessage::ScmRights(files));
         let accepted = [u8::from(accepted)];
-        let message = [IoSlice::new(&HELLO), IoSlice::new(&accepted)];
+        let message = [IoSlice::new(&MAGIC), IoSlice::new(&accepted)];
         sendmsg(&self.connection, &message, &mut control, SendFlags::NOSIGNAL)?;
         Ok(())
     }
@@ -116,10 +116,10 @@ impl Other {
     ///
     /// # Errors
     /// When it is late, says something else, or its files are not what they have to be.
-    pub(super) fn receive(&self) -> io::Result<Message> {
+    pub(super) fn receive(&self) -> io::Result<Hello> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let (mut hello, mut accepted) = ([0; HELLO.len()], [0]);
+        let (mut hello, mut accepted) = ([0; MAGIC.len()], [0]);
         let into = &mut [IoSliceMut::new(&mut hello), IoSliceMut::new(&mut accepted)];
         let flags = RecvFlags::CMSG_CLOEXEC;
         let said = recvmsg(self.connection.as_fd(), into, &mut control, flags)?;
@@ -129,18 +129,18 @@ impl Other {
         });
         // All are taken, so that none stays open.
         let files: Vec<OwnedFd> = files.flatten().collect();
-        let complete = said.bytes == HELLO.len() + accepted.len() && hello == HELLO;
+        let complete = said.bytes == MAGIC.len() + accepted.len() && hello == MAGIC;
         let Some(board) = files.first().filter(|_| complete) else {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "it sent no board"));
         };
         let fifo = files.get(1).map(Reader::of_other).transpose()?;
         let file = super::file_of(board.as_fd())?;
-        Ok(Message { board: Board::of_other(board)?, file, fifo, accepted: accepted == [1] })
+        Ok(Hello { board: Board::of_other(board)?, file, fifo, accepted: accepted == [1] })
     }
 }
 
 /// One side of an exchange.
-pub(super) struct Message {
+pub(super) struct Hello {
     pub(super) board: Board,
     /// Which file the board is.
     pub(super) file: (u64, u64),

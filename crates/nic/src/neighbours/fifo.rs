@@ -1,4 +1,4 @@
-//! A FIFO of packets in shared memory, from one process to another.
+//! A FIFO of packets and messages in shared memory, from one process to another.
 //!
 //! It is a ring of 64-byte lines. A packet starts on a line, so that the reader gets a small one with a single
 //! transfer between caches. The first word of a packet is its *stamp*, which the writer stores last. Stale bytes never
@@ -8,6 +8,9 @@
 //! The two processes do not trust each other. The writer makes the file, which cannot be resized. Both calculate
 //! places from their own counts, and the reader copies a packet out before anyone looks at it. A process that writes
 //! nonsense breaks this FIFO and nothing else ([`Broken`]).
+//!
+//! A message is a whole SEND; the reader takes or refuses it. It writes the places of those that it refuses into a list of
+//! its own, before it gives their lines back.
 //!
 //! What the packets mean, and who may send them, does not belong here.
 
@@ -22,7 +25,7 @@ use rustix::fs::{
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 /// Format and version; both sides run the same layout or none.
-const MAGIC: u64 = u64::from_le_bytes(*b"dqfifo01");
+const MAGIC: u64 = u64::from_le_bytes(*b"dqfifo02");
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
@@ -42,6 +45,9 @@ const MAX_LINES: u64 = lines_of(MAX_PACKET);
 /// In place of a length: the next packet begins on the first line.
 const TO_START: u32 = u32::MAX;
 
+/// Beside the length of a message.
+const MESSAGE: u32 = 1 << 30;
+
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 const BYTES: usize = size_of::<Layout>();
@@ -52,9 +58,27 @@ struct Padded<T>(T);
 #[repr(C, align(4096))]
 struct Layout {
     magic: Padded<AtomicU64>,
-    /// Lines that the reader has finished with, since the beginning.
-    tail: Padded<AtomicU64>,
+    back: Padded<Back>,
     lines: [Line; LINES as usize],
+    /// The lines at which messages began that the reader has refused: a ring. Those that the writer has not looked at fit,
+    /// because their lines are not written again before.
+    refused: [AtomicU64; LINES as usize],
+}
+
+/// What the reader writes: one cache line.
+#[repr(C)]
+struct Back {
+    /// Lines that it has finished with, since the beginning.
+    tail: AtomicU64,
+    /// Messages that it has refused, since the beginning.
+    refusals: AtomicU64,
+}
+
+/// What begins on a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Packet,
+    Message,
 }
 
 #[repr(C, align(64))]
@@ -142,6 +166,8 @@ pub(super) struct Writer {
     head: u64,
     /// The reader's tail when last looked at: never more than `head`.
     tail: u64,
+    /// Refusals looked at.
+    refusals: u64,
 }
 
 impl Writer {
@@ -152,16 +178,35 @@ impl Writer {
         fcntl_add_seals(&file, SEALS)?;
         let map = Map::new(file.as_fd())?;
         map.layout().magic.0.store(MAGIC, Ordering::Release);
-        Ok((Writer { map, head: 0, tail: 0 }, file))
+        Ok((Writer { map, head: 0, tail: 0, refusals: 0 }, file))
     }
 
     /// How many lines the reader has finished with. A number that is impossible counts as no progress.
     pub(super) fn progress(&mut self) -> u64 {
-        let tail = self.map.layout().tail.0.load(Ordering::Acquire);
+        let tail = self.map.layout().back.0.tail.load(Ordering::Acquire);
         if (self.tail..=self.head).contains(&tail) {
             self.tail = tail;
         }
         self.tail
+    }
+
+    /// Whether the reader has finished with lines since the last look.
+    pub(super) fn has_progressed(&self) -> bool {
+        self.map.layout().back.0.tail.load(Ordering::Relaxed) != self.tail
+    }
+
+    /// Passes the lines of messages on that were refused, oldest first. After [`progress`](Writer::progress) these are all
+    /// that it has passed.
+    pub(super) fn take_refusals(&mut self, mut refused: impl FnMut(u64)) {
+        let layout = self.map.layout();
+        let count = layout.back.0.refusals.load(Ordering::Acquire);
+        // More than there are lines is a lie.
+        let new = count.wrapping_sub(self.refusals).min(LINES);
+        for at in 0..new {
+            let place = self.refusals.wrapping_add(at) % LINES;
+            refused(layout.refused[place as usize].load(Ordering::Relaxed));
+        }
+        self.refusals = count;
     }
 
     /// Whether something in it has not been read.
@@ -184,38 +229,58 @@ impl Writer {
 
     /// Appends a packet; returns false if it does not fit now.
     pub(super) fn push(&mut self, tag: Tag, packet: &[u8]) -> bool {
-        debug_assert!(packet.len() <= MAX_PACKET);
-        let lines = lines_of(packet.len());
+        // SAFETY: a slice of that many bytes.
+        let put = |to: *mut u8| unsafe {
+            std::ptr::copy_nonoverlapping(packet.as_ptr(), to, packet.len());
+        };
+        self.append(tag, packet.len(), 0, put).is_some()
+    }
+
+    /// Appends a message; returns the line at which it begins, or `None` if it does not fit now. `put` fills `len` bytes from
+    /// its argument on.
+    pub(super) fn push_message(
+        &mut self,
+        tag: Tag,
+        len: usize,
+        put: impl FnOnce(*mut u8),
+    ) -> Option<u64> {
+        self.append(tag, len, MESSAGE, put)
+    }
+
+    #[inline]
+    fn append(
+        &mut self,
+        tag: Tag,
+        len: usize,
+        flag: u32,
+        put: impl FnOnce(*mut u8),
+    ) -> Option<u64> {
+        debug_assert!(len <= MAX_PACKET);
+        let lines = lines_of(len);
         let to_end = LINES - self.head % LINES;
         let skipped = if lines > to_end { to_end } else { 0 };
         let begin = self.head + skipped;
         // The line behind it has to be free, too: its stamp is cleared.
         let fits = |tail: u64| begin + lines < tail + LINES;
         if !fits(self.tail) && !fits(self.progress()) {
-            return false;
+            return None;
         }
-        self.write(begin, tag, packet);
+        let line = self.map.line(begin);
+        let Tag { source, dest, tos, hop_limit } = tag;
+        line.len.store(len as u32 | flag, Ordering::Relaxed);
+        line.tag.store(u32::from_ne_bytes([source, dest, tos, hop_limit]), Ordering::Relaxed);
+        // The lines from `begin` on hold the packet before the end of the ring, and the reader has finished with them. A
+        // reader that lies may read them, and gets wrong bytes.
+        put(self.map.body(begin));
+        self.map.line(begin + lines).stamp.store(0, Ordering::Relaxed);
+        line.stamp.store(stamp(begin), Ordering::Release);
         if skipped > 0 {
             let marker = self.map.line(self.head);
             marker.len.store(TO_START, Ordering::Relaxed);
             marker.stamp.store(stamp(self.head), Ordering::Release);
         }
         self.head = begin + lines;
-        true
-    }
-
-    fn write(&self, begin: u64, tag: Tag, packet: &[u8]) {
-        let line = self.map.line(begin);
-        let Tag { source, dest, tos, hop_limit } = tag;
-        line.len.store(packet.len() as u32, Ordering::Relaxed);
-        line.tag.store(u32::from_ne_bytes([source, dest, tos, hop_limit]), Ordering::Relaxed);
-        // SAFETY: `push` has checked that the lines from `begin` on hold the packet before the end of the ring, and
-        // that the reader has finished with them. A reader that lies may read them, and gets wrong bytes.
-        unsafe {
-            std::ptr::copy_nonoverlapping(packet.as_ptr(), self.map.body(begin), packet.len());
-        };
-        self.map.line(begin + lines_of(packet.len())).stamp.store(0, Ordering::Relaxed);
-        line.stamp.store(stamp(begin), Ordering::Release);
+        Some(begin)
     }
 }
 
@@ -226,6 +291,8 @@ pub(super) struct Reader {
     at: u64,
     /// What the writer was told of it.
     told: u64,
+    /// Messages refused.
+    refusals: u64,
 }
 
 impl Reader {
@@ -243,7 +310,7 @@ impl Reader {
         }
         let map = Map::new(file.as_fd())?;
         match map.layout().magic.0.load(Ordering::Acquire) {
-            MAGIC => Ok(Reader { map, at: 0, told: 0 }),
+            MAGIC => Ok(Reader { map, at: 0, told: 0, refusals: 0 }),
             _ => Err(wrong("the FIFO has another format")),
         }
     }
@@ -253,11 +320,11 @@ impl Reader {
         self.map.line(self.at).stamp.load(Ordering::Acquire) != 0
     }
 
-    /// Takes the oldest packet out: its bytes are in `into` then.
+    /// What is oldest in it.
     ///
     /// # Errors
     /// When there is something else in its place. The FIFO is of no use after that.
-    pub(super) fn pop(&mut self, into: &mut Vec<u8>) -> Result<Option<Tag>, Broken> {
+    pub(super) fn front(&mut self) -> Result<Option<Kind>, Broken> {
         let Some(mut len) = self.len_at(self.at)? else {
             return Ok(None);
         };
@@ -267,23 +334,48 @@ impl Reader {
             self.at += if to_end == LINES { return Err(Broken) } else { to_end };
             len = self.len_at(self.at)?.ok_or(Broken)?;
         }
-        let len = len as usize;
+        Ok(Some(if len & MESSAGE == 0 { Kind::Packet } else { Kind::Message }))
+    }
+
+    /// Takes the oldest of this kind out, if it is in front: its bytes are in `into` then. Returns its tag and the line at
+    /// which it began.
+    ///
+    /// # Errors
+    /// As [`front`](Reader::front).
+    pub(super) fn pop(
+        &mut self,
+        kind: Kind,
+        into: &mut Vec<u8>,
+    ) -> Result<Option<(Tag, u64)>, Broken> {
+        if self.front()? != Some(kind) {
+            return Ok(None);
+        }
+        let begin = self.at;
+        let len = (self.map.line(begin).len.load(Ordering::Relaxed) & !MESSAGE) as usize;
         let lines = lines_of(len.min(MAX_PACKET));
-        if len > MAX_PACKET || self.at % LINES + lines > LINES {
+        if len > MAX_PACKET || begin % LINES + lines > LINES {
             return Err(Broken);
         }
-        let tag = self.map.line(self.at).tag.load(Ordering::Relaxed).to_ne_bytes();
+        let tag = self.map.line(begin).tag.load(Ordering::Relaxed).to_ne_bytes();
         into.clear();
         into.reserve(len);
         // SAFETY: the packet ends before the end of the ring, as just checked, and the buffer has room for it. A writer
         // that lies may change the bytes meanwhile: what was copied is what is looked at.
         unsafe {
-            std::ptr::copy_nonoverlapping(self.map.body(self.at), into.as_mut_ptr(), len);
+            std::ptr::copy_nonoverlapping(self.map.body(begin), into.as_mut_ptr(), len);
             into.set_len(len);
         };
         self.at += lines;
         let [source, dest, tos, hop_limit] = tag;
-        Ok(Some(Tag { source, dest, tos, hop_limit }))
+        Ok(Some((Tag { source, dest, tos, hop_limit }, begin)))
+    }
+
+    /// The message that began at this line is refused. To be said before its lines are released.
+    pub(super) fn refuse(&mut self, begin: u64) {
+        let layout = self.map.layout();
+        layout.refused[(self.refusals % LINES) as usize].store(begin, Ordering::Relaxed);
+        self.refusals = self.refusals.wrapping_add(1);
+        layout.back.0.refusals.store(self.refusals, Ordering::Release);
     }
 
     /// Length of the packet at a line, if there is one.
@@ -299,7 +391,7 @@ impl Reader {
     /// Gives the lines of the packets taken out back to the writer.
     pub(super) fn release(&mut self) {
         if self.told != self.at {
-            self.map.layout().tail.0.store(self.at, Ordering::Release);
+            self.map.layout().back.0.tail.store(self.at, Ordering::Release);
             self.told = self.at;
         }
     }
@@ -318,6 +410,11 @@ mod tests {
     fn tag(number: u64) -> Tag {
         let [source, dest, tos, hop_limit, ..] = number.to_le_bytes();
         Tag { source, dest, tos, hop_limit }
+    }
+
+    fn pop(reader: &mut Reader, into: &mut Vec<u8>) -> Result<Option<Tag>, Broken> {
+        let kind = reader.front()?.unwrap_or(Kind::Packet);
+        Ok(reader.pop(kind, into)?.map(|(tag, _)| tag))
     }
 
     /// Bytes that look like stamps of any line.
@@ -356,7 +453,7 @@ mod tests {
                 assert_eq!(writer.holds_packets() || reader.holds_packets(), !model.is_empty());
                 for _ in 0..next(&mut state) % 4 {
                     let expected = model.pop_front();
-                    let got = reader.pop(&mut into).expect("whole");
+                    let got = pop(&mut reader, &mut into).expect("whole");
                     assert_eq!(got, expected.map(|(number, _)| tag(number)));
                     if let Some((number, len)) = expected {
                         assert_eq!(into, packet(number, len));
@@ -380,14 +477,14 @@ mod tests {
                 assert!(writer.push(tag(0), &packet(0, MAX_PACKET)));
             }
             let mut left = 0;
-            while reader.pop(&mut into).expect("whole").is_some() {
+            while pop(&mut reader, &mut into).expect("whole").is_some() {
                 left += 1;
             }
             assert_eq!(left, room);
             reader.release();
             // Elsewhere in the ring next time.
             assert!(writer.push(tag(0), &packet(0, 64 * (round % 7))));
-            assert!(reader.pop(&mut into).expect("whole").is_some());
+            assert!(pop(&mut reader, &mut into).expect("whole").is_some());
             reader.release();
         }
         while writer.push(tag(0), &[]) {}
@@ -409,7 +506,7 @@ mod tests {
         });
         let (mut number, mut into) = (0, Vec::new());
         while number < COUNT {
-            match reader.pop(&mut into).expect("whole") {
+            match pop(&mut reader, &mut into).expect("whole") {
                 Some(got) => {
                     assert_eq!(got, tag(number));
                     assert_eq!(into, packet(number, number as usize % 300));
@@ -429,28 +526,28 @@ mod tests {
         assert!(writer.push(tag(1), b"packet"));
         for len in [MAX_PACKET as u32 + 1, u32::MAX - 1, TO_START] {
             writer.map.line(0).len.store(len, Ordering::Relaxed);
-            assert_eq!(reader.pop(&mut into), Err(Broken), "{len}");
+            assert_eq!(pop(&mut reader, &mut into), Err(Broken), "{len}");
         }
         let (writer, mut reader) = pair();
         writer.map.line(0).stamp.store(stamp(1), Ordering::Relaxed);
-        assert_eq!(reader.pop(&mut into), Err(Broken), "the stamp of another line");
+        assert_eq!(pop(&mut reader, &mut into), Err(Broken), "the stamp of another line");
         // A packet that would go on behind the end of the ring.
         let (mut writer, mut reader) = pair();
         while writer.head < LINES - 1 {
             assert!(writer.push(tag(1), &[7; 20]));
-            assert!(reader.pop(&mut into).expect("whole").is_some());
+            assert!(pop(&mut reader, &mut into).expect("whole").is_some());
             reader.release();
         }
         assert!(writer.push(tag(1), &[7; 20]));
         writer.map.line(LINES - 1).len.store(64, Ordering::Relaxed);
-        assert_eq!(reader.pop(&mut into), Err(Broken));
+        assert_eq!(pop(&mut reader, &mut into), Err(Broken));
     }
 
     #[test]
     fn a_reader_that_lies_frees_nothing() {
         let (mut writer, reader) = pair();
         while writer.push(tag(1), &[1; 4000]) {}
-        let (head, tail) = (writer.head, &reader.map.layout().tail.0);
+        let (head, tail) = (writer.head, &reader.map.layout().back.0.tail);
         for lie in [head + 1, u64::MAX, 1 << 63] {
             tail.store(lie, Ordering::Relaxed);
             assert!(!writer.push(tag(1), &[1; 4000]), "{lie}");
@@ -461,6 +558,66 @@ mod tests {
         // Back again: no progress.
         tail.store(1, Ordering::Relaxed);
         assert_eq!(writer.progress(), head);
+    }
+
+    #[test]
+    fn messages_and_packets_keep_their_order_and_refusals_name_their_lines() {
+        for seed in 0..100 {
+            println!("seed {seed}");
+            let (mut writer, mut reader) = pair();
+            let (mut state, mut into) = (seed, Vec::new());
+            let (mut model, mut refused, mut told) = (VecDeque::new(), VecDeque::new(), 0);
+            for number in 0..3_000 {
+                let len = next(&mut state) as usize % 300;
+                let bytes = packet(number, len);
+                if next(&mut state).is_multiple_of(2) {
+                    // SAFETY: as many bytes as there is room for.
+                    let put = |to: *mut u8| unsafe { to.copy_from(bytes.as_ptr(), len) };
+                    let begin = writer.push_message(tag(number), len, put);
+                    model.extend(begin.map(|begin| (number, len, Some(begin))));
+                } else if writer.push(tag(number), &bytes) {
+                    model.push_back((number, len, None));
+                }
+                for _ in 0..next(&mut state) % 3 {
+                    let Some((number, len, begin)) = model.pop_front() else { break };
+                    let (kind, other) = match begin {
+                        Some(_) => (Kind::Message, Kind::Packet),
+                        None => (Kind::Packet, Kind::Message),
+                    };
+                    assert_eq!(reader.pop(other, &mut into), Ok(None));
+                    let got = reader.pop(kind, &mut into).expect("whole").expect("in front");
+                    assert_eq!((got.0, &into), (tag(number), &packet(number, len)));
+                    if let Some(begin) = begin {
+                        assert_eq!(got.1, begin);
+                        if next(&mut state).is_multiple_of(3) {
+                            reader.refuse(begin);
+                            refused.push_back(begin);
+                        }
+                    }
+                    reader.release();
+                }
+                if next(&mut state).is_multiple_of(4) {
+                    writer.progress();
+                    writer.take_refusals(|begin| {
+                        assert_eq!(refused.pop_front(), Some(begin));
+                        told += 1;
+                    });
+                    assert!(refused.is_empty() && !writer.has_progressed());
+                }
+            }
+            assert!(told > 100, "{told}");
+        }
+    }
+
+    #[test]
+    fn a_reader_that_lies_about_refusals_names_at_most_as_many_as_there_are_lines() {
+        let (mut writer, reader) = pair();
+        for lie in [u64::MAX, 1 << 63, 5] {
+            reader.map.layout().back.0.refusals.store(lie, Ordering::Relaxed);
+            let mut named = 0;
+            writer.take_refusals(|_| named += 1);
+            assert!(named <= LINES, "{named}");
+        }
     }
 
     #[test]

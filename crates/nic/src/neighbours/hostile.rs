@@ -63,7 +63,7 @@ fn say(to: &OwnedFd, bytes: &[u8], files: &[BorrowedFd<'_>]) {
 }
 
 /// What the protocol says with a board.
-const HELLO: &[u8] = b"dqboard3\0";
+const HELLO: &[u8] = b"dqboard4\0";
 
 /// Sealed shared memory of any length and contents.
 fn file(bytes: u64, seals: SealFlags, contents: &[u8]) -> OwnedFd {
@@ -93,14 +93,14 @@ fn nonsense_in_the_exchange_is_dropped() {
     let lies = [
         file(0, all, b""),
         file(size, SealFlags::empty(), b""),
-        file(size, all, b"dqboard3"),
-        file(size - 4096, all | SealFlags::FUTURE_WRITE, b"dqboard3"),
+        file(size, all, b"dqboard4"),
+        file(size - 4096, all | SealFlags::FUTURE_WRITE, b"dqboard4"),
         file(size, all | SealFlags::FUTURE_WRITE, b"dqboard1"),
         pipe.into(),
         null.into(),
     ];
     let board = board.as_fd();
-    let short = [&b""[..], b"d", b"dqboard3", b"dqboard4\0", b"dqboard3\0and more", &[0; 4000]];
+    let short = [&b""[..], b"d", b"dqboard4", b"dqboard9\0", b"dqboard4\0and more", &[0; 4000]];
     for words in short.into_iter().filter(|words| !words.is_empty()) {
         say(&call(1), words, &[board, fifo.as_fd()]);
     }

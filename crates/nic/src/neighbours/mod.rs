@@ -24,6 +24,7 @@ mod guard;
 #[cfg(test)]
 mod hostile;
 mod mapped;
+mod messages;
 mod packets;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -35,7 +36,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use roce::direct::{Direct, DirectKind, DirectRefusal, DirectRequest, QpCard, RegionCard, admit};
+use roce::direct::{
+    Direct, DirectKind, DirectRefusal, DirectRequest, Message, QpCard, RegionCard, admit,
+};
 use roce::verbs::Qpn;
 use roce::world::Wire;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -48,7 +51,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use crate::interfaces;
 use crate::pool::Pool;
 use board::{Board, OwnBoard, PoolCard};
-use exchange::{Message, Other};
+use exchange::{Hello, Other};
 use fifo::Writer;
 use guard::Guard;
 use mapped::Mapping;
@@ -158,6 +161,31 @@ impl Target {
         mapping.get_or_init(|| open().filter(|_| self.board.is_owned())).as_ref()
     }
 
+    /// Whether it sleeps, and was not woken since it fell asleep: it is to be woken now. To be asked after a fence.
+    fn needs_waking(&self) -> bool {
+        let (Some(since), Some(fifo)) = (self.board.sleeps_since(), &self.fifo) else {
+            return false;
+        };
+        std::mem::replace(&mut locked(fifo).woken_from, since) != since
+    }
+
+    /// Whether messages have no verdict.
+    fn is_awaited(&self) -> bool {
+        self.fifo.as_ref().is_some_and(|fifo| !locked(fifo).unjudged.is_empty())
+    }
+
+    /// Nobody waits for verdicts on the messages of this queue pair any more.
+    fn forget_messages(&self, qpn: Qpn) {
+        if let Some(fifo) = &self.fifo {
+            locked(fifo).unjudged.forget(qpn);
+        }
+    }
+
+    /// Whether it lives, or the end of it has not been reported to all who wait for a verdict.
+    fn is_of_use(&self) -> bool {
+        self.board.is_owned() || self.is_awaited()
+    }
+
     /// Whether packets to it go through shared memory now.
     pub fn has_fifo(&self) -> bool {
         self.fifo.is_some() && self.board.is_owned()
@@ -244,7 +272,7 @@ impl Shared {
         let (writer, file) = Writer::create()?;
         let own = self.file.get().ok_or(io::ErrorKind::NotConnected)?;
         other.ask(own, file.as_fd())?;
-        let Message { board, accepted, .. } = other.receive()?;
+        let Hello { board, accepted, .. } = other.receive()?;
         let index = board.addresses().iter().position(|address| *address == at.ip());
         let dest = index.filter(|_| accepted).and_then(|index| u8::try_from(index).ok());
         let fifo = dest.map(|dest| Mutex::new(Outgoing::new(writer, dest)));
@@ -331,7 +359,7 @@ impl Shared {
     }
 
     fn answer(&self, other: &Other, restricted: bool) -> io::Result<()> {
-        let Message { board, file, fifo, .. } = other.receive()?;
+        let Hello { board, file, fifo, .. } = other.receive()?;
         let board = Arc::new(board);
         let mut initiators = locked(&self.initiators);
         initiators.retain(|initiator| initiator.board.is_owned() || !has_ended(initiator.pid));
@@ -484,6 +512,8 @@ pub struct Neighbours {
     routes: BTreeMap<u32, Arc<Target>>,
     announced: AtomicU64,
     packets: Packets,
+    /// Queue pairs whose neighbours are to be woken for messages, if they sleep.
+    to_wake: Vec<Qpn>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -530,7 +560,8 @@ impl Neighbours {
         held.recv().map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))??;
         let (routes, announced) = (BTreeMap::new(), AtomicU64::new(0));
         let packets = Packets::default();
-        Ok(Neighbours { shared, routes, announced, packets, thread: Some(thread) })
+        let to_wake = Vec::new();
+        Ok(Neighbours { shared, routes, announced, packets, to_wake, thread: Some(thread) })
     }
 
     /// Lets those who may access this process's memory map its pool, which lives as long as this does.
@@ -568,14 +599,14 @@ impl Neighbours {
     }
 
     /// The calling thread is going to sleep on the sockets, and nobody else looks for packets: from now on neighbours
-    /// wake it. Returns false if there are packets already. [`Shared::wake_up`] undoes it in both cases.
+    /// wake it. Returns false if there are packets, messages or verdicts already. [`Shared::wake_up`] undoes it in both cases.
     #[must_use]
     pub fn fall_asleep(&mut self) -> bool {
         self.shared.own.fall_asleep();
         self.adopt();
         // What ends the sleep is on a socket.
         self.packets.look_at_sockets();
-        !self.packets.holds_packets()
+        !self.packets.holds_packets() && !self.has_verdicts()
     }
 
     /// Whether neighbours send packets through FIFOs.
@@ -608,7 +639,9 @@ impl Neighbours {
                 self.routes.insert(qpn.get(), target);
             }
             None => {
-                self.routes.remove(&qpn.get());
+                if let Some(target) = self.routes.remove(&qpn.get()) {
+                    target.forget_messages(qpn);
+                }
                 self.packets.forget_ended();
             }
         }
@@ -701,6 +734,20 @@ impl Direct for Neighbours {
         let done = self.perform(target, request);
         self.shared.own.retire();
         done
+    }
+
+    fn takes_messages(&self, qpn: Qpn) -> bool {
+        self.routes.get(&qpn.get()).is_some_and(|target| target.fifo.is_some())
+    }
+
+    fn hand_over(&mut self, message: &Message<'_>) -> Result<(), DirectRefusal> {
+        let source = message.header.source;
+        let target = self.routes.get(&source.get()).ok_or(DirectRefusal::NotDirect)?;
+        messages::hand_over(target, message)?;
+        if self.to_wake.last() != Some(&source) {
+            self.to_wake.push(source);
+        }
+        Ok(())
     }
 }
 

@@ -22,11 +22,12 @@ use roce::world::{Memory, Origin, RxFrame, TxFrame, Wire};
 use roce::{Duration, Time};
 
 use super::board::{ADDRESSES, Board};
-use super::fifo::{MAX_PACKET, Reader, Tag, Writer};
+use super::fifo::{Kind, MAX_PACKET, Reader, Tag, Writer};
+use super::messages::Unjudged;
 use super::{Neighbours, OWN_PORT, Target, locked};
 
 /// Packets taken out of one FIFO before the next one's turn.
-const MAX_TAKEN: usize = 64;
+pub(super) const MAX_TAKEN: usize = 64;
 
 /// FIFOs that this process reads. Each costs a look in every turn; the packets of further neighbours use sockets.
 pub(super) const MAX_INCOMING: usize = 64;
@@ -100,11 +101,13 @@ pub trait Doorbell {
 
 /// A FIFO that this process writes.
 pub(super) struct Outgoing {
-    writer: Writer,
+    pub(super) writer: Writer,
     /// Index of the reader's address, which all packets are for.
-    dest: u8,
+    pub(super) dest: u8,
+    /// Messages that the reader has not decided on.
+    pub(super) unjudged: Unjudged,
     /// Number of the reader's sleep that it was last woken from.
-    woken_from: u64,
+    pub(super) woken_from: u64,
     /// Burst number, and packets admitted since that burst.
     admitted: (u64, usize),
     full: Option<Full>,
@@ -124,7 +127,8 @@ struct Full {
 impl Outgoing {
     pub(super) fn new(writer: Writer, dest: u8) -> Outgoing {
         let (woken_from, admitted) = (0, (0, 0));
-        Outgoing { writer, dest, woken_from, admitted, full: None, suspected_at: None }
+        let unjudged = Unjudged::default();
+        Outgoing { writer, dest, unjudged, woken_from, admitted, full: None, suspected_at: None }
     }
 
     /// How many of `packets` may be sent in this burst.
@@ -170,10 +174,12 @@ impl Outgoing {
 
 /// A FIFO that this process reads.
 pub(super) struct Incoming {
-    reader: Reader,
-    board: Arc<Board>,
+    pub(super) reader: Reader,
+    pub(super) board: Arc<Board>,
     /// The writer's addresses, by index.
-    addresses: Vec<IpAddr>,
+    pub(super) addresses: Vec<IpAddr>,
+    /// Number of the writer's sleep that it was last woken from.
+    pub(super) woken_from: u64,
     _place: Place,
 }
 
@@ -198,7 +204,7 @@ impl Drop for Place {
 impl Incoming {
     pub(super) fn new(reader: Reader, board: Arc<Board>, place: Place) -> Incoming {
         let addresses = board.addresses();
-        Incoming { reader, board, addresses, _place: place }
+        Incoming { reader, board, addresses, woken_from: 0, _place: place }
     }
 
     pub(super) fn holds_packets(&self) -> bool {
@@ -215,7 +221,7 @@ impl Incoming {
     ) -> Option<usize> {
         let mut taken = 0;
         while taken < MAX_TAKEN {
-            let Some(tag) = self.reader.pop(bytes).ok()? else {
+            let Some((tag, _)) = self.reader.pop(Kind::Packet, bytes).ok()? else {
                 break;
             };
             taken += 1;
@@ -251,8 +257,8 @@ impl Incoming {
 /// The packets of one device to and from its neighbours.
 #[derive(Default)]
 pub(super) struct Packets {
-    outgoing: Vec<Arc<Target>>,
-    incoming: Vec<Incoming>,
+    pub(super) outgoing: Vec<Arc<Target>>,
+    pub(super) incoming: Vec<Incoming>,
     /// The FIFO that is read first in the next turn.
     first: usize,
     burst: u64,
@@ -262,7 +268,7 @@ pub(super) struct Packets {
     /// looks.
     quiet: Duration,
     quiet_until: Time,
-    bytes: Vec<u8>,
+    pub(super) bytes: Vec<u8>,
     pub(super) counters: FifoCounters,
 }
 
@@ -270,15 +276,17 @@ impl Packets {
     /// From now on packets for this process use its FIFO, if it has one.
     pub(super) fn add(&mut self, target: &Arc<Target>) {
         let same = |other: &Arc<Target>| other.at == target.at && other.slot == target.slot;
-        self.outgoing.retain(|other| other.board.is_owned() && !same(other));
-        if target.fifo.is_some() {
+        // Who awaits verdicts of an earlier process still gets them.
+        self.outgoing.retain(|other| other.is_of_use() && (!same(other) || other.is_awaited()));
+        let is_known = self.outgoing.iter().any(|other| Arc::ptr_eq(other, target));
+        if target.fifo.is_some() && !is_known {
             self.outgoing.push(Arc::clone(target));
         }
     }
 
     /// Leaves the boards, FIFOs and pools of processes that have ended.
     pub(super) fn forget_ended(&mut self) {
-        self.outgoing.retain(|target| target.board.is_owned());
+        self.outgoing.retain(|target| target.is_of_use());
     }
 
     /// Takes in FIFOs that have arrived, and leaves those whose writers have ended.
@@ -348,16 +356,10 @@ impl Packets {
         }
     }
 
-    /// Rings for the reader of packets that were just written, if it sleeps and was not woken yet.
+    /// Whether the reader of packets that were just written sleeps and was not woken yet.
     fn needs_waking(&mut self, target: usize) -> bool {
         fence(Ordering::SeqCst);
-        let Some(target) = self.outgoing.get(target) else {
-            return false;
-        };
-        let (Some(since), Some(fifo)) = (target.board.sleeps_since(), &target.fifo) else {
-            return false;
-        };
-        let must = std::mem::replace(&mut locked(fifo).woken_from, since) != since;
+        let must = self.outgoing.get(target).is_some_and(|target| target.needs_waking());
         self.counters.doorbells += u64::from(must);
         must
     }

@@ -1,18 +1,26 @@
 //! Sends that need no packets ([`crate::direct`]): what this side of the connection checks, and the
 //! completion. A refused request is posted as any other.
 
+use core::net::IpAddr;
+
+use super::handed::Settled;
 use super::held::Held;
 use super::request::wc_opcode;
+use super::requests::Fault;
 use super::{Context, Kind, Qp};
 use crate::congestion::CongestionControl;
 use crate::counters::Counters;
 use crate::direct::{
-    Backlog, Direct, DirectKind, DirectRefusal, DirectRequest, Holding, MAX_DIRECT_BYTES, Posted,
+    Backlog, Direct, DirectKind, DirectRefusal, DirectRequest, Handed, Holding, MAX_DIRECT_BYTES,
+    MAX_HANDED_BYTES, Message, MessageHeader, Posted, Verdict,
 };
 use crate::memory::region::AccessKind;
 use crate::memory::sg::{self, Extent, Placements};
 use crate::planted::{Bug, Planted};
-use crate::verbs::{Access, Completion, PdId, QpState, SendWr, Transport, VerbsError, WcStatus};
+use crate::verbs::{
+    Access, AsyncEvent, Completion, PdId, QpState, SendOp, SendWr, Transport, VerbsError, WcOpcode,
+    WcStatus,
+};
 
 impl Qp {
     /// Carries a send out at once, queues it, or lets it wait for the packets before it.
@@ -27,17 +35,17 @@ impl Qp {
             cx.count(|c| &mut c.direct_held);
             return Ok(Posted::Held);
         }
-        let refusal = match self.may_be_direct(cx.planted, wr, direct) {
-            Ok(len) if len > MAX_DIRECT_BYTES => return self.hold(cx, wr),
-            Ok(len) => match self.carry_out(cx, wr, len, direct, Extent { offset: 0, len }) {
-                Ok(()) => {
-                    self.held(|held| held.note_direct());
-                    return Ok(Posted::Done);
-                }
-                Err(refusal) => refusal,
-            },
+        let refusal = match self.try_direct(cx, wr, direct) {
+            Ok(Posted::Held) => return self.hold(cx, wr),
+            Ok(done) => {
+                self.held(|held| held.note_direct());
+                return Ok(done);
+            }
             Err(refusal) => refusal,
         };
+        if self.has_handed_over() {
+            return self.hold(cx, wr);
+        }
         let only_outstanding = refusal == DirectRefusal::Outstanding && self.state == QpState::Rts;
         if self.send_room().0 > 0
             && self.held(|held| held.should_wait(only_outstanding)) == Some(true)
@@ -46,6 +54,25 @@ impl Qp {
         }
         self.count_refusal(cx, refusal);
         self.post_send(cx, wr).map(|()| Posted::Queued)
+    }
+
+    /// Carries a send out or hands it over, if nothing is against that; a long one has to wait for its turn.
+    fn try_direct(
+        &mut self,
+        cx: &mut Context<'_>,
+        wr: &SendWr,
+        direct: &mut dyn Direct,
+    ) -> Result<Posted, DirectRefusal> {
+        if let Some(imm) = immediate_of(&wr.op) {
+            let len = self.may_be_handed_over(cx.planted, wr, direct)?;
+            return self.hand_over(cx, wr, (len, imm), direct).map(|()| Posted::HandedOver);
+        }
+        let len = self.may_be_direct(cx.planted, wr, direct)?;
+        if len > MAX_DIRECT_BYTES {
+            return Ok(Posted::Held);
+        }
+        let whole = Extent { offset: 0, len };
+        self.carry_out(cx, wr, len, direct, whole).map(|()| Posted::Done)
     }
 
     /// Lets a send wait until [`carry_out_held`](Qp::carry_out_held).
@@ -70,7 +97,7 @@ impl Qp {
     ) -> Backlog {
         loop {
             if self.state == QpState::Rts {
-                self.release_messages(direct);
+                self.release_messages(cx, direct, budget);
             }
             let Kind::Rc(rc) = &self.kind else {
                 return Backlog::Empty;
@@ -93,6 +120,7 @@ impl Qp {
             let Kind::Rc(rc) = &mut self.kind else {
                 return Backlog::Empty;
             };
+            let is_behind_messages = rc.requester.has_handed_over();
             let held = rc.requester.held_mut();
             match done {
                 Ok(()) if offset + part.len < len => held.advance(part.len),
@@ -100,6 +128,8 @@ impl Qp {
                     held.pop();
                     held.note_direct();
                 }
+                // It has passed them, and packets may not.
+                Err(_) if is_behind_messages => return Backlog::Waiting,
                 Err(refusal) => {
                     held.note_refused();
                     rc.requester.release_held(&self.qpc);
@@ -111,27 +141,205 @@ impl Qp {
         }
     }
 
-    /// Where all requests wait, those that are never direct become packets when their turn comes. What is behind them
-    /// waits until they are acknowledged.
-    fn release_messages(&mut self, direct: &dyn Direct) {
+    /// SENDs are handed over when their turn comes. Where all requests wait, those that are never direct become packets then.
+    /// What is behind them waits until they are acknowledged.
+    fn release_messages(
+        &mut self,
+        cx: &mut Context<'_>,
+        direct: &mut dyn Direct,
+        budget: &mut u32,
+    ) {
         let qpn = self.qpc.qpn;
-        let Kind::Rc(rc) = &mut self.kind else { return };
-        let is_message = |(wr, _): &(SendWr, u32)| match DirectKind::of(&wr.op) {
-            Some((kind @ DirectKind::Atomic(_), ..)) => !direct.reaches(qpn, kind),
-            other => other.is_none(),
-        };
-        while rc.requester.held().holds_all() && rc.requester.held().front().is_some_and(is_message)
+        while let Kind::Rc(rc) = &self.kind
+            && let Some((wr, _)) = rc.requester.held().front()
+            && *budget > 0
         {
+            let refusal = match (immediate_of(&wr.op), DirectKind::of(&wr.op)) {
+                (Some(imm), _) => {
+                    let wr = wr.clone();
+                    let permitted = self.may_be_handed_over(cx.planted, &wr, direct);
+                    let done = permitted.and_then(|len| {
+                        *budget = budget.saturating_sub(len.max(1));
+                        self.hand_over(cx, &wr, (len, imm), direct)
+                    });
+                    match done {
+                        Ok(()) => {
+                            self.held(|held| held.pop());
+                            continue;
+                        }
+                        Err(refusal) => refusal,
+                    }
+                }
+                (None, Some((kind @ DirectKind::Atomic(_), ..))) if !direct.reaches(qpn, kind) => {
+                    DirectRefusal::NotDirect
+                }
+                (None, Some(_)) => return,
+                (None, None) => DirectRefusal::NotDirect,
+            };
+            let Kind::Rc(rc) = &mut self.kind else { return };
+            if rc.requester.has_handed_over() || !rc.requester.held().holds_all() {
+                return;
+            }
             rc.requester.release_first(&self.qpc);
+            self.count_refusal(cx, refusal);
         }
     }
 
-    /// Lets every send wait until [`carry_out_held`](Qp::carry_out_held), or no longer: those that wait become packets.
+    /// Lets every send wait until [`carry_out_held`](Qp::carry_out_held), or no longer: those that wait become packets, unless
+    /// they are behind messages that were handed over.
     pub(crate) fn hold_sends(&mut self, holding: Holding) {
         self.held(|held| held.set_holding(holding));
-        if let (Kind::Rc(rc), Holding::Runs) = (&mut self.kind, holding) {
+        if let (Kind::Rc(rc), Holding::Runs) = (&mut self.kind, holding)
+            && !rc.requester.has_handed_over()
+        {
             rc.requester.release_held(&self.qpc);
         }
+    }
+
+    fn has_handed_over(&self) -> bool {
+        matches!(&self.kind, Kind::Rc(rc) if rc.requester.has_handed_over())
+    }
+
+    /// The length of a SEND that could be handed over now.
+    fn may_be_handed_over(
+        &mut self,
+        planted: Planted,
+        wr: &SendWr,
+        direct: &dyn Direct,
+    ) -> Result<u32, DirectRefusal> {
+        if self.qpc.transport != Transport::Rc || !direct.takes_messages(self.qpc.qpn) {
+            return Err(DirectRefusal::NotDirect);
+        }
+        let len = self.check_send(wr).ok().filter(|&len| len <= MAX_HANDED_BYTES);
+        let len = len.ok_or(DirectRefusal::NotDirect)?;
+        if self.is_paced() {
+            return Err(DirectRefusal::Paced);
+        }
+        let Kind::Rc(rc) = &mut self.kind else {
+            return Err(DirectRefusal::NotDirect);
+        };
+        match () {
+            () if self.state != QpState::Rts
+                || !rc.requester.has_no_packets() && !planted.is(Bug::DirectOvertakes) =>
+            {
+                Err(DirectRefusal::Outstanding)
+            }
+            () if rc.requester.vacant() == 0 && !rc.requester.is_holding() => {
+                Err(DirectRefusal::Local)
+            }
+            () if !rc.requester.handed_mut().may_hand_over() => Err(DirectRefusal::Resting),
+            () => Ok(len),
+        }
+    }
+
+    /// Hands a SEND over that [`may_be_handed_over`](Qp::may_be_handed_over).
+    fn hand_over(
+        &mut self,
+        cx: &mut Context<'_>,
+        wr: &SendWr,
+        (len, imm): (u32, Option<u32>),
+        direct: &mut dyn Direct,
+    ) -> Result<(), DirectRefusal> {
+        let Kind::Rc(rc) = &mut self.kind else {
+            return Err(DirectRefusal::NotDirect);
+        };
+        let (whole, mut local) = (Extent { offset: 0, len }, Placements::new());
+        let pd = self.qpc.pd;
+        sg::resolve(cx.regions, pd, AccessKind::LocalRead, &wr.sges, whole, &mut local)
+            .map_err(|_| DirectRefusal::Local)?;
+        let header = MessageHeader {
+            source: self.qpc.qpn,
+            dest: self.qpc.peer.dest_qp,
+            first_psn: self.first_psn,
+            round: rc.requester.handed_mut().round(),
+            imm,
+            solicited: wr.solicited,
+            len,
+        };
+        direct.hand_over(&Message { header, path: self.qpc.peer.path, local: &local })?;
+        rc.requester.handed_mut().push(wr.clone(), len);
+        *cx.handed_over += 1;
+        cx.count(|c| &mut c.direct_sends);
+        cx.add(len.into(), |c| &mut c.direct_bytes);
+        Ok(())
+    }
+
+    /// A neighbour has decided on the oldest message of this round.
+    pub(crate) fn handle_verdict(
+        &mut self,
+        cx: &mut Context<'_>,
+        handed: Handed,
+        verdict: Verdict,
+    ) {
+        let Kind::Rc(rc) = &mut self.kind else { return };
+        let messages = rc.requester.handed_mut();
+        if messages.is_empty() || messages.round() != handed.round {
+            return;
+        }
+        if verdict == Verdict::Lost {
+            return self.fail_handed(cx);
+        }
+        match messages.settle(verdict) {
+            Settled::Waiting => {}
+            Settled::Done { wr_id, signaled } => {
+                *cx.handed_over -= 1;
+                if signaled || cx.planted.is(Bug::UnsignaledCompleted) {
+                    let (status, opcode) = (WcStatus::Success, WcOpcode::Send);
+                    let done = Completion::new(wr_id, status, opcode, self.qpc.qpn);
+                    cx.complete(self.qpc.send_cq, done, None);
+                }
+            }
+            Settled::RoundOver => {
+                cx.add(messages.len() as u64, |c| &mut c.direct_sends_refused);
+                self.release_handed(cx);
+            }
+        }
+    }
+
+    /// Messages without a verdict become packets.
+    pub(super) fn release_handed(&mut self, cx: &mut Context<'_>) {
+        let Kind::Rc(rc) = &mut self.kind else { return };
+        *cx.handed_over -= rc.requester.handed_mut().len() as u64;
+        rc.requester.release_handed(&self.qpc);
+    }
+
+    /// There will be no more verdicts.
+    fn fail_handed(&mut self, cx: &mut Context<'_>) {
+        self.release_handed(cx);
+        let fault = Fault { index: 0, status: WcStatus::RetryExceeded };
+        self.record_retry_exceeded(cx, fault);
+        self.fail_send(cx, fault);
+    }
+
+    /// A message that a neighbour hands over: puts its placement into `cx.pieces` and completes a receive. Returns false
+    /// if it is refused; the neighbour then sends it as packets.
+    pub(crate) fn handle_message(
+        &mut self,
+        cx: &mut Context<'_>,
+        from: IpAddr,
+        header: &MessageHeader,
+    ) -> bool {
+        let Qp { state, qpc, kind: Kind::Rc(rc), established, .. } = self else {
+            return false;
+        };
+        let receives = matches!(state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
+        let peer = &qpc.peer;
+        let is_connected = receives
+            && header.source == peer.dest_qp
+            && header.first_psn == peer.remote_psn
+            && from == peer.path.remote.ip().to_canonical();
+        if is_connected && *state == QpState::Rtr && !*established {
+            cx.events.raise(AsyncEvent::CommunicationEstablished(qpc.qpn));
+        }
+        *established |= is_connected;
+        let is_taken = is_connected && rc.responder.take_message(&mut cx.of(qpc), header);
+        if is_taken {
+            cx.count(|c| &mut c.direct_receives);
+            cx.add(header.len.into(), |c| &mut c.direct_bytes_received);
+        } else {
+            cx.count(|c| &mut c.direct_receives_refused);
+        }
+        is_taken
     }
 
     /// Whether sends wait until [`carry_out_held`](Qp::carry_out_held).
@@ -222,10 +430,8 @@ impl Qp {
         let may_read = kind == DirectKind::Write || self.qpc.peer.max_rd_atomic > 0;
         let len = self.check_send(wr).ok().filter(|&len| len > 0 && may_read);
         let len = len.ok_or(DirectRefusal::NotDirect)?;
-        let is_paced = self.qpc.rate_limit_bps > 0
-            || !matches!(self.qpc.peer.congestion, CongestionControl::Off);
         match () {
-            () if is_paced => Err(DirectRefusal::Paced),
+            () if self.is_paced() => Err(DirectRefusal::Paced),
             () if self.state != QpState::Rts
                 || !rc.requester.lets_pass(wr) && !planted.is(Bug::DirectOvertakes) =>
             {
@@ -233,6 +439,10 @@ impl Qp {
             }
             () => Ok(len),
         }
+    }
+
+    fn is_paced(&self) -> bool {
+        self.qpc.rate_limit_bps > 0 || !matches!(self.qpc.peer.congestion, CongestionControl::Off)
     }
 
     /// What neighbours need to know about it: its domain, what its peer may do, and whether it serves
@@ -246,14 +456,25 @@ impl Qp {
     }
 }
 
+/// The immediate data of a SEND that may be handed over; `None` for other requests.
+#[expect(clippy::option_option, reason = "SENDs have immediate data or not")]
+fn immediate_of(op: &SendOp) -> Option<Option<u32>> {
+    match *op {
+        SendOp::Send => Some(None),
+        SendOp::SendImm(imm) => Some(Some(imm)),
+        _ => None,
+    }
+}
+
 fn counter_of(refusal: DirectRefusal) -> Option<fn(&mut Counters) -> &mut u64> {
     Some(match refusal {
-        DirectRefusal::NotDirect => return None,
+        DirectRefusal::NotDirect | DirectRefusal::Resting => return None,
         DirectRefusal::Outstanding => |c| &mut c.direct_refused_outstanding,
         DirectRefusal::Paced => |c| &mut c.direct_refused_paced,
         DirectRefusal::Local => |c| &mut c.direct_refused_local,
         DirectRefusal::Peer => |c| &mut c.direct_refused_peer,
         DirectRefusal::Region => |c| &mut c.direct_refused_region,
         DirectRefusal::System => |c| &mut c.direct_refused_system,
+        DirectRefusal::Full => |c| &mut c.direct_refused_full,
     })
 }

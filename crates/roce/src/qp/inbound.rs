@@ -8,10 +8,11 @@
 
 use super::context::QpContext;
 use super::recv_queue::RecvQueue;
-use super::{RxPacket, Scope};
+use super::{Context, RxPacket, Scope};
 use crate::counters::Counters;
+use crate::direct::MessageHeader;
 use crate::memory::region::{AccessKind, Range};
-use crate::memory::sg::{Extent, Placement};
+use crate::memory::sg::{self, Extent, Placement};
 use crate::planted::Bug;
 use crate::srq::SrqTable;
 use crate::verbs::{Access, Completion, MAX_MESSAGE_BYTES, WcOpcode, WcStatus};
@@ -110,6 +111,29 @@ impl Inbound {
             self.receives.complete(cx, packet.headers, completion);
         }
         Ok(completes.is_some())
+    }
+
+    /// Checks a whole SEND that came without packets, puts its placement into `cx.pieces`, and completes its receive. `None`
+    /// where it does not fit: nothing has changed then, and the packets that follow say what is wrong.
+    pub(super) fn take_message(
+        &mut self,
+        cx: &mut Scope<'_, '_>,
+        header: &MessageHeader,
+    ) -> Option<()> {
+        let MessageHeader { len, imm, solicited, .. } = *header;
+        if self.message != Message::None {
+            return None;
+        }
+        let receive = self.receives.current(cx).filter(|receive| u64::from(len) <= receive.len)?;
+        let (pd, extent) = (cx.qpc.pd, Extent { offset: 0, len });
+        let Context { regions, pieces, .. } = &mut *cx.cx;
+        let sges = &receive.wr.sges;
+        sg::resolve(regions, pd, AccessKind::LocalWrite, sges, extent, pieces).ok()?;
+        let ipv4 = cx.qpc.peer.path.remote.ip().to_canonical().is_ipv4();
+        let bare = Completion::new(0, WcStatus::Success, WcOpcode::Recv, cx.qpc.qpn);
+        let completion = Completion { byte_len: len, imm, solicited, ipv4, ..bare };
+        self.receives.complete_with(cx, completion);
+        Some(())
     }
 
     /// First and only start a message, middle and last continue one of their own kind.

@@ -25,6 +25,7 @@ pub(crate) mod delivery;
 mod direct;
 mod executor;
 mod grh;
+mod handed;
 mod held;
 mod inbound;
 mod rc;
@@ -102,6 +103,8 @@ pub(crate) struct Context<'a> {
     pub(crate) owed_packets: &'a mut u32,
     /// The packet that was built, and its path; in place for the same reason.
     pub(crate) packet: &'a mut Option<(Path, Headers)>,
+    /// Messages of the endpoint that are handed over and without a verdict.
+    pub(crate) handed_over: &'a mut u64,
     /// A completion was lost because its queue was full.
     pub(crate) cq_overflowed: bool,
     pub(crate) planted: Planted,
@@ -459,7 +462,7 @@ impl Qp {
         self.qpc.rate_limit_bps = 0;
         match &mut self.kind {
             Kind::Rc(rc) => {
-                rc.requester.reset(self.first_psn);
+                *cx.handed_over -= rc.requester.reset(self.first_psn) as u64;
                 rc.responder.reset(cx.srqs);
             }
             Kind::Uc(uc) => uc.reset(cx.srqs),
@@ -588,6 +591,7 @@ impl Qp {
             let own = fault.filter(|fault| fault.index == index).map(|fault| fault.status);
             own.unwrap_or(WcStatus::WrFlushError)
         };
+        self.release_handed(cx);
         if let Kind::Rc(rc) = &mut self.kind {
             rc.requester.release_held(&self.qpc);
         }
@@ -652,6 +656,7 @@ impl Qp {
         match &mut self.kind {
             Kind::Rc(rc)
                 if rc.requester.is_holding()
+                    || rc.requester.has_handed_over()
                     || self.state == Rts && rc.requester.held().holds_all() =>
             {
                 rc.requester.hold(wr.clone(), len);

@@ -151,9 +151,14 @@ impl RecvQueue {
         headers: &Headers,
         completion: Completion,
     ) {
+        let (imm, solicited) = (headers.ext().imm(), headers.bth().solicited);
+        self.complete_with(cx, Completion { imm, solicited, ..completion });
+    }
+
+    /// Completes the current receive.
+    pub(super) fn complete_with(&mut self, cx: &mut Scope<'_, '_>, completion: Completion) {
         if let Some(receive) = self.current.take() {
-            let (imm, solicited) = (headers.ext().imm(), headers.bth().solicited);
-            let completion = Completion { wr_id: receive.wr.wr_id, imm, solicited, ..completion };
+            let completion = Completion { wr_id: receive.wr.wr_id, ..completion };
             let recv_cq = cx.qpc.recv_cq;
             cx.complete(recv_cq, completion, receive.srq_slot);
         }

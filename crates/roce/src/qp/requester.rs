@@ -9,6 +9,7 @@ use alloc::boxed::Box;
 
 use super::codes::ack_timeout;
 use super::context::QpContext;
+use super::handed::HandedOver;
 use super::held::Held;
 use super::recovery::go_back_n::requester::GoBackN;
 use super::recovery::selective::requester::Selective;
@@ -37,6 +38,8 @@ pub(super) struct Requester {
     requests: Requests,
     recovery: Recovery,
     /// Behind all requests.
+    handed: HandedOver,
+    /// Behind all of these.
     held: Held,
 }
 
@@ -44,14 +47,16 @@ impl Requester {
     pub(super) fn new(limit: u32, first_psn: Psn) -> Requester {
         let requests = Requests::new(limit, first_psn);
         let recovery = Mode::GoBackN(GoBackN::default());
-        Requester { requests, recovery, held: Held::default() }
+        Requester { requests, recovery, handed: HandedOver::new(), held: Held::default() }
     }
 
-    /// Clears everything, including posted work requests: the queue pair goes back to RESET.
-    pub(super) fn reset(&mut self, first_psn: Psn) {
+    /// Clears everything, including posted work requests: the queue pair goes back to RESET. Returns how many were handed
+    /// over.
+    pub(super) fn reset(&mut self, first_psn: Psn) -> usize {
         self.requests.reset(first_psn);
         self.held.clear();
         self.recovery = Mode::GoBackN(GoBackN::default());
+        self.handed.clear()
     }
 
     pub(super) fn start(&mut self, qpc: &QpContext) {
@@ -115,12 +120,13 @@ impl Requester {
 
     /// Whether all started requests are done.
     pub(super) fn is_drained(&self) -> bool {
-        with_mode!(&self.recovery, mode => mode.is_drained(&self.requests))
+        self.handed.is_empty()
+            && with_mode!(&self.recovery, mode => mode.is_drained(&self.requests))
     }
 
     /// Work requests posted and not completed.
     pub(super) fn len(&self) -> u32 {
-        (self.requests.queue.len() + self.held.len()) as u32
+        (self.requests.queue.len() + self.handed.len() + self.held.len()) as u32
     }
 
     /// Whether none of them is sent, or to be sent, as packets.
@@ -128,14 +134,14 @@ impl Requester {
         self.requests.queue.is_empty()
     }
 
-    /// Whether a direct request may be carried out before the packets of these are acknowledged: there are none, or the
-    /// order is relaxed, `wr` completes unseen, and they are all SENDs.
+    /// Whether a direct request may be carried out before these are done: there are none, or the order is relaxed, `wr`
+    /// completes unseen, and they are all SENDs.
     pub(super) fn lets_pass(&self, wr: &SendWr) -> bool {
         use SendOp::{Send, SendImm, SendInvalidate, Write};
         let is_send =
             |before: &Request| matches!(before.wr.op, Send | SendImm(_) | SendInvalidate(_));
         let is_quiet_write = || matches!(wr.op, Write { .. }) && !wr.signaled && !wr.fence;
-        self.has_no_packets()
+        self.has_no_packets() && self.handed.is_empty()
             || self.held.is_relaxed() && is_quiet_write() && self.requests.queue.iter().all(is_send)
     }
 
@@ -168,6 +174,25 @@ impl Requester {
     /// Queues a request of `len` bytes, which must be within limits.
     pub(super) fn post(&mut self, qpc: &QpContext, wr: &SendWr, len: u32) {
         self.requests.post(qpc, wr, len);
+    }
+
+    // ---- messages handed to a neighbour --------------------------------------------------------
+
+    pub(super) fn has_handed_over(&self) -> bool {
+        !self.handed.is_empty()
+    }
+
+    pub(super) fn handed_mut(&mut self) -> &mut HandedOver {
+        &mut self.handed
+    }
+
+    /// Those without a verdict become packets. Receives that the others have taken are none of the credits any more.
+    pub(super) fn release_handed(&mut self, qpc: &QpContext) {
+        self.requests.forget_credits();
+        while let Some((wr, len)) = self.handed.pop() {
+            self.requests.post(qpc, &wr, len);
+        }
+        self.handed.end_round();
     }
 
     // ---- requests that wait to be direct -------------------------------------------------------

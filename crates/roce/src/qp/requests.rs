@@ -537,6 +537,13 @@ impl Requests {
         };
     }
 
+    /// Messages that are no packets have taken receives: the peer is asked anew.
+    pub(super) fn forget_credits(&mut self) {
+        if let Credit::UpTo(_) = self.credit {
+            self.credit = Credit::UpTo(self.post_ssn);
+        }
+    }
+
     /// An RNR NAK reports that there are no receives.
     pub(super) fn note_no_credit(&mut self, aeth: Aeth) {
         if let Credit::Unknown = self.credit {

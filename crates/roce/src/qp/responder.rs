@@ -19,6 +19,7 @@ use super::recovery::selective::responder::Selective;
 use super::recovery::{Mode, ReceiveRecovery, with_mode};
 use super::recv_queue::RecvQueue;
 use super::{RxPacket, Scope};
+use crate::direct::MessageHeader;
 use crate::planted::{Bug, Planted};
 use crate::srq::{Receive, SrqTable};
 use crate::verbs::RecvWr;
@@ -31,16 +32,19 @@ type Recovery = Mode<GoBackN, Selective>;
 pub(super) struct Responder {
     executor: Executor,
     recovery: Recovery,
+    /// The round of the last message that came without packets, if it was refused.
+    refused_round: Option<u32>,
 }
 
 impl Responder {
     pub(super) fn new(receives: RecvQueue) -> Responder {
         let recovery = Mode::GoBackN(GoBackN::default());
-        Responder { executor: Executor::new(receives), recovery }
+        Responder { executor: Executor::new(receives), recovery, refused_round: None }
     }
 
     pub(super) fn start(&mut self, qpc: &QpContext) {
         self.executor.start(qpc);
+        self.refused_round = None;
         self.recovery = match qpc.is_selective() {
             true => Mode::Selective(Box::new(Selective::new(qpc))),
             false => Mode::GoBackN(GoBackN::default()),
@@ -95,6 +99,18 @@ impl Responder {
             return Ok(());
         }
         self.take_request(cx, packet)
+    }
+
+    /// A message without packets. All packets before it are acknowledged. Returns false for one that is refused, and for all
+    /// others of its round then.
+    pub(super) fn take_message(&mut self, cx: &mut Scope<'_, '_>, header: &MessageHeader) -> bool {
+        let is_over = self.refused_round == Some(header.round);
+        if is_over && !cx.planted.is(Bug::DirectRoundIgnored) {
+            return false;
+        }
+        let is_taken = self.executor.inbound.take_message(cx, header).is_some();
+        self.refused_round = (!is_taken).then_some(header.round);
+        is_taken
     }
 
     /// A request packet that [`handle_request`](Responder::handle_request) held. If its turn still has

@@ -6,14 +6,15 @@
 //!
 //! `DQUANT_SEED=n cargo test -p roce --test it rc_direct` replays one program.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 
 use roce::direct::{
-    Backlog, Direct, DirectKind, DirectRefusal, DirectRequest, Holding, MAX_DIRECT_BYTES, Posted,
+    Backlog, Direct, DirectKind, DirectRefusal, DirectRequest, Handed, Holding, MAX_DIRECT_BYTES,
+    Message, MessageHeader, Posted, Verdict,
 };
 use roce::endpoint::{QpAttr, QpState};
 use roce::verbs::{Access, Qpn, SendOp, SendWr, SgList, Sge, WcStatus};
-use roce::world::{AtomicOp, Memory};
+use roce::world::{self, AtomicOp, Memory};
 use sim::memory::Arena;
 
 use crate::harness::{BASE, Chance, Fault, FaultMix, Node};
@@ -36,7 +37,14 @@ struct Neighbour<'a> {
     refuses_per_mille: u32,
     /// Bytes that were copied.
     moved: u64,
+    /// Messages that the peer has not taken; none where it takes none.
+    letters: Option<&'a mut VecDeque<Letter>>,
 }
+
+type Letter = (MessageHeader, Vec<u8>);
+
+/// Messages that fit between the two.
+const MAX_LETTERS: usize = 6;
 
 impl Direct for Neighbour<'_> {
     fn reaches(&self, _qpn: Qpn, _kind: DirectKind) -> bool {
@@ -66,6 +74,24 @@ impl Direct for Neighbour<'_> {
         assert_eq!(remote - first, u64::from(request.part.len));
         Ok(())
     }
+
+    fn takes_messages(&self, _qpn: Qpn) -> bool {
+        self.letters.is_some()
+    }
+
+    fn hand_over(&mut self, message: &Message<'_>) -> Result<(), DirectRefusal> {
+        let letters = self.letters.as_mut().ok_or(DirectRefusal::NotDirect)?;
+        if letters.len() == MAX_LETTERS {
+            return Err(DirectRefusal::Full);
+        }
+        let pieces = message.local.iter();
+        let bytes: Vec<u8> = pieces
+            .flat_map(|piece| self.own.peek(piece.addr, piece.len as usize).to_vec())
+            .collect();
+        assert_eq!(bytes.len(), message.header.len as usize);
+        letters.push_back((message.header, bytes));
+        Ok(())
+    }
 }
 
 struct Program {
@@ -84,6 +110,9 @@ struct Program {
     quiet: BTreeSet<u64>,
     /// Then a READ that is executed again may return bytes of a WRITE behind it.
     loses: bool,
+    letters: Option<VecDeque<Letter>>,
+    /// Receives that are posted late.
+    late: Vec<u64>,
 }
 
 impl Program {
@@ -103,6 +132,7 @@ impl Program {
         let refuses_per_mille = draw.pick(&[0, 0, 20, 300, 1_000]);
         let (posted, completed, reads, held) = (0, Vec::new(), Vec::new(), 0);
         let holding = draw.pick(&[Holding::Runs, Holding::Runs, Holding::All, Holding::Relaxed]);
+        let letters = draw.per_mille(600).then(VecDeque::new);
         let (now, qpn) = (pair.fabric.now(), pair.a.qpn);
         pair.fabric.nodes[0].endpoint.hold_sends(now, qpn, holding).expect("it exists");
         Program {
@@ -117,6 +147,8 @@ impl Program {
             holding,
             quiet: BTreeSet::new(),
             loses,
+            letters,
+            late: Vec::new(),
         }
     }
 
@@ -128,7 +160,8 @@ impl Program {
         let Node { endpoint, memory, .. } = node;
         let (draw, refuses_per_mille) = (&mut self.draw, self.refuses_per_mille);
         let peer = &mut other.memory;
-        let direct = Neighbour { own: memory, peer, draw, refuses_per_mille, moved: 0 };
+        let letters = self.letters.as_mut();
+        let direct = Neighbour { own: memory, peer, draw, refuses_per_mille, moved: 0, letters };
         act(&mut Reach { endpoint, direct, now, qpn })
     }
 
@@ -144,6 +177,7 @@ impl Program {
         let remote_addr = BASE + at;
         let op = match what {
             0 => SendOp::Send,
+            20..30 if self.letters.is_some() => SendOp::SendImm(7),
             1..=9 => SendOp::Read { remote_addr, rkey },
             10..15 => SendOp::FetchAdd { remote_addr, rkey, add: self.posted << 32 | 1 },
             _ => SendOp::Write { remote_addr, rkey },
@@ -175,6 +209,7 @@ impl Program {
                 self.reads.push((self.posted, word.to_vec()));
                 AtomicOp::FetchAdd(add).apply_to(word);
             }
+            _ if self.draw.per_mille(200) => self.late.push(self.posted),
             _ => self.pair.receive(self.posted, TARGET_BYTES as u32),
         }
         self.posted += 1;
@@ -184,6 +219,7 @@ impl Program {
     /// From now on nothing is refused or lost, and these sends wait.
     fn begin(&mut self, holding: Holding) {
         (self.refuses_per_mille, self.loses, self.holding) = (0, false, holding);
+        self.letters = None;
         self.pair.fabric.mix = FaultMix::NONE;
         let held = self.with_neighbour(|at| at.endpoint.hold_sends(at.now, at.qpn, holding));
         held.expect("it exists");
@@ -224,7 +260,30 @@ impl Program {
             }
         }
         self.set_state(self.pair.state(0), QpState::Sqd, QpState::Rts);
+        if self.draw.per_mille(300) {
+            let late = std::mem::take(&mut self.late);
+            late.into_iter().for_each(|wr| self.pair.receive(wr, TARGET_BYTES as u32));
+        }
+        if self.draw.per_mille(600) {
+            let most = self.draw.between(1, 2 * MAX_LETTERS as u64);
+            self.deliver(most);
+        }
         self.carry_on();
+    }
+
+    /// The peer decides on messages, the oldest first.
+    fn deliver(&mut self, most: u64) {
+        let now = self.pair.fabric.now();
+        for _ in 0..most {
+            let letter = self.letters.as_mut().and_then(VecDeque::pop_front);
+            let Some((header, bytes)) = letter else { return };
+            let from = self.pair.fabric.nodes[0].ip();
+            let Node { endpoint, memory, .. } = &mut self.pair.fabric.nodes[1];
+            let taken = world::take_message(endpoint, memory, now, from, (&header, &bytes));
+            let verdict = if taken { Verdict::Taken } else { Verdict::Refused };
+            let handed = Handed { source: header.source, round: header.round };
+            self.pair.fabric.nodes[0].endpoint.handle_verdict(now, handed, verdict);
+        }
     }
 
     fn set_state(&mut self, now: QpState, from: QpState, to: QpState) {
@@ -280,7 +339,7 @@ struct Reach<'a> {
 
 #[test]
 fn direct_requests_and_packets_stay_in_order() {
-    let mut held = 0;
+    let (mut held, mut sent, mut refused) = (0, 0, 0);
     for seed in seeds(0..300) {
         let _replay = Replay { test: "rc_direct", seed };
         let mut program = Program::new(seed);
@@ -302,8 +361,13 @@ fn direct_requests_and_packets_stay_in_order() {
             assert!(own.peek(BASE + wr % 100 * SLOT, bytes.len()) == bytes, "READ {wr}");
         }
         held += program.held;
+        let counters = program.pair.fabric.nodes[0].endpoint.counters();
+        assert!(!program.pair.fabric.nodes[0].endpoint.awaits_verdicts());
+        sent += counters.direct_sends;
+        refused += counters.direct_sends_refused;
     }
     assert!(held > 0, "nothing had to wait");
+    assert!(sent > 2 * refused && refused > 0, "{sent} messages, {refused} refused");
 }
 
 /// Where all requests wait for the driver, WRITEs are direct although SENDs are between them, and nothing else is.
@@ -383,6 +447,14 @@ impl Direct for Recorder {
         }
         self.parts.push((part.offset, part.len));
         Ok(())
+    }
+
+    fn takes_messages(&self, _qpn: Qpn) -> bool {
+        false
+    }
+
+    fn hand_over(&mut self, _message: &Message<'_>) -> Result<(), DirectRefusal> {
+        unreachable!("it takes none")
     }
 }
 

@@ -278,6 +278,7 @@ impl Run {
             Some(Bug::DirectCompletedEarly) => Flaw::CompletedEarly,
             Some(Bug::DirectTailFirst) => Flaw::TailFirst,
             Some(Bug::DirectAtomicTorn) => Flaw::AtomicTorn,
+            Some(Bug::DirectRefusalLost) => Flaw::RefusalLost,
             _ => Flaw::None,
         };
         #[cfg(not(feature = "planted-bugs"))]

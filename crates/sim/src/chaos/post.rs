@@ -205,7 +205,9 @@ impl Run {
             // It takes no number of a message.
             Posted::Done => drop(side.taken_after.pop()),
             Posted::Held => side.is_held = true,
-            Posted::Queued => {}
+            // A message that is handed over takes none either, unless it is refused. Those before a message are taken
+            // before it, so the number of receives that the messages up to it have taken is never too large.
+            Posted::Queued | Posted::HandedOver => {}
         }
         Ok(())
     }

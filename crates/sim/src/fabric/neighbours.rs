@@ -4,22 +4,28 @@
 //! real board follows it (`nic::neighbours`). A request is carried out at one instant of virtual time; between its
 //! parts, in the order of [`landing_order`], a program of the peer looks at its memory.
 //!
+//! A message that is handed over lies in the peer's mailbox until the peer runs next, some time later, and its verdict takes as
+//! long to come back. The messages of a node that ends are lost.
+//!
 //! [`Flaw`] is what an implementation may get wrong here and what no endpoint can: it is planted to test the checks of
 //! [`chaos`](crate::chaos).
 
+use alloc::collections::VecDeque;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::net::IpAddr;
 
-use roce::Time;
 use roce::direct::{
-    Direct, DirectKind, DirectRefusal, DirectRequest, RegionCard, admit, landing_order,
+    Direct, DirectKind, DirectRefusal, DirectRequest, Handed, Message, MessageHeader, RegionCard,
+    Verdict, admit, landing_order,
 };
 use roce::endpoint::{Endpoint, Placement};
 use roce::verbs::Qpn;
+use roce::{Time, world};
 
-use super::Fabric;
 use super::node::Node;
+use super::{Event, Fabric};
+use crate::events::EventQueue;
 use crate::memory::NodeMemory;
 
 /// How late the bytes are with [`Flaw::CompletedEarly`], in nanoseconds.
@@ -41,6 +47,46 @@ pub enum Flaw {
     TailFirst,
     /// An atomic reads the word, and stores the new value later.
     AtomicTorn,
+    /// Refused messages are reported as taken.
+    RefusalLost,
+}
+
+/// Messages to one node that it has not decided on: more are refused for lack of room.
+const MAX_MESSAGES: usize = 24;
+
+/// How long a message is under way, and its verdict: these many nanoseconds, and up to twice as many.
+const MESSAGE_NS: u64 = 300;
+
+/// A message in a mailbox.
+#[derive(Debug)]
+struct Letter {
+    at: Time,
+    from: (u32, IpAddr),
+    header: MessageHeader,
+    bytes: Vec<u8>,
+}
+
+/// Messages and verdicts for one node, in the order of their times.
+#[derive(Debug, Default)]
+pub(super) struct Mailbox {
+    letters: VecDeque<Letter>,
+    verdicts: VecDeque<(Time, Handed, Verdict)>,
+}
+
+impl Mailbox {
+    /// The time of something that is sent now, in any order of delays.
+    fn arrival(now: Time, before: Option<Time>, salt: u64) -> Time {
+        let mixed = (now.as_nanos() ^ salt).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        let at = Time::from_nanos(now.as_nanos() + MESSAGE_NS + mixed % MESSAGE_NS);
+        before.map_or(at, |before| at.max(before))
+    }
+
+    fn tell(&mut self, now: Time, handed: Handed, verdict: Verdict) -> Time {
+        let before = self.verdicts.back().map(|(at, ..)| *at);
+        let at = Mailbox::arrival(now, before, handed.source.get().into());
+        self.verdicts.push_back((at, handed, verdict));
+        at
+    }
 }
 
 /// The regions that a node has registered, by local key.
@@ -102,9 +148,52 @@ impl<M: NodeMemory> Fabric<M> {
         let (own, after) = rest.split_first_mut()?;
         let ip = own.ip();
         let Node { endpoint, memory, .. } = own;
-        let neighbourhood = &mut self.neighbourhood;
+        let (neighbourhood, events) = (&mut self.neighbourhood, &mut self.events);
         let others = [before, after];
-        Some(act(endpoint, &mut Neighbours { ip, memory, others, neighbourhood, now }))
+        let from = node;
+        let mut direct = Neighbours { ip, from, memory, others, neighbourhood, events, now };
+        Some(act(endpoint, &mut direct))
+    }
+
+    /// A node takes the messages and verdicts that have arrived.
+    pub(super) fn take_mail(&mut self, node: u32) -> bool {
+        let (now, flaw) = (self.now, self.neighbourhood.flaw);
+        let entry = &mut self.nodes[node as usize];
+        let mut is_busy = false;
+        while let Some((_, handed, verdict)) =
+            entry.mail.verdicts.pop_front_if(|(at, ..)| *at <= now)
+        {
+            entry.endpoint.handle_verdict(now, handed, verdict);
+            is_busy = true;
+        }
+        entry.endpoint.note_verdicts_looked_for(now);
+        while let Some(letter) =
+            self.nodes[node as usize].mail.letters.pop_front_if(|letter| letter.at <= now)
+        {
+            let Node { endpoint, memory, .. } = &mut self.nodes[node as usize];
+            let Letter { from: (from, ip), header, bytes, .. } = letter;
+            let taken = world::take_message(endpoint, memory, now, ip, (&header, &bytes));
+            let is_said_to_be = taken || flaw == Flaw::RefusalLost;
+            let verdict = if is_said_to_be { Verdict::Taken } else { Verdict::Refused };
+            self.tell(from, header, verdict);
+            is_busy = true;
+        }
+        is_busy
+    }
+
+    fn tell(&mut self, to: u32, header: MessageHeader, verdict: Verdict) {
+        let handed = Handed { source: header.source, round: header.round };
+        if let Some(sender) = self.nodes.get_mut(to as usize) {
+            let at = sender.mail.tell(self.now, handed, verdict);
+            self.events.add(at, Event::Mail(to));
+        }
+    }
+
+    /// Messages for a node that ends are lost.
+    pub(super) fn lose_mail(&mut self, mail: Mailbox) {
+        for Letter { from: (from, _), header, .. } in mail.letters {
+            self.tell(from, header, Verdict::Lost);
+        }
     }
 
     /// WRITEs of which a program saw the last byte before another one: always a bug.
@@ -127,9 +216,11 @@ impl<M: NodeMemory> Fabric<M> {
 /// The nodes beside one.
 struct Neighbours<'a, M> {
     ip: IpAddr,
+    from: u32,
     memory: &'a mut M,
     others: [&'a mut [Node<M>]; 2],
     neighbourhood: &'a mut Neighbourhood,
+    events: &'a mut EventQueue<Event>,
     now: Time,
 }
 
@@ -139,7 +230,7 @@ impl<M: NodeMemory> Direct for Neighbours<'_, M> {
     }
 
     fn carry_out(&mut self, request: &DirectRequest<'_>) -> Result<(), DirectRefusal> {
-        let Neighbours { ip, memory, others, neighbourhood, now } = self;
+        let Neighbours { ip, memory, others, neighbourhood, now, .. } = self;
         let remote = request.path.remote.ip();
         let mut nodes = others.iter_mut().flat_map(|nodes| nodes.iter_mut());
         let peer = nodes.find(|node| node.ip() == remote).ok_or(DirectRefusal::Peer)?;
@@ -178,6 +269,31 @@ impl<M: NodeMemory> Direct for Neighbours<'_, M> {
         }
         let is_reversed = neighbourhood.flaw == Flaw::TailFirst;
         neighbourhood.torn += u64::from(write(&mut peer.memory, first, &bytes, is_reversed));
+        Ok(())
+    }
+
+    fn takes_messages(&self, _qpn: Qpn) -> bool {
+        true
+    }
+
+    fn hand_over(&mut self, message: &Message<'_>) -> Result<(), DirectRefusal> {
+        let Message { header, path, local } = *message;
+        let mut nodes = self.others.iter_mut().flat_map(|nodes| nodes.iter_mut());
+        let peer = nodes.find(|node| node.ip() == path.remote.ip()).ok_or(DirectRefusal::Peer)?;
+        let letters = &mut peer.mail.letters;
+        if letters.len() >= MAX_MESSAGES {
+            return Err(DirectRefusal::Full);
+        }
+        let mut bytes = vec![0; header.len as usize];
+        let mut at = 0;
+        for piece in local {
+            self.memory.gather(piece.addr, &mut bytes[at..at + piece.len as usize]);
+            at += piece.len as usize;
+        }
+        let before = letters.back().map(|letter| letter.at);
+        let at = Mailbox::arrival(self.now, before, header.dest.get().into());
+        letters.push_back(Letter { at, from: (self.from, self.ip), header, bytes });
+        self.events.add(at, Event::Mail(peer.port.node));
         Ok(())
     }
 }

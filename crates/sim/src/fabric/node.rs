@@ -11,7 +11,7 @@ use roce::verbs::{Access, Completion, CqId, MemoryRegion, PdId, VerbsError};
 use roce::wire::ROCE_PORT;
 use roce::world::Path;
 
-use super::neighbours::Board;
+use super::neighbours::{Board, Mailbox};
 use crate::memory::NodeMemory;
 use crate::packet::Packet;
 use crate::port::Port;
@@ -38,6 +38,8 @@ pub struct Node<M> {
     pub(super) past: Tally,
     /// What its neighbours see.
     pub(super) board: Board,
+    /// Messages and verdicts of its neighbours.
+    pub(super) mail: Mailbox,
 }
 
 /// Totals over all endpoints of a node.
@@ -167,5 +169,6 @@ pub(super) fn new_node<M>(config: EndpointConfig, memory: M, port: Port, seed: u
         is_touched: false,
         past: Tally::default(),
         board: Board::default(),
+        mail: Mailbox::default(),
     }
 }
