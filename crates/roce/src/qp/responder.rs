@@ -12,7 +12,7 @@
 use alloc::boxed::Box;
 
 use super::context::QpContext;
-use super::executor::{Executor, Fatal};
+use super::executor::{Executor, Fatal, Reply};
 use super::inbound::Message;
 use super::recovery::go_back_n::responder::GoBackN;
 use super::recovery::selective::responder::Selective;
@@ -156,6 +156,12 @@ impl Responder {
 
     pub(super) fn has_reply(&self) -> bool {
         self.executor.reply.is_some()
+    }
+
+    /// Whether the pending acknowledgement, if there is one, tells the peer nothing that it has to act on.
+    pub(super) fn ack_may_wait(&self) -> bool {
+        let is_nak = matches!(self.executor.reply, Some(Reply::Nak { .. }));
+        !is_nak && with_mode!(&self.recovery, mode => !mode.misses_packets())
     }
 
     /// Whether READs or atomics have responses to send.

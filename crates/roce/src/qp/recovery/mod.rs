@@ -122,6 +122,9 @@ pub(super) trait ReceiveRecovery {
     /// A NAK requested the expected packet; another one would make the peer send it twice.
     fn note_nak(&mut self);
 
+    /// Whether packets before some that arrived are missing.
+    fn misses_packets(&self) -> bool;
+
     /// Whether a READ has responses to send.
     fn owes_read(&self, executor: &Executor) -> bool;
 

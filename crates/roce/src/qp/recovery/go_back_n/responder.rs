@@ -49,6 +49,10 @@ impl ReceiveRecovery for GoBackN {
         self.nak_sent = true;
     }
 
+    fn misses_packets(&self) -> bool {
+        self.nak_sent
+    }
+
     fn owes_read(&self, executor: &Executor) -> bool {
         executor.resources.owes_read()
     }

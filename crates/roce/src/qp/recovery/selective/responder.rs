@@ -195,6 +195,10 @@ impl ReceiveRecovery for Selective {
 
     fn note_nak(&mut self) {}
 
+    fn misses_packets(&self) -> bool {
+        self.has_forgotten || !self.arrivals.is_empty()
+    }
+
     fn owes_read(&self, _: &Executor) -> bool {
         !self.reads.is_empty() || !self.retransmissions.is_empty()
     }
@@ -255,7 +259,7 @@ impl ReceiveRecovery for Selective {
             return;
         };
         let aeth = executor.reply_aeth(cx, reply);
-        let has_holes = self.has_forgotten || !self.arrivals.is_empty();
+        let has_holes = self.misses_packets();
         let header = match reply {
             Reply::Ack { .. } if has_holes => {
                 let (sack, psn) = (self.next_sack(executor.expected), executor.expected);
