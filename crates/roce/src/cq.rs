@@ -269,6 +269,10 @@ impl CqTable {
         Some((entry.completion, entry.srq_slot))
     }
 
+    pub(crate) fn has_entry(&self, cq: CqId) -> bool {
+        self.slab.get(cq.0).is_some_and(|queue| !queue.entries.is_empty())
+    }
+
     /// Removes the completions of a queue pair, and adds the receives lent for them to `srq_slots`.
     pub(crate) fn purge(&mut self, cq: CqId, qpn: Qpn, srq_slots: &mut Vec<SrqSlot>) {
         let Some(queue) = self.slab.get_mut(cq.0) else {

@@ -61,6 +61,9 @@ const VERDICT_INTERVAL: Duration = Duration::from_millis(100);
 /// Errors kept of destroyed queue pairs.
 pub const MAX_PAST_ERRORS: usize = 16;
 
+/// Queue pairs whose acknowledgements may wait: no turn looks at more.
+const MAX_WAITING_ACKS: usize = 8;
+
 /// Sizes and limits of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndpointConfig {
@@ -926,6 +929,11 @@ impl Endpoint {
         self.awaits_verdicts().then(|| self.looked_at + VERDICT_INTERVAL)
     }
 
+    /// Posted sends of a queue pair that have not completed.
+    pub fn sends_under_way(&self, qpn: Qpn) -> u32 {
+        self.entry(qpn).map_or(0, |entry| entry.qp.sends_under_way())
+    }
+
     /// Whether sends of a queue pair wait for [`carry_out_held`](Endpoint::carry_out_held).
     pub fn has_held(&self, qpn: Qpn) -> bool {
         self.entry(qpn).is_ok_and(|entry| entry.qp.has_held())
@@ -965,6 +973,21 @@ impl Endpoint {
             self.srqs.settle(srq_slot);
         }
         Some(completion)
+    }
+
+    /// Whether a completion can be polled.
+    pub fn has_completion(&self, cq: CqId) -> bool {
+        self.cqs.has_entry(cq)
+    }
+
+    /// Whether acknowledgements are all that is to be sent, and none of them reports a loss: they may wait for the
+    /// program's reply.
+    pub fn owes_only_acks(&self) -> bool {
+        let waits = |&slot: &u32| self.qps.at(slot).is_none_or(|entry| entry.qp.owes_only_ack());
+        self.parked.is_empty()
+            && self.outbox.len() == 0
+            && self.ready.len() <= MAX_WAITING_ACKS
+            && self.ready.iter().all(waits)
     }
 
     // ---- plumbing ------------------------------------------------------------------------------

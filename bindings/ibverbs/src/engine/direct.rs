@@ -57,13 +57,13 @@ impl Engine {
         }
     }
 
-    /// Posts sends, and sends what has to go as packets.
+    /// Posts sends, and sends what has to go as packets, unless it may wait for more ([`gather`](super::gather)).
     pub(crate) fn post<T>(&self, post: impl FnOnce(&mut Core) -> T) -> T {
         let mut core = self.lock();
-        core.queued = false;
+        (core.queued, core.urgent) = (false, !self.progress.is_napping());
         let done = post(&mut core);
         core.wake_for_messages();
-        if core.queued {
+        if core.queued && core.urgent {
             self.flush(&mut core);
         } else {
             core.settle();
@@ -79,6 +79,7 @@ impl Core {
     /// Posts one work request, which may be done when this returns.
     #[inline]
     pub(crate) fn post_send(&mut self, qpn: Qpn, wr: SendWr) -> Result<(), VerbsError> {
+        let bytes: u64 = wr.sges.iter().map(|sge| u64::from(sge.len)).sum();
         let posted = match &mut self.neighbours {
             Ok(neighbours) => self.endpoint.post_send_direct(self.now, qpn, wr, neighbours)?,
             Err(_) => {
@@ -89,7 +90,11 @@ impl Core {
         if posted == Posted::Held {
             self.holding.insert(qpn.get());
         }
-        self.queued |= matches!(posted, Posted::Queued | Posted::Held);
+        if matches!(posted, Posted::Queued | Posted::Held) {
+            self.queued = true;
+            let under_way = self.endpoint.sends_under_way(qpn);
+            self.urgent |= !self.gather.post(self.now, under_way, bytes);
+        }
         Ok(())
     }
 

@@ -11,6 +11,7 @@
 mod capture;
 mod direct;
 pub(crate) mod dmabuf;
+mod gather;
 pub(crate) mod limits;
 mod memory;
 pub(crate) mod netdev;
@@ -19,7 +20,7 @@ mod progress;
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, TryLockError};
 
 use nic::clock;
 use nic::device::{DeviceConfig, DeviceWire};
@@ -37,6 +38,7 @@ use crate::process::errors::{Failure, Outcome, errno_of_io};
 use crate::process::fork::{self, ForkLock};
 use crate::process::settings::Settings;
 
+use gather::Gather;
 use memory::ProcessMemory;
 pub(crate) use memory::populate;
 use netdev::Interface;
@@ -83,6 +85,9 @@ pub(crate) struct Core {
     by_packets: HashMap<u32, String>,
     /// A request posted since the last look has to be sent.
     queued: bool,
+    /// One of the requests posted since the last look must not wait for others.
+    urgent: bool,
+    gather: Gather,
     /// Queue pairs with requests that wait for the packets before them, to be carried out directly.
     holding: BTreeSet<u32>,
     /// The first of them at which the last turn ended although more could be carried out.
@@ -135,6 +140,18 @@ pub(crate) unsafe fn renew() {
 pub(crate) fn all() -> Vec<Arc<Engine>> {
     let engines = ENGINES.lock();
     engines.iter().map(|open| Arc::clone(&open.engine)).collect()
+}
+
+/// Sends what waits for the program's next call: there will be none. A peer waits for the acknowledgement of the last
+/// message.
+extern "C" fn send_waiting() {
+    for engine in all() {
+        if let Some(mut core) = engine.try_lock()
+            && core.gather.waits()
+        {
+            engine.flush(&mut core);
+        }
+    }
 }
 
 impl Engine {
@@ -212,6 +229,8 @@ impl Engine {
             neighbours,
             by_packets: HashMap::new(),
             queued: false,
+            urgent: false,
+            gather: Gather::new(),
             holding: BTreeSet::new(),
             behind: None,
             skipped: 0,
@@ -221,6 +240,11 @@ impl Engine {
             cqs: HashMap::new(),
             srqs: HashMap::new(),
         };
+        static AT_EXIT: Once = Once::new();
+        // SAFETY: the function has no arguments, and what it touches lives as long as the process.
+        AT_EXIT.call_once(|| unsafe {
+            libc::atexit(send_waiting);
+        });
         let engine = Arc::new(Engine {
             interface,
             settings,
@@ -245,24 +269,49 @@ impl Engine {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A verb that may complete work requests or give the endpoint something to send.
+    /// The mutable state, unless another thread has the lock.
+    fn try_lock(&self) -> Option<MutexGuard<'_, Core>> {
+        match self.core.try_lock() {
+            Ok(core) => Some(core),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// A verb that may complete work requests or give the endpoint something to send. What waits is sent before: the verb
+    /// may end its queue pair.
     pub(crate) fn verb<T>(&self, verb: impl FnOnce(&mut Core) -> T) -> T {
         let mut core = self.lock();
+        if core.gather.waits() {
+            self.flush(&mut core);
+        }
         let done = verb(&mut core);
         self.flush(&mut core);
         done
     }
 
     /// Sends posted requests, as far as windows allow. It does not receive: a program that posts will poll, and one that
-    /// does not is not known to be there, so the progress thread receives.
+    /// does not is not known to be there, so the progress thread receives. Who posts a burst is there, and takes turns.
     pub(crate) fn flush(&self, core: &mut Core) {
         core.now = core.now.max(clock::now());
+        core.gather.posted(core.now);
+        if core.gather.owes_turn() {
+            core.turn(core.now, None);
+        }
+        if core.gather.is_burst() {
+            // It will go on or poll, as one that polls in vain does.
+            self.progress.note_program_turn(core.now, true);
+        }
         let mut turns = 0;
         while core.send() >= FULL_TURN && turns < POST_TURNS {
             turns += 1;
         }
         core.settle();
         self.progress.note_deadline(core.deadline());
+        if core.gather.is_burst() {
+            // What waits from now on has not waited for this.
+            core.now = core.now.max(clock::now());
+        }
         if turns == POST_TURNS {
             self.progress.wake();
         }
@@ -270,9 +319,17 @@ impl Engine {
 
     /// A turn taken by a thread of the program.
     pub(crate) fn turn(&self, core: &mut Core) -> world::Progress {
+        self.turn_for(core, None)
+    }
+
+    /// A turn of a thread that is going to take completions from a queue.
+    pub(crate) fn turn_for(&self, core: &mut Core, cq: Option<CqId>) -> world::Progress {
         let now = clock::now();
-        let progress = core.turn(now);
-        self.progress.note_program_turn(now, progress.is_idle());
+        core.gather.polled(now);
+        let progress = core.turn(now, cq.filter(|_| self.progress.is_napping()));
+        let is_idle = progress.is_idle();
+        let end = if is_idle { now } else { clock::now() };
+        self.progress.note_program_turn(end, is_idle);
         self.progress.note_deadline(core.deadline());
         progress
     }
@@ -299,17 +356,23 @@ impl Engine {
 
 impl Core {
     /// A turn at `now`, or at the time of the last one if that was later: a thread may have waited
-    /// for the lock since it read the clock, and an endpoint's time never goes backwards.
-    fn turn(&mut self, now: Time) -> world::Progress {
+    /// for the lock since it read the clock, and an endpoint's time never goes backwards. Acknowledgements may wait for
+    /// a program that takes completions from `cq` next.
+    fn turn(&mut self, now: Time, cq: Option<CqId>) -> world::Progress {
         self.now = self.now.max(now);
-        let exchanged = self.exchange_messages();
-        let mut progress = self.turn_wire();
-        progress.worked |= exchanged;
+        let worked = self.exchange_messages();
+        let mut progress = world::Progress { received: self.receive(), sent: 0, worked };
+        let completed = |cq| self.endpoint.has_completion(cq) && self.endpoint.owes_only_acks();
+        if cq.is_some_and(completed) && self.holding.is_empty() && self.gather.acknowledge(self.now)
+        {
+            self.settle();
+            return progress;
+        }
+        progress.sent = self.send();
         if !self.holding.is_empty() && self.carry_out_held() {
             self.wake_for_messages();
-            let sent = self.turn_wire();
-            progress.received += sent.received;
-            progress.sent += sent.sent;
+            progress.received += self.receive();
+            progress.sent += self.send();
         }
         self.settle();
         progress
@@ -342,16 +405,14 @@ impl Core {
         is_idle
     }
 
-    fn turn_wire(&mut self) -> world::Progress {
+    fn receive(&mut self) -> usize {
         let Core { endpoint, wire, memory, neighbours, now, .. } = self;
         let Some(wire) = wire else {
-            return world::Progress::default();
+            return 0;
         };
         match neighbours {
-            Ok(neighbours) => {
-                world::turn(endpoint, &mut neighbours.wire(wire), memory, *now, |_, _| false)
-            }
-            Err(_) => world::turn(endpoint, wire, memory, *now, |_, _| false),
+            Ok(neighbours) => world::receive(endpoint, &mut neighbours.wire(wire), memory, *now),
+            Err(_) => world::receive(endpoint, wire, memory, *now),
         }
     }
 

@@ -142,7 +142,7 @@ impl Cq {
             if core.may_skip_turn() {
                 return Ok(0);
             }
-            let is_idle = self.engine.turn(&mut core).is_idle();
+            let is_idle = self.engine.turn_for(&mut core, Some(self.id)).is_idle();
             idle_at = is_idle.then_some(core.now);
             taken = self.take(&mut core, room, &mut take);
         }

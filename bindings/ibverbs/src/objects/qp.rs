@@ -187,6 +187,7 @@ impl Qp {
     /// Destroys it with its context.
     pub(super) fn end(&'static self) {
         if Qp::arena().retire(self) {
+            self.engine.verb(|_| ());
             self.leave(&mut self.engine.lock());
             let _ = self.engine.quiesce();
         }

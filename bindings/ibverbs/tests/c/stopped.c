@@ -1,4 +1,4 @@
-/* Connections wait for stopped peers of this machine, but not for peers that have ended. */
+/* Connections wait for stopped peers of this machine, but not for peers that have ended. Peers that end acknowledge before. */
 #include "kit.h"
 
 #include <linux/inet_diag.h>
@@ -153,11 +153,45 @@ static void a_peer_that_ends_is_not_waited_for(void)
 	}
 }
 
+/* The child ends as soon as it has the last message. Before, its progress thread has learnt that it polls. */
+static void the_last_message_is_acknowledged_before_the_end(void)
+{
+	enum { MESSAGES = 300 };
+	for (int end = 0; end < 12; end++) {
+		struct process own = fork_connected();
+		for (int message = 0; own.child && message < MESSAGES; message++) {
+			EQUAL(post(&own.side, (struct ibv_send_wr){ .opcode = IBV_WR_SEND }, 0, 64), 0);
+			expect(own.side.cq, IBV_WC_SUCCESS);
+		}
+		if (own.child) {
+			EQUAL(waitpid(own.child, NULL, 0), own.child);
+			release(&own);
+			continue;
+		}
+		EQUAL(post_receive(&own.side, 0, 0, 64), 0);
+		for (int message = 1; message <= MESSAGES; message++) {
+			struct ibv_wc wc;
+			if (message < MESSAGES)
+				EQUAL(post_receive(&own.side, message, 0, 64), 0);
+			while (!ibv_poll_cq(own.side.cq, 1, &wc))
+				;
+		}
+		if (end % 3 == 0)
+			exit(0);
+		if (end % 3 == 1)
+			EQUAL(set_state(own.side.qp, IBV_QPS_RESET), 0);
+		else
+			EQUAL(ibv_close_device(own.side.context), 0);
+		_exit(0);
+	}
+}
+
 int main(int argc, char **argv)
 {
 	static const struct test cases[] = {
 		CASE(a_stopped_peer_is_waited_for),
 		CASE(a_peer_that_ends_is_not_waited_for),
+		CASE(the_last_message_is_acknowledged_before_the_end),
 	};
 	needs_udp_diag();
 	return RUN(cases, argc, argv);

@@ -695,6 +695,12 @@ impl Qp {
         }
     }
 
+    /// Posted sends that have not completed.
+    pub(crate) fn sends_under_way(&self) -> u32 {
+        let (vacant, limit) = self.send_room();
+        limit.saturating_sub(u32::try_from(vacant).unwrap_or(limit))
+    }
+
     /// The length of a message that this service can carry.
     fn check_send(&self, wr: &SendWr) -> Result<u32, VerbsError> {
         let bytes = sg::total_bytes(&wr.sges);
@@ -897,6 +903,12 @@ impl Qp {
         let replies = matches!(&self.kind, Kind::Rc(rc) if rc.responder.has_reply());
         let is_free = !self.congestion.is_holding();
         replies || self.congestion.has_notification() || (is_free && self.has_data())
+    }
+
+    /// Whether an acknowledgement, of a connection that misses nothing, is all that is to be sent.
+    pub(crate) fn owes_only_ack(&self) -> bool {
+        let waits = matches!(&self.kind, Kind::Rc(rc) if rc.responder.ack_may_wait());
+        waits && !self.has_data() && !self.congestion.has_notification()
     }
 
     /// Whether there are packets paced by congestion control.

@@ -1136,6 +1136,44 @@ fn packets_ahead_make_one_nak_until_there_is_progress() {
     assert_eq!(lone.answer(), Some((expected.next(), Syndrome::SequenceError)));
 }
 
+/// A SEND of node 1's own.
+fn send_back(lone: &mut Lone, wr_id: u64) {
+    let sges = lone.pair.sge(1, 0, 64);
+    let wr = SendWr { wr_id, sges, signaled: true, ..SendWr::default() };
+    let qpn = lone.pair.b.qpn;
+    lone.pair.fabric.nodes[1].endpoint.post_send(Time::ZERO, qpn, wr).unwrap();
+}
+
+#[test]
+fn an_acknowledgement_follows_a_few_requests_and_a_nak_precedes_them() {
+    use Opcode::{RcAcknowledge, RcSendOnly};
+    let mut lone = Lone::new();
+    let _ = lone.next(RcSendOnly, Ext::None, 10);
+    assert!(lone.pair.fabric.nodes[1].endpoint.owes_only_acks());
+    (0..2).for_each(|wr_id| send_back(&mut lone, wr_id));
+    assert!(!lone.pair.fabric.nodes[1].endpoint.owes_only_acks(), "requests do not wait");
+    let sent = |lone: &mut Lone| -> Vec<Opcode> {
+        std::iter::from_fn(|| Some(lone.answer_packet()?.bth().opcode)).collect()
+    };
+    assert_eq!(sent(&mut lone), [RcSendOnly, RcSendOnly, RcAcknowledge]);
+
+    lone.pair.receive(8, 1000);
+    let _ = lone.next(RcSendOnly, Ext::None, 10);
+    (0..20).for_each(|wr_id| send_back(&mut lone, wr_id));
+    let among: Vec<usize> = (0..)
+        .zip(sent(&mut lone))
+        .filter_map(|(place, opcode)| (opcode == RcAcknowledge).then_some(place))
+        .collect();
+    assert_eq!(among, [16]);
+
+    let missing = lone.psn;
+    let _ = lone.packet(RcSendOnly, Ext::None, 10, missing.next());
+    assert!(!lone.pair.fabric.nodes[1].endpoint.owes_only_acks(), "a NAK does not wait");
+    send_back(&mut lone, 9);
+    assert_eq!(lone.answer(), Some((missing, Syndrome::SequenceError)));
+    assert_eq!(sent(&mut lone), [RcSendOnly]);
+}
+
 #[test]
 fn a_read_repeated_by_the_network_cannot_end_the_connection() {
     let mut lone = Lone::new();
