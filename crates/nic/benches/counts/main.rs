@@ -69,7 +69,8 @@ fn cases() -> Vec<Case> {
         let load = Load { operation, bytes: 8, burst, reliability: Reliability::GoBackN };
         cases.push(Case { layer: "fifo", load });
     }
-    for (operation, burst) in [(Send, 1), (Send, BURST), (Write, 1), (Read, 1), (Atomic, 1)] {
+    // Valgrind has no pidfd_open, so nothing is mapped here: the kernel copies, and atomics would be packets.
+    for (operation, burst) in [(Send, 1), (Send, BURST), (Write, 1), (Read, 1)] {
         let load = Load { operation, bytes: 8, burst, reliability: Reliability::GoBackN };
         cases.push(Case { layer: "direct", load });
     }
