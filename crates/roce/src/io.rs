@@ -80,6 +80,21 @@ impl Payload<'_> {
         self.len() == 0
     }
 
+    /// Copies the payload into all of `into`, which has its length, from `memory` where it is registered memory.
+    pub fn copy_to(&self, into: &mut [u8], memory: &dyn Memory) {
+        match self {
+            Payload::Gather(pieces) => {
+                let mut rest = into;
+                for piece in pieces {
+                    let (place, later) = rest.split_at_mut(piece.len as usize);
+                    memory.gather(piece.addr, place);
+                    rest = later;
+                }
+            }
+            Payload::Bytes(payload) => into.copy_from_slice(payload),
+        }
+    }
+
     /// Appends the payload to `bytes`, read from `memory` where it is registered memory.
     pub fn append_to(&self, bytes: &mut Vec<u8>, memory: &dyn Memory) {
         match self {

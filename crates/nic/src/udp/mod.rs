@@ -20,6 +20,7 @@ pub(crate) mod receive;
 mod route;
 pub(crate) mod send;
 pub(crate) mod socket;
+pub(crate) mod staging;
 #[cfg(test)]
 mod tests;
 

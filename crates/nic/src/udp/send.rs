@@ -15,12 +15,12 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use roce::wire::icrc::Icrc;
 use roce::world::{BURST_PACKETS, Ecn, Memory, Path, TxFrame};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::message::{Control, Integer};
-use super::{SEND_WAIT, TxCounters, pseudo};
+use super::staging::Staging;
+use super::{SEND_WAIT, TxCounters};
 use crate::capture::{Capture, Seen};
 use crate::clock;
 use crate::sockaddr::Name;
@@ -82,7 +82,7 @@ enum Progress {
 pub(crate) struct Sender {
     groups: Vec<Group>,
     /// The frames of `groups` as they leave, side by side.
-    staged: Vec<u8>,
+    staged: Staging,
     pieces: Vec<libc::iovec>,
     names: Vec<Name>,
     controls: Vec<Control>,
@@ -99,7 +99,7 @@ impl Sender {
         let why_no_gso = (!gso).then(|| String::from("turned off by configuration"));
         Sender {
             groups: Vec::with_capacity(BURST_PACKETS),
-            staged: Vec::with_capacity(STAGING_BYTES + MAX_SEND_BYTES),
+            staged: Staging::new(STAGING_BYTES + MAX_SEND_BYTES),
             pieces: Vec::with_capacity(BURST_PACKETS),
             names: Vec::with_capacity(BURST_PACKETS),
             controls: Vec::with_capacity(BURST_PACKETS),
@@ -169,7 +169,7 @@ impl Sender {
         let Some(capture) = tap else {
             return;
         };
-        let mut staged = &self.staged[..];
+        let mut staged = self.staged.bytes();
         for group in &self.groups {
             let (bytes, later) = staged.split_at(group.bytes);
             staged = later;
@@ -207,7 +207,7 @@ impl Sender {
         self.staged.clear();
         for group in &self.groups {
             for (place, frame) in (0..).zip(&frames[group.frames.clone()]) {
-                stage(&mut self.staged, local, group.remote, frame, memory, place);
+                self.staged.push(local, group.remote, frame, memory, place);
             }
         }
         self.lay_out(frames);
@@ -220,7 +220,7 @@ impl Sender {
         self.names.clear();
         self.controls.clear();
         self.messages.clear();
-        let mut staged = &self.staged[..];
+        let mut staged = self.staged.bytes();
         for group in &self.groups {
             let path = frames[group.frames.start].path;
             let (bytes, later) = staged.split_at(group.bytes);
@@ -323,29 +323,6 @@ pub(super) fn plan<R: Route>(
             return;
         }
     }
-}
-
-/// Appends a frame as it is sent: headers, payload, pad, and the ICRC for its place in a segmented send.
-pub(crate) fn stage(
-    staged: &mut Vec<u8>,
-    local: SocketAddr,
-    remote: SocketAddr,
-    frame: &TxFrame<'_>,
-    memory: &dyn Memory,
-    place: u16,
-) {
-    let start = staged.len();
-    staged.extend_from_slice(&frame.header);
-    frame.payload.append_to(staged, memory);
-    staged.extend_from_slice(&[0; 3][..usize::from(frame.pad & 3)]);
-    // Groups of the other IP version were dropped before, so there is always a pseudo header.
-    let icrc = pseudo(local, remote, place).map_or([0; 4], |pseudo| {
-        let mut icrc = Icrc::new(&pseudo, staged.len() - start + 4);
-        icrc.headers(&frame.header);
-        icrc.update(&staged[start + frame.header.len()..]);
-        icrc.finish()
-    });
-    staged.extend_from_slice(&icrc);
 }
 
 /// Records a packet as it was sent.

@@ -7,7 +7,8 @@ use roce::world::{Memory, Origin, Path, TxFrame};
 
 use super::XdpRefused;
 use crate::udp::receive::origin;
-use crate::udp::send::{USUAL_HOP_LIMIT, stage, traffic_class_byte};
+use crate::udp::send::{USUAL_HOP_LIMIT, traffic_class_byte};
+use crate::udp::staging::Staging;
 
 /// Writes a packet from `local` into `frame`, with `body` as scratch space. `macs` are destination and source.
 pub(super) fn build(
@@ -15,7 +16,7 @@ pub(super) fn build(
     memory: &dyn Memory,
     local: SocketAddr,
     macs: [[u8; 6]; 2],
-    body: &mut Vec<u8>,
+    body: &mut Staging,
     frame: &mut Vec<u8>,
 ) -> bool {
     let remote = tx.path.remote;
@@ -23,12 +24,12 @@ pub(super) fn build(
         return false;
     };
     body.clear();
-    stage(body, local, remote, tx, memory, 0);
+    body.push(local, remote, tx, memory, 0);
     let ethertype: [u8; 2] = if local.is_ipv4() { [0x08, 0x00] } else { [0x86, 0xdd] };
     frame.clear();
     macs.iter().for_each(|mac| frame.extend(mac));
     frame.extend(ethertype);
-    frame::datagram(&ip, local.port(), remote.port(), [body.as_slice()], frame).is_ok()
+    frame::datagram(&ip, local.port(), remote.port(), [body.bytes()], frame).is_ok()
 }
 
 /// The IP header of a packet on this path; `None` between IP versions.

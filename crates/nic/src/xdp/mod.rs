@@ -35,6 +35,7 @@ use roce::world::{Memory, Path, RxFrame, TxFrame, Wire};
 use roce::{Duration, Time};
 
 use crate::interfaces::{Interface, interfaces};
+use crate::udp::staging::Staging;
 use crate::udp::{SocketWire, UdpConfig, UdpError, UdpWire};
 use ethernet::{build, open};
 use neighbour::{Hop, Neighbours};
@@ -152,7 +153,7 @@ pub struct XdpWire {
     mac: [u8; 6],
     /// Longest frame that may be sent.
     longest: usize,
-    body: Vec<u8>,
+    body: Staging,
     frame: Vec<u8>,
     looks: u32,
     /// When frames that the kernel refused are tried again.
@@ -191,7 +192,7 @@ impl XdpWire {
             interface: interface.name,
             mac,
             longest: (interface.mtu as usize + ETHERNET_BYTES).min(MAX_FRAME as usize),
-            body: Vec::with_capacity(MAX_FRAME as usize),
+            body: Staging::new(MAX_FRAME as usize),
             frame: Vec::with_capacity(MAX_FRAME as usize),
             looks: 0,
             retry_at: None,

@@ -45,7 +45,7 @@ fn frame(v6: bool, chance: &mut Pcg64) -> (Vec<u8>, Vec<u8>, Path) {
         ..Path::new(to)
     };
     let tx = TxFrame { path, header: headers.emit(), payload: Payload::Bytes(&payload), pad };
-    let mut body = Vec::new();
+    let mut body = Staging::new(0);
     let mut out = Vec::new();
     assert!(build(&tx, &NoMemory, from, [[2; 6], [4; 6]], &mut body, &mut out));
     (out, payload, path)

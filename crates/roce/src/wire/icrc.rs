@@ -53,6 +53,9 @@ const V4_BYTES: usize = 8 + 20 + 8;
 /// Eight bytes of ones, IPv6 and UDP header.
 const V6_BYTES: usize = 8 + 40 + 8;
 
+/// The byte of the BTH that holds FECN and BECN.
+const MARKS_BYTE: usize = 4;
+
 /// A masked pseudo header with room for the BTH after it, so that the hasher, which is slow to start,
 /// takes both at once. Fixed-length arrays rather than one buffer for both versions let the compiler
 /// build them without calls to `memcpy`.
@@ -95,10 +98,11 @@ impl Prefix {
         }
     }
 
-    fn hash(&self, hasher: &mut crc32fast::Hasher) {
+    /// Without the room for the BTH.
+    fn pseudo_header(&self) -> &[u8] {
         match self {
-            Prefix::V4(bytes) => hasher.update(&bytes[..V4_BYTES]),
-            Prefix::V6(bytes) => hasher.update(&bytes[..V6_BYTES]),
+            Prefix::V4(bytes) => &bytes[..V4_BYTES],
+            Prefix::V6(bytes) => &bytes[..V6_BYTES],
         }
     }
 
@@ -126,7 +130,7 @@ fn field_len(len: usize) -> u16 {
 /// The BTH with the byte of FECN and BECN set to ones.
 fn masked(bth: &[u8; BTH_BYTES]) -> [u8; BTH_BYTES] {
     let mut masked = *bth;
-    masked[4] = 0xff;
+    masked[MARKS_BYTE] = 0xff;
     masked
 }
 
@@ -138,7 +142,7 @@ impl Icrc {
     /// Starts with the pseudo header. `udp_payload_len` counts BTH to ICRC, both included.
     pub fn new(pseudo: &Pseudo, udp_payload_len: usize) -> Icrc {
         let mut hasher = crc32fast::Hasher::new();
-        Prefix::new(pseudo, udp_payload_len).hash(&mut hasher);
+        hasher.update(Prefix::new(pseudo, udp_payload_len).pseudo_header());
         Icrc(hasher)
     }
 
@@ -179,6 +183,38 @@ fn carried_and_computed(pseudo: &Pseudo, packet: &[u8]) -> Option<(u32, u32)> {
 /// too short for a BTH and an ICRC.
 pub fn compute(pseudo: &Pseudo, packet: &[u8]) -> Option<[u8; 4]> {
     carried_and_computed(pseudo, packet).map(|(_, computed)| computed.to_le_bytes())
+}
+
+/// Bytes before a packet that [`seal`] needs.
+pub const SEAL_BYTES: usize = V6_BYTES;
+
+/// Writes the ICRC into the last four bytes of the packet (BTH to ICRC) that follows the first [`SEAL_BYTES`] of `room`.
+/// Those bytes are used and restored, so they may be the end of another packet. Returns false, and writes nothing, if the
+/// packet is too short for a BTH and an ICRC.
+///
+/// The hasher is slow to start, so it takes the pseudo header and the packet in one piece.
+#[must_use]
+pub fn seal(pseudo: &Pseudo, room: &mut [u8]) -> bool {
+    let Some(len) = room.len().checked_sub(SEAL_BYTES) else {
+        return false;
+    };
+    if len < BTH_BYTES + ICRC_BYTES {
+        return false;
+    }
+    let prefix = Prefix::new(pseudo, len);
+    let before = prefix.pseudo_header();
+    let start = SEAL_BYTES - before.len();
+    let mut saved = [0; SEAL_BYTES];
+    saved.copy_from_slice(&room[..SEAL_BYTES]);
+    let marks = room[SEAL_BYTES + MARKS_BYTE];
+    room[start..SEAL_BYTES].copy_from_slice(before);
+    room[SEAL_BYTES + MARKS_BYTE] = 0xff;
+    let end = room.len() - ICRC_BYTES;
+    let icrc = crc32fast::hash(&room[start..end]).to_le_bytes();
+    room[..SEAL_BYTES].copy_from_slice(&saved);
+    room[SEAL_BYTES + MARKS_BYTE] = marks;
+    room[end..].copy_from_slice(&icrc);
+    true
 }
 
 /// Whether `packet` (BTH to ICRC) carries the right ICRC.
@@ -309,6 +345,32 @@ mod tests {
         icrc.update(&packet[28..500]);
         icrc.update(&packet[500..1036]);
         assert_eq!(icrc.finish(), packet[1036..]);
+    }
+
+    #[test]
+    fn sealing_equals_computing_and_leaves_everything_else() {
+        let over_v6 = Pseudo::V6 {
+            src: Ipv6Addr::LOCALHOST,
+            dst: Ipv6Addr::UNSPECIFIED,
+            src_port: 0xc000,
+            dst_port: 4791,
+        };
+        for pseudo in [over_v4(7), over_v6] {
+            for len in [16, 17, 60, 255, 1040, 4112] {
+                let packet = sealed(&pseudo, len);
+                let mut room: Vec<u8> = (0..SEAL_BYTES).map(|i| i as u8).collect();
+                let before = room.clone();
+                room.extend(&packet[..len - ICRC_BYTES]);
+                room.extend([0x55; ICRC_BYTES]);
+                assert!(seal(&pseudo, &mut room), "len {len}");
+                assert_eq!(room.split_at(SEAL_BYTES), (&before[..], &packet[..]), "len {len}");
+            }
+            for len in 0..SEAL_BYTES + 16 {
+                let mut room = vec![0x55; len];
+                assert!(!seal(&pseudo, &mut room));
+                assert_eq!(room, vec![0x55; len]);
+            }
+        }
     }
 
     #[test]
