@@ -113,7 +113,8 @@ const FLOORS: &[(&str, &str)] = &[
          udp: capture clock interfaces sockaddr waiter
          packet: udp
          xdp: clock interfaces udp
-         neighbours: clock interfaces pool
+         movable: clock skip
+         neighbours: clock interfaces movable pool
          same_host: fault neighbours pool udp
          device: capture clock interfaces neighbours packet ready skip udp waiter
          doctor: device interfaces neighbours packet udp

@@ -147,6 +147,16 @@ fn same_host_without_packets() {
 }
 
 #[test]
+fn same_host_in_shared_memory() {
+    let test = "programs::same_host_in_shared_memory";
+    if let Some(reason) = obstacle() {
+        return skip::note(test, reason);
+    }
+    let mut command = Command::new(make("same_host_shared", "same_host"));
+    finish(test, command.env("DQUANT_MEMORY", "shared"), Some("lo"));
+}
+
+#[test]
 fn same_host_by_packets() {
     on_path("same_host_by_packets", "same_host", "udp");
 }
@@ -184,6 +194,7 @@ fn settings_that_are_no_good_are_complained_about() {
     for (name, bad, complaints) in [
         ("DQUANT_WINDOW", text("0"), 2),
         ("DQUANT_PATH", text("shm"), 2),
+        ("DQUANT_MEMORY", text("pool"), 2),
         ("DQUANT_CONGESTION", text("dcqcn-mlnx:"), 2),
         ("DQUANT_CAPTURE", not_utf8, 2),
         ("DQUANT_DEVICES", text(""), 1),

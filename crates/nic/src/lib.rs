@@ -16,6 +16,7 @@
 //! | [`neighbours`] | memory of other processes of this machine, reached without packets |
 //! | [`fault`] | a wire that loses packets on purpose |
 //! | [`pool`] | registered memory: one pre-faulted region |
+//! | [`movable`] | memory of the program, moved to where neighbours can map it |
 //! | [`registrations`] | buffers of the program: a registration cache, bounce blocks |
 //! | [`waiter`], [`clock`] | sleeping and waking; time, CPU time, resident memory |
 //!
@@ -34,6 +35,7 @@ pub mod fabric;
 pub mod fault;
 pub mod interfaces;
 pub mod loaded;
+pub mod movable;
 pub mod neighbours;
 pub mod packet;
 pub mod pool;

@@ -168,7 +168,8 @@ impl SameHost {
             && access.is_remote()
         {
             let MemoryRegion { addr, len, rkey, .. } = *region;
-            own.publish_region(&RegionCard { rkey, pd, addr, len, backing: addr, access });
+            let in_file = None;
+            own.publish_region(&RegionCard { rkey, pd, addr, len, backing: addr, in_file, access });
         }
     }
 

@@ -136,6 +136,8 @@ pub struct RegionCard {
     pub len: u64,
     /// Where the first byte is in the neighbour's memory.
     pub backing: u64,
+    /// Where it is in the neighbour's file, if the region lies in one that others may map.
+    pub in_file: Option<u64>,
     /// What peers may do.
     pub access: Access,
 }
@@ -353,7 +355,7 @@ mod tests {
         let (serves, serves_reads) = (true, true);
         let qp = QpCard { qpn, dest_qp, pd, own: OWN, peer: OWN, access, serves, serves_reads };
         let (addr, len, backing) = (0x1000, 0x100, 0x70_0000);
-        (qp, RegionCard { rkey: 77, pd, addr, len, backing, access })
+        (qp, RegionCard { rkey: 77, pd, addr, len, backing, in_file: None, access })
     }
 
     #[test]

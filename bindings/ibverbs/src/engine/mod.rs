@@ -16,6 +16,7 @@ pub(crate) mod limits;
 mod memory;
 pub(crate) mod netdev;
 mod progress;
+pub(crate) mod shared;
 
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::RawFd;
@@ -68,6 +69,7 @@ pub(crate) struct Engine {
     progress: Progress,
     /// What verbs use of the same-host path without the lock.
     boards: Result<Arc<neighbours::Shared>, String>,
+    shared: shared::Shared,
     sockets: Vec<Watched>,
     /// Since when polls have been in vain, in nanoseconds; `u64::MAX` if the last one was not.
     idle_since: AtomicU64,
@@ -181,6 +183,7 @@ impl Engine {
             let open = engines.swap_remove(at);
             open.engine.progress.stop();
             fork::closed(&open.engine.socket_numbers());
+            open.engine.close_shared();
             let mut core = open.engine.lock();
             let closed = Err("the device is closed".to_owned());
             if let Ok(neighbours) = std::mem::replace(&mut core.neighbours, closed) {
@@ -222,6 +225,7 @@ impl Engine {
             }
             Err(why) => Err(why.clone()),
         };
+        let shared = shared::open(&settings, &neighbours);
         let core = Core {
             endpoint,
             wire: Some(wire),
@@ -252,11 +256,13 @@ impl Engine {
             core: Mutex::new(core),
             progress,
             boards,
+            shared,
             sockets,
             idle_since: AtomicU64::new(u64::MAX),
         });
         progress::spawn(&engine, driver).map_err(refused("no progress thread"))?;
         fork::close_in_children(&engine.socket_numbers());
+        fork::close_in_children(engine.shared_fd().as_slice());
         Ok(engine)
     }
 

@@ -16,6 +16,7 @@ use roce::{Duration, Time};
 
 use super::QPS_PER_LOCK;
 use super::json::Value;
+use crate::engine::shared::SharedReport;
 use crate::engine::{self, Core, Engine};
 
 /// The value of `format`.
@@ -96,6 +97,7 @@ fn device(engine: &Engine) -> Value {
         let counters = wire_counters(wire).into_iter().chain(fifos);
         members.push(("wire_counters", nonzero(counters)));
     }
+    members.extend(engine.shared_report().map(|report| ("memory", memory(&report))));
     let past = snapshot.past_errors.iter().map(|error| last_error(error, now));
     members.push(("past_errors", past.collect()));
     let described = queue_pairs.iter().map(|(report, path)| queue_pair(report, path, now));
@@ -139,6 +141,22 @@ fn path(wire: &WireFacts) -> Value {
         ("kind", "UDP sockets".into()),
         ("why", WHY_UDP.into()),
         ("choices", wire.choices.iter().map(String::as_str).collect()),
+    ])
+}
+
+/// Memory that moved to where neighbours can map it.
+fn memory(report: &Result<SharedReport, &str>) -> Value {
+    let SharedReport { ranges, bytes, stayed } = match report {
+        Ok(report) => report,
+        Err(why) => return Value::Object(vec![("why_not", (*why).into())]),
+    };
+    let stayed = stayed.iter().map(|(why, count)| {
+        Value::Object(vec![("why", why.as_str().into()), ("registrations", (*count).into())])
+    });
+    Value::Object(vec![
+        ("ranges", (*ranges as u64).into()),
+        ("bytes", (*bytes).into()),
+        ("stayed", stayed.collect()),
     ])
 }
 

@@ -38,6 +38,21 @@ struct Shape {
     iova: u64,
     access: u32,
     lkey: u32,
+    /// Where the first byte is in the file that neighbours map.
+    in_file: Option<u64>,
+}
+
+impl Shape {
+    fn new(pd: PdId, (addr, len): (u64, u64), iova: u64, access: u32) -> Shape {
+        Shape { pd, addr, len, iova, access, lkey: 0, in_file: None }
+    }
+
+    /// The memory is the program's alone again, if no other region needs it in the file.
+    fn leave_file(&self, engine: &Engine) {
+        if self.in_file.is_some() {
+            engine.move_back(self.addr, self.len);
+        }
+    }
 }
 
 /// Part of the buffer of another device.
@@ -110,8 +125,7 @@ impl Mr {
         access: u32,
     ) -> Outcome<&'static Mr> {
         let iova = if access & IBV_ACCESS_ZERO_BASED == 0 { iova } else { 0 };
-        let (start, len) = (addr as u64, length as u64);
-        let shape = Shape { pd: domain.id, addr: start, len, iova, access, lkey: 0 };
+        let shape = Shape::new(domain.id, (addr as u64, length as u64), iova, access);
         Mr::create(domain, shape, addr, None)
     }
 
@@ -136,7 +150,7 @@ impl Mr {
         }
         let len = length as u64;
         let buffer = DmaBuf::map(fd, offset, len, access_of(access)?.local_write)?;
-        let shape = Shape { pd: domain.id, addr: buffer.addr(), len, iova, access, lkey: 0 };
+        let shape = Shape::new(domain.id, (buffer.addr(), len), iova, access);
         Mr::create(domain, shape, std::ptr::without_provenance_mut(offset as usize), Some(buffer))
     }
 
@@ -147,8 +161,7 @@ impl Mr {
         shown: *mut c_void,
         buffer: Option<DmaBuf>,
     ) -> Outcome<&'static Mr> {
-        let region = enlist(&domain.engine, &shape)?;
-        shape.lkey = region.lkey;
+        let region = enlist(&domain.engine, &mut shape)?;
         let owner = domain.owner();
         let c = ibv_mr {
             context: owner,
@@ -194,8 +207,7 @@ impl Mr {
         }
         change.apply(self, &mut shape)?;
         if change.has(IBV_REREG_MR_CHANGE_TRANSLATION) {
-            let region = replace(&self.engine, &shape, &now, self.rkey())?;
-            shape.lkey = region.lkey;
+            let region = replace(&self.engine, &mut shape, &now, self.rkey())?;
             // SAFETY: the program must not use the region while it is being registered again.
             let c = unsafe { &mut *self.c.get() };
             (c.addr, c.length) = (shape.addr as *mut c_void, shape.len as usize);
@@ -233,6 +245,7 @@ impl Mr {
             let shape = self.shape();
             if retire(&self.engine, &shape, self.rkey()).is_err() {
                 let _ = self.engine.lock().endpoint.deregister(shape.lkey);
+                shape.leave_file(&self.engine);
             }
             self.unmap();
         }
@@ -267,16 +280,27 @@ pub(super) fn access_of(flags: u32) -> Outcome<Access> {
     })
 }
 
-/// Registers with the endpoint, after faulting in the pages.
-fn enlist(engine: &Engine, shape: &Shape) -> Outcome<MemoryRegion> {
+/// Registers with the endpoint, after faulting in the pages, and notes key and place.
+fn enlist(engine: &Engine, shape: &mut Shape) -> Outcome<MemoryRegion> {
     let access = access_of(shape.access)?;
     if shape.len == 0 || shape.len > limits::MAX_MR_BYTES {
         return Err(Errno::INVAL);
     }
     populate(shape.addr, shape.len, access.local_write)?;
     let Shape { pd, iova, len, addr, .. } = *shape;
+    // Only neighbours need it there.
+    shape.in_file = access.is_remote().then(|| engine.move_in(addr, len)).flatten();
     let mut core = engine.lock();
-    let region = core.endpoint.register_at(pd, iova, len, addr, access).map_err(errno_of)?;
+    let registered = core.endpoint.register_at(pd, iova, len, addr, access);
+    let region = match registered {
+        Ok(region) => region,
+        Err(error) => {
+            drop(core);
+            shape.leave_file(engine);
+            return Err(errno_of(error));
+        }
+    };
+    shape.lkey = region.lkey;
     core.publish_region(&card(shape, region.rkey));
     Ok(region)
 }
@@ -284,8 +308,8 @@ fn enlist(engine: &Engine, shape: &Shape) -> Outcome<MemoryRegion> {
 /// What neighbours learn about a region.
 fn card(shape: &Shape, rkey: u32) -> RegionCard {
     let access = access_of(shape.access).unwrap_or_default();
-    let Shape { pd, iova, len, addr, .. } = *shape;
-    RegionCard { rkey, pd, addr: iova, len, backing: addr, access }
+    let Shape { pd, iova, len, addr, in_file, .. } = *shape;
+    RegionCard { rkey, pd, addr: iova, len, backing: addr, in_file, access }
 }
 
 /// Takes a region from neighbours, and waits for those that use it.
@@ -308,17 +332,22 @@ fn retire(engine: &Engine, shape: &Shape, rkey: u32) -> Outcome<()> {
     core.endpoint.deregister(shape.lkey).map_err(|error| {
         core.publish_region(&card(shape, rkey));
         errno_of(error)
-    })
+    })?;
+    drop(core);
+    shape.leave_file(engine);
+    Ok(())
 }
 
 /// Registers `shape`, then deregisters the region that it replaces.
-fn replace(engine: &Engine, shape: &Shape, before: &Shape, rkey: u32) -> Outcome<MemoryRegion> {
+fn replace(engine: &Engine, shape: &mut Shape, before: &Shape, rkey: u32) -> Outcome<MemoryRegion> {
     let region = enlist(engine, shape)?;
     if let Err(error) = retire(engine, before, rkey) {
         // Windows are bound to the old region, so that stays. Nobody has the new key.
         let mut core = engine.lock();
         core.withdraw_region(region.rkey);
         let _ = core.endpoint.deregister(region.lkey);
+        drop(core);
+        shape.leave_file(engine);
         return Err(error);
     }
     Ok(region)

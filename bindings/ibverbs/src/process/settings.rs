@@ -18,6 +18,8 @@ pub(crate) const RELIABILITY: &str = "DQUANT_RELIABILITY";
 pub(crate) const CONGESTION: &str = "DQUANT_CONGESTION";
 /// `auto` or `udp`: whether processes of this machine may reach each other without sockets.
 pub(crate) const PATH: &str = "DQUANT_PATH";
+/// `private` or `shared`: whether registered memory moves to where processes of this machine can map it.
+pub(crate) const MEMORY: &str = "DQUANT_MEMORY";
 /// File for every packet in and out; `%d` stands for the device, `%p` for the process.
 pub(crate) const CAPTURE: &str = "DQUANT_CAPTURE";
 /// Directory with the view of `/sys/class/infiniband`.
@@ -33,6 +35,8 @@ pub(crate) struct Settings {
     pub(crate) reliability: Reliability,
     pub(crate) congestion: Choice,
     pub(crate) path: PathChoice,
+    /// Registered memory moves to where neighbours can map it.
+    pub(crate) shares_memory: bool,
 }
 
 /// How requests to processes of this machine go.
@@ -52,6 +56,7 @@ impl Settings {
             reliability: reliability(),
             congestion: congestion(),
             path: path(),
+            shares_memory: shares_memory(),
         }
     }
 }
@@ -96,6 +101,17 @@ fn path() -> PathChoice {
         Some(other) => {
             complain(PATH, other);
             PathChoice::Auto
+        }
+    }
+}
+
+fn shares_memory() -> bool {
+    match text_of(MEMORY).as_deref() {
+        Some("shared") => true,
+        Some("private") | None => false,
+        Some(other) => {
+            complain(MEMORY, other);
+            false
         }
     }
 }

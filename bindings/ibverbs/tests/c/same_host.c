@@ -30,6 +30,12 @@ static int packets_forced(void)
 	return path && !strcmp(path, "udp");
 }
 
+static int memory_is_shared(void)
+{
+	const char *memory = getenv("DQUANT_MEMORY");
+	return memory && !strcmp(memory, "shared");
+}
+
 /* Tells the other process to go on, or waits for it. */
 static void tell(const struct process *own)
 {
@@ -138,6 +144,7 @@ static void is_direct(int direct)
 		fprintf(stderr, "%s\n", text);
 	EQUAL(shown, direct);
 	EQUAL(used, direct);
+	EQUAL(strstr(text, "\"memory\":{\"ranges\":1,") != NULL, memory_is_shared());
 }
 
 static struct ibv_send_wr to_space(const struct process *own, enum ibv_wr_opcode opcode, size_t offset)
@@ -418,6 +425,8 @@ static void children_stay_out_of_it(void)
 		struct ibv_send_wr wr = to_space(&own, IBV_WR_RDMA_WRITE, 500);
 		int refused = post(&own.side, wr, 0, 8) != 0;
 		usleep(200000);
+		if (memory_is_shared()) /* It would be the parent's. */
+			_exit(!refused || msync(mine, PAGE, MS_ASYNC) == 0 || errno != ENOMEM);
 		_exit(!refused || mine[700] != 0);
 	}
 	meet(&own);

@@ -162,7 +162,8 @@ impl Pair for Shared {
         own.neighbours.publish_qp(&card);
         let MemoryRegion { addr, len, rkey, .. } = *region;
         let access = Access::ALL;
-        own.neighbours.publish_region(&RegionCard { rkey, pd, addr, len, backing: addr, access });
+        let card = RegionCard { rkey, pd, addr, len, backing: addr, in_file: None, access };
+        own.neighbours.publish_region(&card);
         own.neighbours.offer_pool(&own.memory);
     }
 

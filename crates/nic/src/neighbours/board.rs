@@ -29,7 +29,7 @@ use rustix::fs::{
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 /// Format and version; both sides run the same layout or none.
-const MAGIC: u64 = u64::from_le_bytes(*b"dqboard4");
+const MAGIC: u64 = u64::from_le_bytes(*b"dqboard5");
 
 /// Queue pairs and regions that fit. What does not fit is not published, and reached by packets.
 const QPS: usize = 1 << 12;
@@ -49,6 +49,9 @@ const OWNER_DIED: u32 = 0x4000_0000;
 
 const SEALS: SealFlags =
     SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE).union(SealFlags::SEAL);
+
+/// The file of the pool is not one range of the owner's addresses.
+const NO_BASE: u64 = u64::MAX;
 
 const WORDS: usize = 7;
 type Words = [u64; WORDS];
@@ -71,6 +74,7 @@ struct Page {
     busy: Alone<AtomicU64>,
     sleeps: Alone<AtomicU64>,
     /// Descriptor, device, inode, first byte and length of the owner's pool; the length is 0 without one, and stored last.
+    /// The first byte is [`NO_BASE`] where regions say where they are in the file.
     pool: [AtomicU64; 5],
     /// How many addresses follow.
     known: AtomicU64,
@@ -175,8 +179,8 @@ pub(super) struct PoolCard {
     pub(super) fd: i32,
     /// Device and inode.
     pub(super) file: (u64, u64),
-    /// Where the process has mapped its first byte.
-    pub(super) base: u64,
+    /// Where the process has mapped its first byte, and all others behind it; `None` where regions say it.
+    pub(super) base: Option<u64>,
     /// Length in bytes.
     pub(super) len: u64,
 }
@@ -260,6 +264,7 @@ impl Board {
         let [fd, device, inode, base] =
             [fd, device, inode, base].map(|word| word.load(Ordering::Relaxed));
         let fd = i32::try_from(fd).ok().filter(|_| len > 0)?;
+        let base = (base != NO_BASE).then_some(base);
         Some(PoolCard { fd, file: (device, inode), base, len })
     }
 
@@ -280,13 +285,14 @@ impl Board {
     }
 
     pub(super) fn region(&self, rkey: u32) -> Option<RegionCard> {
-        let [first, pd, addr, len, backing, _, _] = get(&self.page().regions, rkey)?;
+        let [first, pd, addr, len, backing, in_file, _] = get(&self.page().regions, rkey)?;
         Some(RegionCard {
             rkey,
             pd: PdId(pd as u32),
             addr,
             len,
             backing,
+            in_file: in_file.checked_sub(1),
             access: access(first >> 32),
         })
     }
@@ -327,7 +333,7 @@ impl OwnBoard {
         fd.store(number as u64, Ordering::Relaxed);
         device.store(file.0, Ordering::Relaxed);
         inode.store(file.1, Ordering::Relaxed);
-        base.store(first, Ordering::Relaxed);
+        base.store(first.unwrap_or(NO_BASE), Ordering::Relaxed);
         len.store(bytes, Ordering::Release);
     }
 
@@ -387,7 +393,9 @@ impl OwnBoard {
     /// Publishes a region. Returns false if there is no room.
     pub(super) fn put_region(&self, card: &RegionCard) -> bool {
         let first = u64::from(card.rkey) | bits(card.access) << 32;
-        let words = [first, card.pd.0.into(), card.addr, card.len, card.backing, 0, 0];
+        // An offset in a file is not the greatest number.
+        let in_file = card.in_file.map_or(0, |offset| offset.wrapping_add(1));
+        let words = [first, card.pd.0.into(), card.addr, card.len, card.backing, in_file, 0];
         put(&self.0.page().regions, &words)
     }
 
@@ -402,7 +410,8 @@ mod tests {
 
     fn region(rkey: u32) -> RegionCard {
         let access = Access { remote_read: true, ..Access::default() };
-        RegionCard { rkey, pd: PdId(3), addr: 0x1000, len: 64, backing: 0x2000, access }
+        let in_file = (rkey & 1 == 1).then_some(0x5000);
+        RegionCard { rkey, pd: PdId(3), addr: 0x1000, len: 64, backing: 0x2000, in_file, access }
     }
 
     #[test]

@@ -63,7 +63,7 @@ fn say(to: &OwnedFd, bytes: &[u8], files: &[BorrowedFd<'_>]) {
 }
 
 /// What the protocol says with a board.
-const HELLO: &[u8] = b"dqboard4\0";
+const HELLO: &[u8] = b"dqboard5\0";
 
 /// Sealed shared memory of any length and contents.
 fn file(bytes: u64, seals: SealFlags, contents: &[u8]) -> OwnedFd {
@@ -93,14 +93,14 @@ fn nonsense_in_the_exchange_is_dropped() {
     let lies = [
         file(0, all, b""),
         file(size, SealFlags::empty(), b""),
-        file(size, all, b"dqboard4"),
-        file(size - 4096, all | SealFlags::FUTURE_WRITE, b"dqboard4"),
+        file(size, all, b"dqboard5"),
+        file(size - 4096, all | SealFlags::FUTURE_WRITE, b"dqboard5"),
         file(size, all | SealFlags::FUTURE_WRITE, b"dqboard1"),
         pipe.into(),
         null.into(),
     ];
     let board = board.as_fd();
-    let short = [&b""[..], b"d", b"dqboard4", b"dqboard9\0", b"dqboard4\0and more", &[0; 4000]];
+    let short = [&b""[..], b"d", b"dqboard5", b"dqboard9\0", b"dqboard5\0and more", &[0; 4000]];
     for words in short.into_iter().filter(|words| !words.is_empty()) {
         say(&call(1), words, &[board, fifo.as_fd()]);
     }
@@ -176,7 +176,8 @@ fn a_board_full_of_lies_misdirects_nobody() {
         part: Extent { offset: 0, len: 64 },
         local: &local,
     };
-    let honest = RegionCard { rkey: 9, pd, addr: 0x1000, len: 64, backing: 0x1000, access };
+    let (addr, backing, in_file) = (0x1000, 0x1000, None);
+    let honest = RegionCard { rkey: 9, pd, addr, len: 64, backing, in_file, access };
     let lies = [
         honest,
         RegionCard { backing: 0, ..honest },
@@ -184,6 +185,9 @@ fn a_board_full_of_lies_misdirects_nobody() {
         RegionCard { backing: 0xffff_8000_0000_0000, ..honest },
         RegionCard { len: u64::MAX, backing: u64::MAX - 4, ..honest },
         RegionCard { addr: 0, len: u64::MAX, backing: 1, ..honest },
+        RegionCard { in_file: Some(0), ..honest },
+        RegionCard { in_file: Some(u64::MAX - 1), ..honest },
+        RegionCard { in_file: Some(1 << 61), len: 1 << 61, ..honest },
     ];
     for lie in lies {
         liar.publish_region(&lie);

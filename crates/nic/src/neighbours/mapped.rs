@@ -1,5 +1,6 @@
 //! The pool of another process, mapped here: requests on it are plain copies, without system calls and without
-//! looking up pages, and atomics.
+//! looking up pages, and atomics. A process whose registered memory is not in one piece has a file with many pieces, of
+//! which [`Windows`] maps those that are used.
 //!
 //! A process names the file of its pool on its board. Who wants to map it takes a copy of the descriptor from that process
 //! (`pidfd_getfd`), which the kernel permits to those whom it permits to access the process's memory, and to nobody
@@ -15,7 +16,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 
-use roce::direct::landing_order;
+use roce::direct::{RegionCard, landing_order};
 use roce::endpoint::Placement;
 use roce::world::AtomicOp;
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat, fstatfs};
@@ -41,19 +42,53 @@ unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
+/// A piece of a file, and where its owner has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    /// The first byte of the owner's memory.
+    base: u64,
+    /// Where that is in the file.
+    offset: u64,
+    len: u64,
+}
+
+impl Piece {
+    /// The whole pool.
+    pub(super) fn whole(card: &PoolCard) -> Option<Piece> {
+        Some(Piece { base: card.base?, offset: 0, len: card.len })
+    }
+
+    /// The pages of a region whose first byte is at `offset` in the file.
+    pub(super) fn of_region(region: &RegionCard, offset: u64) -> Option<Piece> {
+        let before = region.backing % page_bytes();
+        let len = region.len.checked_add(before)?.checked_next_multiple_of(page_bytes())?;
+        Some(Piece { base: region.backing - before, offset: offset.checked_sub(before)?, len })
+    }
+}
+
 impl Mapping {
-    /// Maps the pool of a process.
+    /// Maps a piece of the file of a process.
     ///
     /// # Errors
     /// When the kernel refuses, or the file is not what it has to be. `EPERM`: this process may not access the other's memory.
-    pub(super) fn open(pid: i32, card: &PoolCard, access: ProtFlags) -> io::Result<Mapping> {
+    pub(super) fn open(
+        pid: i32,
+        card: &PoolCard,
+        piece: Piece,
+        access: ProtFlags,
+    ) -> io::Result<Mapping> {
         let pid = Pid::from_raw(pid).filter(|_| card.fd >= 0).ok_or(io::ErrorKind::NotFound)?;
         let process = pidfd_open(pid, PidfdFlags::empty())?;
         let file = pidfd_getfd(&process, card.fd, PidfdGetfdFlags::empty())?;
-        Mapping::of_file(&file, card, access)
+        Mapping::of_file(&file, card, piece, access)
     }
 
-    fn of_file(file: &OwnedFd, card: &PoolCard, access: ProtFlags) -> io::Result<Mapping> {
+    fn of_file(
+        file: &OwnedFd,
+        card: &PoolCard,
+        piece: Piece,
+        access: ProtFlags,
+    ) -> io::Result<Mapping> {
         let wrong = |what| io::Error::new(io::ErrorKind::InvalidData, what);
         let found = fstat(file)?;
         if (found.st_dev, found.st_ino) != card.file {
@@ -65,18 +100,21 @@ impl Mapping {
         if fstatfs(file)?.f_type == HUGETLBFS {
             return Err(wrong("the pool has reserved huge pages"));
         }
-        let fits = u64::try_from(found.st_size).is_ok_and(|size| card.len <= size);
-        let ends = card.base.checked_add(card.len).is_some();
-        let len = usize::try_from(card.len).ok().filter(|&len| len > 0 && fits && ends);
+        let Piece { base, offset, len } = piece;
+        let size = u64::try_from(found.st_size).unwrap_or(0).min(card.len);
+        let fits = offset.checked_add(len).is_some_and(|end| end <= size);
+        let ends = base.checked_add(len).is_some();
+        let len = usize::try_from(len).ok().filter(|&len| len > 0 && fits && ends);
         let len = len.ok_or_else(|| wrong("the pool has another size"))?;
-        if !card.base.is_multiple_of(page_bytes()) {
+        if !(base | offset).is_multiple_of(page_bytes()) {
             return Err(wrong("the pool does not begin with a page"));
         }
         // SAFETY: a new mapping, of a file that cannot shrink.
-        let start =
-            unsafe { mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, file.as_fd(), 0)? };
+        let start = unsafe {
+            mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, file.as_fd(), offset)?
+        };
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let mapping = Mapping { start, len, base: card.base };
+        let mapping = Mapping { start, len, base };
         // SAFETY: the mapping just made. A forked child has no use for it, as for a board.
         unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxDontFork)? };
         Ok(mapping)
@@ -140,6 +178,42 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: the mapping is its own, and nothing refers to it any more.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Most pieces of one process that are mapped at a time.
+const MAX_WINDOWS: usize = 64;
+
+/// A piece that a request needed.
+struct Window {
+    piece: Piece,
+    access: ProtFlags,
+    /// `None` where it cannot be mapped: that is not tried again.
+    mapping: Option<Mapping>,
+}
+
+/// The mapped pieces of one process's file, the latest used first.
+#[derive(Default)]
+pub(super) struct Windows(Vec<Window>);
+
+impl Windows {
+    /// The mapping of a piece, which `open` makes if there is none with this access.
+    pub(super) fn get(
+        &mut self,
+        piece: Piece,
+        access: ProtFlags,
+        open: impl FnOnce() -> Option<Mapping>,
+    ) -> Option<&Mapping> {
+        let wanted = |window: &Window| window.piece == piece && window.access.contains(access);
+        match self.0.iter().position(wanted) {
+            Some(0) => {}
+            Some(at) => self.0[..=at].rotate_right(1),
+            None => {
+                self.0.truncate(MAX_WINDOWS - 1);
+                self.0.insert(0, Window { piece, access, mapping: open() });
+            }
+        }
+        self.0.first()?.mapping.as_ref()
     }
 }
 
@@ -226,6 +300,7 @@ impl Cursor<'_> {
 mod tests {
     use rand_pcg::Pcg64;
     use rand_pcg::rand_core::{Rng, SeedableRng};
+    use roce::verbs::{Access, PdId};
     use roce::world::{Memory, Staging};
     use rustix::fs::{MemfdFlags, fcntl_add_seals, ftruncate, memfd_create};
 
@@ -238,7 +313,7 @@ mod tests {
         use std::os::fd::AsRawFd;
         let found = fstat(file).expect("a file");
         let fd = file.as_fd().as_raw_fd();
-        PoolCard { fd, file: (found.st_dev, found.st_ino), base, len }
+        PoolCard { fd, file: (found.st_dev, found.st_ino), base: Some(base), len }
     }
 
     /// A pool of base pages, and its card. Reserved huge pages are never mapped.
@@ -249,7 +324,8 @@ mod tests {
     }
 
     fn map(card: &PoolCard, access: ProtFlags) -> io::Result<Mapping> {
-        Mapping::open(std::process::id() as i32, card, access)
+        let piece = Piece::whole(card).expect("one piece");
+        Mapping::open(std::process::id() as i32, card, piece, access)
     }
 
     const BOTH: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
@@ -273,8 +349,8 @@ mod tests {
             PoolCard { len: card.len + 1, ..card },
             PoolCard { len: u64::MAX, ..card },
             PoolCard { len: 0, ..card },
-            PoolCard { base: card.base + 1, ..card },
-            PoolCard { base: u64::MAX - 4095, ..card },
+            PoolCard { base: card.base.map(|base| base + 1), ..card },
+            PoolCard { base: Some(u64::MAX - 4095), ..card },
             card_of(&shrinks, 0, BYTES),
             card_of(&null, 0, BYTES),
             card_of(&pipe, 0, BYTES),
@@ -282,7 +358,57 @@ mod tests {
         for lie in lies {
             assert!(map(&lie, BOTH).is_err(), "{lie:?}");
         }
-        assert!(Mapping::open(0, &card, BOTH).is_err());
+        assert!(Mapping::open(0, &card, Piece::whole(&card).expect("one piece"), BOTH).is_err());
+        drop(pool);
+    }
+
+    /// A region of a file that lies about its place reaches no byte but those of the file.
+    #[test]
+    fn pieces_that_lie_are_not_mapped_and_honest_ones_once() {
+        let (pool, card) = pool();
+        let card = PoolCard { base: None, ..card };
+        let access = Access { remote_write: true, local_write: true, ..Access::default() };
+        let region = |backing, len| RegionCard {
+            rkey: 7,
+            pd: PdId(1),
+            addr: backing,
+            len,
+            backing,
+            in_file: None,
+            access,
+        };
+        let pid = std::process::id() as i32;
+        let open = |piece| Mapping::open(pid, &card, piece, BOTH);
+        let lies = [
+            (0x7000_0010, 100, 0x20),
+            (0x7000_0010, 100, 0x0f),
+            (0x7000_0000, BYTES + 1, 0),
+            (0x7000_0000, 1, BYTES),
+            (0x7000_0000, 1, u64::MAX - 4095),
+            (u64::MAX - 4095, 4095, 0),
+            (0x7000_0000, u64::MAX - 100, 0),
+        ];
+        for (backing, len, offset) in lies {
+            let piece = Piece::of_region(&region(backing, len), offset);
+            assert!(piece.is_none_or(|piece| open(piece).is_err()), "{backing:#x} {len} {offset}");
+        }
+        assert_eq!(Piece::whole(&card), None);
+
+        let mut windows = Windows::default();
+        let mut opened = 0;
+        let mut map = |page: u64, access| {
+            let piece = Piece::of_region(&region(0x7000_0010, 100), page * 4096 + 0x10);
+            let piece = piece.expect("an honest region");
+            let mapping = windows.get(piece, access, || {
+                opened += 1;
+                Mapping::open(pid, &card, piece, access).ok()
+            });
+            mapping.is_some_and(|mapping| mapping.read(0x7000_0010, 100, &[]))
+        };
+        assert!(map(1, ProtFlags::READ) && map(2, BOTH) && map(1, ProtFlags::READ));
+        assert!(map(2, ProtFlags::READ), "what can be written can be read");
+        assert!(!map(BYTES / 4096, BOTH) && !map(BYTES / 4096, BOTH), "it is tried once");
+        assert_eq!(opened, 3);
         drop(pool);
     }
 
@@ -304,24 +430,25 @@ mod tests {
                 let base = local.as_mut_ptr().expose_provenance() as u64;
                 let halves = [(base, cut), (base + u64::from(cut), len - cut)];
                 let pieces = halves.map(|(addr, len)| Placement { addr, len });
-                let first = card.base.wrapping_sub(150).wrapping_add(at);
-                let is_inside = first >= card.base && first - card.base + u64::from(len) <= BYTES;
+                let first = pool.base().wrapping_sub(150).wrapping_add(at);
+                let is_inside =
+                    first >= pool.base() && first - pool.base() + u64::from(len) <= BYTES;
                 if draw.next_u32().is_multiple_of(2) {
                     assert_eq!(writable.write(first, len, &pieces), is_inside, "seed {seed}");
                     if is_inside {
-                        let from = (first - card.base) as usize;
+                        let from = (first - pool.base()) as usize;
                         model[from..from + len as usize].copy_from_slice(&local);
                     }
                 } else {
                     let before = local.clone();
                     assert_eq!(readable.read(first, len, &pieces), is_inside, "seed {seed}");
-                    let from = first.wrapping_sub(card.base) as usize;
+                    let from = first.wrapping_sub(pool.base()) as usize;
                     let expected =
                         if is_inside { &model[from..from + len as usize] } else { &before[..] };
                     assert!(local == expected, "seed {seed}");
                 }
             }
-            assert!(pool.bytes(card.base, BYTES as usize) == model, "seed {seed}");
+            assert!(pool.bytes(pool.base(), BYTES as usize) == model, "seed {seed}");
         }
     }
 
@@ -331,7 +458,7 @@ mod tests {
         const ADDS: u64 = 200_000;
         let (mut pool, card) = pool();
         let mapping = map(&card, BOTH).expect("an honest pool");
-        let word = card.base + 64;
+        let word = pool.base() + 64;
         let mut original = 0_u64;
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -348,7 +475,8 @@ mod tests {
         assert_eq!(original & 0xffff_ffff, ADDS - 1);
         let place = [Placement { addr: (&raw mut original).expose_provenance() as u64, len: 8 }];
         let add = AtomicOp::FetchAdd(1);
-        for outside in [word + 4, card.base - 8, card.base + BYTES, card.base + BYTES - 4, u64::MAX]
+        for outside in
+            [word + 4, pool.base() - 8, pool.base() + BYTES, pool.base() + BYTES - 4, u64::MAX]
         {
             assert!(!mapping.atomic(outside, add, &place), "{outside:#x}");
         }
@@ -366,15 +494,15 @@ mod tests {
                 let addr = bytes.as_ptr().expose_provenance() as u64;
                 std::thread::scope(|scope| {
                     let reader = scope.spawn(|| {
-                        let last = seen.place(card.base + u64::from(len) - 1, 1).expect("inside");
+                        let last = seen.place(pool.base() + u64::from(len) - 1, 1).expect("inside");
                         // SAFETY: inside the mapping.
                         let last = unsafe { AtomicU8::from_ptr(last.as_ptr()) };
                         while last.load(Ordering::Acquire) != round {
                             std::thread::yield_now();
                         }
-                        pool.bytes(card.base, len as usize).iter().all(|byte| *byte == round)
+                        pool.bytes(pool.base(), len as usize).iter().all(|byte| *byte == round)
                     });
-                    assert!(mapping.write(card.base, len, &[Placement { addr, len }]));
+                    assert!(mapping.write(pool.base(), len, &[Placement { addr, len }]));
                     assert!(reader.join().expect("no panic"), "{len} bytes, round {round}");
                 });
             }

@@ -49,12 +49,13 @@ use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::interfaces;
+use crate::movable::{FILE_BYTES, Movable};
 use crate::pool::Pool;
 use board::{Board, OwnBoard, PoolCard};
 use exchange::{Hello, Other};
 use fifo::Writer;
 use guard::Guard;
-use mapped::Mapping;
+use mapped::{Mapping, Piece, Windows};
 use packets::{Incoming, Outgoing, Packets, Place};
 
 pub use packets::{Doorbell, FifoCounters, LocalWire};
@@ -108,6 +109,13 @@ impl Kept {
     }
 }
 
+fn access_for(kind: DirectKind) -> ProtFlags {
+    match kind {
+        DirectKind::Read => ProtFlags::READ,
+        _ => ProtFlags::READ | ProtFlags::WRITE,
+    }
+}
+
 fn file_of(fd: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
     let found = fstat(fd)?;
     Ok((found.st_dev, found.st_ino))
@@ -137,6 +145,8 @@ pub struct Target {
     /// Its pool, mapped for reading and for writing; `None` where that is not possible.
     readable: OnceLock<Option<Mapping>>,
     writable: OnceLock<Option<Mapping>>,
+    /// What of its memory lies elsewhere in its file.
+    windows: Mutex<Windows>,
     /// Why it is reached by packets from now on.
     why_not: OnceLock<&'static str>,
 }
@@ -152,13 +162,31 @@ impl Target {
 
     /// Its pool, for this kind of request.
     fn pool(&self, kind: DirectKind) -> Option<&Mapping> {
-        let (mapping, access) = match kind {
-            DirectKind::Read => (&self.readable, ProtFlags::READ),
-            _ => (&self.writable, ProtFlags::READ | ProtFlags::WRITE),
+        let mapping = if kind == DirectKind::Read { &self.readable } else { &self.writable };
+        let open = || self.map(Piece::whole(&self.board.pool()?)?, access_for(kind));
+        mapping.get_or_init(open).as_ref()
+    }
+
+    /// Carries out a request on the mapped memory of a region. Returns false where there is none.
+    fn on_mapped(
+        &self,
+        kind: DirectKind,
+        region: &RegionCard,
+        carry_out: impl FnOnce(&Mapping) -> bool,
+    ) -> bool {
+        let Some(offset) = region.in_file else {
+            return self.pool(kind).is_some_and(carry_out);
         };
-        let open = || Mapping::open(self.pid, &self.board.pool()?, access).ok();
+        let Some(piece) = Piece::of_region(region, offset) else { return false };
+        let access = access_for(kind);
+        let mut windows = locked(&self.windows);
+        windows.get(piece, access, || self.map(piece, access)).is_some_and(carry_out)
+    }
+
+    fn map(&self, piece: Piece, access: ProtFlags) -> Option<Mapping> {
+        let mapping = Mapping::open(self.pid, &self.board.pool()?, piece, access).ok();
         // The process with this number may be another one meanwhile.
-        mapping.get_or_init(|| open().filter(|_| self.board.is_owned())).as_ref()
+        mapping.filter(|_| self.board.is_owned())
     }
 
     /// Whether it sleeps, and was not woken since it fell asleep: it is to be woken now. To be asked after a fence.
@@ -278,7 +306,8 @@ impl Shared {
         let fifo = dest.map(|dest| Mutex::new(Outgoing::new(writer, dest)));
         let (readable, writable) = (OnceLock::new(), OnceLock::new());
         let why_not = OnceLock::new();
-        Ok(Target { board, pid: other.pid, at, slot, fifo, readable, writable, why_not })
+        let windows = Mutex::default();
+        Ok(Target { board, pid: other.pid, at, slot, fifo, readable, writable, windows, why_not })
     }
 
     /// Waits until no other process accesses this one on the strength of an entry that was on the board
@@ -567,8 +596,16 @@ impl Neighbours {
     /// Lets those who may access this process's memory map its pool, which lives as long as this does.
     pub fn offer_pool(&self, pool: &Pool) {
         if let Ok(file) = file_of(pool.fd()) {
-            let (fd, base, len) = (pool.fd().as_raw_fd(), pool.base(), pool.len());
+            let (fd, base, len) = (pool.fd().as_raw_fd(), Some(pool.base()), pool.len());
             self.shared.own.offer_pool(&PoolCard { fd, file, base, len });
+        }
+    }
+
+    /// The same for memory of a program that moves into a file, which lives as long as this does.
+    pub fn offer_movable(&self, memory: &Movable) {
+        if let Ok(file) = file_of(memory.fd()) {
+            let fd = memory.fd().as_raw_fd();
+            self.shared.own.offer_pool(&PoolCard { fd, file, base: None, len: FILE_BYTES });
         }
     }
 
@@ -684,10 +721,10 @@ impl Neighbours {
         let region = board.region(request.rkey).ok_or(DirectRefusal::Region)?;
         let first = admit(request, own, &qp, &region)?;
         let DirectRequest { kind, part, local, .. } = *request;
-        let is_done = target.pool(kind).is_some_and(|pool| match kind {
-            DirectKind::Write => pool.write(first, part.len, local),
-            DirectKind::Read => pool.read(first, part.len, local),
-            DirectKind::Atomic(op) => pool.atomic(first, op, local),
+        let is_done = target.on_mapped(kind, &region, |memory| match kind {
+            DirectKind::Write => memory.write(first, part.len, local),
+            DirectKind::Read => memory.read(first, part.len, local),
+            DirectKind::Atomic(op) => memory.atomic(first, op, local),
         });
         if is_done {
             return Ok(());

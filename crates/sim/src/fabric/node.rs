@@ -90,7 +90,7 @@ impl<M: NodeMemory> Node<M> {
     ) -> Result<MemoryRegion, VerbsError> {
         let region = self.endpoint.register_at(pd, addr, len, backing, access)?;
         self.memory.registered(&MemoryRegion { addr: backing, ..region }, access);
-        let card = RegionCard { rkey: region.rkey, pd, addr, len, backing, access };
+        let card = RegionCard { rkey: region.rkey, pd, addr, len, backing, in_file: None, access };
         self.board.publish(region.lkey, card);
         Ok(region)
     }

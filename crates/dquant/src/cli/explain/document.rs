@@ -48,11 +48,32 @@ pub(super) struct Document {
     pub(super) completion_queues: u64,
     pub(super) shared_receive_queues: u64,
     pub(super) path: Option<PathTaken>,
+    /// With `DQUANT_MEMORY=shared`.
+    pub(super) memory: Option<SharedMemory>,
     pub(super) counters: Counters,
     pub(super) wire_counters: Counters,
     /// Errors of queue pairs that have been destroyed.
     pub(super) past_errors: Vec<Failure>,
     pub(super) queue_pairs: Vec<QueuePair>,
+}
+
+/// Registered memory that moved to where neighbours can map it.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub(super) struct SharedMemory {
+    pub(super) ranges: u64,
+    pub(super) bytes: u64,
+    /// Why none moves.
+    pub(super) why_not: Option<String>,
+    pub(super) stayed: Vec<Stayed>,
+}
+
+/// Registrations whose memory did not move.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub(super) struct Stayed {
+    pub(super) why: String,
+    pub(super) registrations: u64,
 }
 
 impl Document {

@@ -5,7 +5,9 @@
 
 use std::fmt::Write;
 
-use super::document::{Congestion, Counters, Document, Failure, Flow, PathTaken, QueuePair, Rtt};
+use super::document::{
+    Congestion, Counters, Document, Failure, Flow, PathTaken, QueuePair, Rtt, SharedMemory, Stayed,
+};
 use crate::units::{Bytes, Count};
 
 /// Width of the longest bar of a histogram, in characters.
@@ -190,12 +192,31 @@ fn head(document: &Document) -> String {
         line(&mut out, format_args!("  why: {why}"));
         choices.iter().for_each(|choice| line(&mut out, format_args!("  {choice}")));
     }
+    if let Some(memory) = &document.memory {
+        shared_memory(&mut out, memory);
+    }
     wire(&mut out, &document.wire_counters);
     if let Some(&lost) = document.counters.get("unknown_qp") {
         let lost = Count(lost);
         line(&mut out, format_args!("{lost} packets were for queue pairs that do not exist here"));
     }
     out
+}
+
+fn shared_memory(out: &mut String, memory: &SharedMemory) {
+    let SharedMemory { ranges, bytes, why_not, stayed } = memory;
+    if let Some(why) = why_not {
+        return line(out, format_args!("DQUANT_MEMORY=shared: nothing moves: {why}"));
+    }
+    let (ranges, bytes) = (Count(*ranges), Bytes(*bytes));
+    line(
+        out,
+        format_args!("DQUANT_MEMORY=shared: {ranges} ranges, {bytes}, can be mapped by neighbours"),
+    );
+    for Stayed { why, registrations } in stayed {
+        let count = Count(*registrations);
+        line(out, format_args!("  {count} registrations of memory that did not move: {why}"));
+    }
 }
 
 fn wire(out: &mut String, counters: &Counters) {
