@@ -76,6 +76,9 @@ const CHOSEN: Env = &[];
 /// Packets, even where a shorter path exists.
 const PACKETS: Env = &[("DQUANT_PATH", "udp")];
 
+/// The program's memory moves to where its peer can map it; the second setting takes small blocks from no heap.
+const SHARED: Env = &[("DQUANT_MEMORY", "shared"), ("MALLOC_MMAP_THRESHOLD_", "0")];
+
 /// The same with selective repeat.
 const SELECTIVE: Env = &[("DQUANT_PATH", "udp"), ("DQUANT_RELIABILITY", "selective")];
 
@@ -133,6 +136,11 @@ fn same_host_latency() -> Topic {
         "ib_write_lat 8 B",
         perftest("ib_write_lat -s 8 -n 10000", CHOSEN, typical),
     );
+    topic.add(
+        "shared-write-8",
+        "ib_write_lat 8 B, DQUANT_MEMORY=shared",
+        perftest("ib_write_lat -s 8 -n 100000", SHARED, typical),
+    );
     let (send, write) = ("send --size 8 --mode latency", "write --size 8 --mode latency");
     topic.add("pool-send-8", "dquant perf send 8 B", perf(send, PerfField::P50));
     topic.add("pool-write-8", "dquant perf write 8 B", perf(write, PerfField::P50));
@@ -148,6 +156,11 @@ fn same_host_bandwidth() -> Topic {
     let large = 64 << 20;
     let write = "ib_write_bw --report_gbits -s 1048576 -n 3000";
     topic.add("write-1m", "ib_write_bw 1 MiB", perftest(write, CHOSEN, Column::GBps));
+    topic.add(
+        "shared-write-1m",
+        "ib_write_bw 1 MiB, DQUANT_MEMORY=shared",
+        perftest(write, SHARED, Column::GBps),
+    );
     // The peers use one buffer over and over. With many, the figure is that of memory that is in no cache.
     let write = "write --size 1MiB --depth 2 --mode bandwidth";
     topic.add("pool-write-1m", "dquant perf write 1 MiB", perf(write, PerfField::GBps));
@@ -161,6 +174,11 @@ fn same_host_bandwidth() -> Topic {
     let one_way = Column::OneWayGBps { bytes: large };
     let write = "ib_write_lat -s 67108864 -n 16";
     topic.add("write-64m", "ib_write_lat 64 MiB", perftest(write, CHOSEN, one_way));
+    topic.add(
+        "shared-write-64m",
+        "ib_write_lat 64 MiB, DQUANT_MEMORY=shared",
+        perftest(write, SHARED, one_way),
+    );
     let one_way = UcxColumn::OneWayGBps { bytes: large };
     let arguments = "-t tag_lat -s 67108864 -n 20 -w 4";
     topic.add("ucx-sysv-64m", "UCX sysv tag_lat 64 MiB", ucx("sysv", arguments, one_way));

@@ -136,10 +136,23 @@ fn same_host() -> Vec<Row> {
         row("8 B SEND, same host, pool memory, us", "pool-send-8", &latency, at_most(1.0)),
         row("8 B WRITE, same host, pool memory, us", "pool-write-8", &latency, at_most(1.0)),
         row("1 MiB WRITE, same host, pool memory, GB/s", "pool-write-1m", &copies, at_least(1.4)),
+        row("8 B WRITE, same host, shared memory, us", "shared-write-8", &latency, at_most(1.0)),
+        row(
+            "1 MiB WRITE, same host, shared memory, GB/s",
+            "shared-write-1m",
+            &copies,
+            at_least(1.4),
+        ),
         row("8 B SEND, same host, ordinary memory, us", "send-8", &latency, plus),
         row("8 B WRITE, same host, ordinary memory, us", "write-8", &latency, plus),
         row("1 MiB WRITE, same host, ordinary memory, GB/s", "write-1m", &copies, at_least(1.0)),
-        row("64 MiB one way, same host, GB/s", "write-64m", &["ucx-sysv-64m"], at_least(1.1)),
+        row(
+            "64 MiB one way, shared memory, GB/s",
+            "shared-write-64m",
+            &["ucx-sysv-64m"],
+            at_least(1.1),
+        ),
+        row("the same, ordinary memory, GB/s", "write-64m", &["ucx-sysv-64m"], at_least(1.1)),
         row("64 B messages, same host, M/s", "rate-64", &["ucx-sysv-rate-64"], rate),
     ];
     rows.into_iter().map(|row| needs(Feature::SameHost, row)).collect()
