@@ -6,14 +6,18 @@
 //!   beside the program's bytes;
 //! - `MADV_DONTNEED` does not clear pages of a file. Memory that its owner frees meanwhile is unmapped and comes back
 //!   clear, but the pages stay in the file until the region ends;
-//! - settings of the old pages are gone: locks, memory policies, huge pages.
+//! - settings of the old pages are gone: locks, memory policies, huge pages, protection keys, advice about forks and core
+//!   dumps.
 //!
 //! Other threads may go on. Whoever touches the memory while it is moved waits in the kernel, by userfaultfd. System calls
-//! that use it at that moment fail with `EFAULT`, because only faults of user mode are allowed to wait (`vm.unprivileged_userfaultfd`).
+//! that use it at that moment fail with `EFAULT`, because only faults of user mode are allowed to wait
+//! (`vm.unprivileged_userfaultfd`). The kernel itself cannot be held off: pages that it has pinned (I/O under way, registered
+//! buffers of io_uring) are written to where the program does not see it any more. Neighbours reach memory that is not in the
+//! file in that way (`process_vm_writev`), so pages never move while a region that neighbours know lies on them.
 //!
-//! Only private anonymous memory moves, and neither heap nor stacks: a heap that shrinks and grows again relies on clear
-//! pages, and a child needs its stack. [`registrations`](crate::registrations) watches memory; nothing here does. Regions and
-//! keys do not belong here.
+//! Only private anonymous memory moves, and neither heaps of libc nor stacks: a heap that shrinks and grows again relies on
+//! clear pages, and a child needs both. [`registrations`](crate::registrations) watches memory; nothing here does. Keys and rights
+//! do not belong here.
 
 use std::fs;
 use std::io;
@@ -36,10 +40,11 @@ pub const FILE_BYTES: u64 = 1 << 62;
 /// Most ranges in the file.
 const MAX_RANGES: usize = 1 << 12;
 
-/// Ranges begin at multiples of this, so that one that grows by `mremap` meets clear pages and no other range.
-const SPACING: u64 = 1 << 40;
+/// Ranges begin at multiples of this and have as much behind them, so that one that grows by `mremap` meets clear pages and
+/// no other range.
+const SPACING: u64 = 1 << 36;
 
-/// `HEAP_MAX_SIZE` of glibc: where the heaps of its threads begin, and how much address space each has.
+/// `HEAP_MAX_SIZE` of glibc: the heaps of its threads begin at multiples of it, and are no longer.
 const THREAD_HEAP: u64 = 64 << 20;
 
 /// Why memory stays where it is.
@@ -51,14 +56,14 @@ pub enum NotMoved {
     /// On a heap or a stack.
     #[error("it is on a heap or a stack")]
     Heap,
-    /// Some of its pages were moved with another region.
+    /// Some of its pages belong to another region that neighbours know.
     #[error("it shares pages with another region")]
     Overlap,
     /// The program has closed the file's descriptor.
     #[error("the descriptor of the file was closed")]
     Closed,
-    /// [`MAX_RANGES`].
-    #[error("{MAX_RANGES} ranges are in the file already")]
+    /// [`MAX_RANGES`] ranges are in the file, or [`FILE_BYTES`] were used in the life of the process.
+    #[error("the file is full")]
     Full,
     /// A system call failed.
     #[error("{call}: {source}")]
@@ -93,6 +98,48 @@ impl Pages {
         ptr::with_exposed_provenance_mut(self.first as usize)
     }
 
+    /// Whether variables of the program or of a library are on them: those without initial values are in no file.
+    fn are_static(self) -> bool {
+        /// The pages, and whether they were met.
+        type Search = (Pages, bool);
+
+        unsafe extern "C" fn look(
+            object: *mut libc::dl_phdr_info,
+            _: libc::size_t,
+            search: *mut c_void,
+        ) -> c_int {
+            // SAFETY: the loader passes an object that it describes, with this many headers, and what `are_static` gave it.
+            let (object, (pages, met)) = unsafe { (&*object, &mut *search.cast::<Search>()) };
+            let headers = match object.dlpi_phdr.is_null() {
+                true => &[],
+                // SAFETY: as above.
+                false => unsafe {
+                    std::slice::from_raw_parts(object.dlpi_phdr, object.dlpi_phnum.into())
+                },
+            };
+            let loaded = headers.iter().filter(|header| header.p_type == libc::PT_LOAD);
+            let mut segments = loaded.filter_map(|header| {
+                Pages::around(object.dlpi_addr.wrapping_add(header.p_vaddr), header.p_memsz)
+            });
+            *met |= segments.any(|segment| segment.meets(*pages));
+            c_int::from(*met)
+        }
+
+        let mut search: Search = (self, false);
+        // SAFETY: the function gets the search, which outlives the call.
+        unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut search).cast()) };
+        search.1
+    }
+
+    /// Whether this thread needs them for itself: it would wait for itself while they move.
+    fn are_this_threads(self) -> bool {
+        let local = 0_u8;
+        // SAFETY: the address of a thread's own variable.
+        let thread = unsafe { libc::__errno_location() };
+        let has = |addr: usize| (self.first..self.end).contains(&(addr as u64));
+        has((&raw const local).addr()) || has(thread.addr())
+    }
+
     fn contains(self, other: Pages) -> bool {
         self.first <= other.first && other.end <= self.end
     }
@@ -103,10 +150,11 @@ impl Pages {
 }
 
 /// Pages in the file.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Range {
     pages: Pages,
     offset: u64,
+    /// Regions on them. Without any they go back as soon as that is possible.
     users: usize,
 }
 
@@ -119,6 +167,8 @@ pub struct Movable {
     inode: u64,
     next_offset: u64,
     ranges: Vec<Range>,
+    /// Pages of regions that neighbours know and that are not in the file.
+    stayed: Vec<Pages>,
 }
 
 impl Movable {
@@ -134,7 +184,8 @@ impl Movable {
         fcntl_add_seals(&file, seals).map_err(system("F_ADD_SEALS"))?;
         let found = fstat(&file).map_err(system("fstat"))?;
         let (device, inode, file) = (found.st_dev, found.st_ino, ManuallyDrop::new(file));
-        let mut movable = Movable { file, device, inode, next_offset: 0, ranges: Vec::new() };
+        let (ranges, stayed) = (Vec::new(), Vec::new());
+        let mut movable = Movable { file, device, inode, next_offset: 0, ranges, stayed };
         movable.try_out()?;
         Ok(movable)
     }
@@ -145,7 +196,7 @@ impl Movable {
         let offset = self.next_offset;
         self.next_offset += SPACING;
         move_in(&self.file, pages, offset)?;
-        move_back(&self.file, pages, offset)
+        move_back(pages)
     }
 
     /// The file, for others to map.
@@ -153,59 +204,99 @@ impl Movable {
         self.file.as_fd()
     }
 
-    /// Moves the pages of `len` bytes at `addr` into the file, and returns where the first byte is in it. Undo each call that
-    /// succeeded with [`move_back`](Movable::move_back).
+    /// A region that neighbours are going to know: moves the pages of its `len` bytes at `addr` into the file, and returns where
+    /// the first byte is in it. In both cases the region ends with [`leave`](Movable::leave).
     ///
     /// # Errors
-    /// Why the memory stays where it is; nothing has changed then.
-    pub fn move_in(&mut self, addr: u64, len: u64) -> Result<u64, NotMoved> {
+    /// Why the memory stays where it is.
+    pub fn enter(&mut self, addr: u64, len: u64) -> Result<u64, NotMoved> {
         let pages = Pages::around(addr, len).ok_or(NotMoved::Kind)?;
-        if let Some(range) = self.ranges.iter_mut().find(|range| range.pages.contains(pages)) {
-            range.users += 1;
-            return Ok(range.offset + (addr - range.pages.first));
+        self.sweep();
+        let entered = self.offset_of(pages);
+        if entered.is_err() {
+            self.stayed.push(pages);
         }
-        if self.ranges.iter().any(|range| range.pages.meets(pages)) {
+        entered.map(|offset| offset + (addr - pages.first))
+    }
+
+    /// The same for a region whose memory is not to move.
+    pub fn stay(&mut self, addr: u64, len: u64) {
+        self.stayed.extend(Pages::around(addr, len));
+    }
+
+    /// A region ends, which did or did not move. Pages that no region needs in the file become ordinary memory again, if the
+    /// program has not unmapped them.
+    pub fn leave(&mut self, addr: u64, len: u64, has_moved: bool) {
+        let Some(pages) = Pages::around(addr, len) else { return };
+        if has_moved {
+            let holds = |range: &&mut Range| range.users > 0 && range.pages.contains(pages);
+            if let Some(range) = self.ranges.iter_mut().find(holds) {
+                range.users -= 1;
+            }
+        } else if let Some(at) = self.stayed.iter().position(|stayed| *stayed == pages) {
+            self.stayed.swap_remove(at);
+        }
+        self.sweep();
+    }
+
+    /// Where pages are in the file, moved if they were not.
+    fn offset_of(&mut self, pages: Pages) -> Result<u64, NotMoved> {
+        if let Some(at) = self.ranges.iter().position(|range| range.pages.contains(pages)) {
+            let range = self.ranges[at];
+            // Otherwise the program has unmapped what it had registered, and this is something else.
+            if self.placed(range) != Placed::Here {
+                return Err(NotMoved::Overlap);
+            }
+            self.ranges[at].users += 1;
+            return Ok(range.offset + (pages.first - range.pages.first));
+        }
+        let mut known =
+            self.ranges.iter().map(|range| range.pages).chain(self.stayed.iter().copied());
+        if known.any(|known| known.meets(pages)) {
             return Err(NotMoved::Overlap);
         }
         if !self.is_open() {
             return Err(NotMoved::Closed);
         }
-        if self.ranges.len() >= MAX_RANGES {
-            return Err(NotMoved::Full);
-        }
         let offset = self.next_offset;
         let taken = (pages.len() as u64).next_multiple_of(SPACING) + SPACING;
         let next = offset.checked_add(taken).filter(|next| *next <= FILE_BYTES);
-        let next = next.ok_or(NotMoved::Full)?;
+        let next = next.filter(|_| self.ranges.len() < MAX_RANGES).ok_or(NotMoved::Full)?;
         check(&maps()?, pages)?;
         self.ranges.reserve(1);
         move_in(&self.file, pages, offset)?;
         self.next_offset = next;
         self.ranges.push(Range { pages, offset, users: 1 });
-        Ok(offset + (addr - pages.first))
+        Ok(offset)
     }
 
-    /// Ends one use of the pages of `len` bytes at `addr`. The last one makes them ordinary memory again, if the program has not
-    /// unmapped them.
-    pub fn move_back(&mut self, addr: u64, len: u64) {
-        let Some(pages) = Pages::around(addr, len) else { return };
-        let Some(at) = self.ranges.iter().position(|range| range.pages.contains(pages)) else {
-            return;
-        };
-        self.ranges[at].users -= 1;
-        if self.ranges[at].users > 0 {
-            return;
+    /// Moves back what no region needs in the file, as far as possible now.
+    fn sweep(&mut self) {
+        let mut at = 0;
+        while let Some(range) = self.ranges.get(at) {
+            if range.users == 0 && self.takes_back(*range) {
+                self.ranges.swap_remove(at);
+            } else {
+                at += 1;
+            }
         }
-        let Range { pages, offset, .. } = self.ranges.swap_remove(at);
-        if !self.is_open() {
-            return;
+    }
+
+    /// Whether a range without users is not in the file any more.
+    fn takes_back(&self, range: Range) -> bool {
+        if self.stayed.iter().any(|stayed| stayed.meets(range.pages)) {
+            return false;
         }
-        match self.placed(pages, offset) {
-            // Without memory for the copy, the program goes on with the pages of the file.
-            Placed::Here => drop(move_back(&self.file, pages, offset)),
-            Placed::Nowhere => punch(&self.file, offset, pages.len()),
+        match self.placed(range) {
+            Placed::Here => move_back(range.pages).is_ok(),
+            Placed::Nowhere => {
+                if self.is_open() {
+                    punch(&self.file, range.offset, range.pages.len());
+                }
+                true
+            }
             // The program has cut it up or moved it, and may use the pages.
-            Placed::Elsewhere => {}
+            Placed::Elsewhere => true,
         }
     }
 
@@ -221,7 +312,7 @@ impl Movable {
     }
 
     /// Where the pages of a range are in the program.
-    fn placed(&self, pages: Pages, offset: u64) -> Placed {
+    fn placed(&self, Range { pages, offset, .. }: Range) -> Placed {
         let Ok(maps) = maps() else { return Placed::Elsewhere };
         let end = offset + pages.len() as u64;
         let mut placed = Placed::Nowhere;
@@ -239,6 +330,28 @@ impl Movable {
         }
         placed
     }
+}
+
+/// Whether pages may move: they are within one mapping of the right kind, and on no heap or stack.
+fn check(maps: &str, pages: Pages) -> Result<(), NotMoved> {
+    let lines: Vec<Line<'_>> = maps.lines().filter_map(Line::parse).collect();
+    let at = lines.iter().position(|line| line.pages.contains(pages)).ok_or(NotMoved::Kind)?;
+    let line = lines[at];
+    if matches!(line.name, "[heap]" | "[stack]") {
+        return Err(NotMoved::Heap);
+    }
+    let is_named = !line.name.is_empty() && !line.name.starts_with("[anon");
+    let below = at.checked_sub(1).map(|before| lines[before]);
+    let below = below.filter(|below| below.pages.end == line.pages.first);
+    if line.permissions != "rw-p" || line.inode != 0 || is_named || pages.are_static() {
+        return Err(NotMoved::Kind);
+    }
+    // A guard page lies below the stack of a thread.
+    let is_stack = below.is_some_and(|below| below.permissions.starts_with("---"));
+    if is_stack || pages.are_this_threads() || line.is_thread_heap(pages) {
+        return Err(NotMoved::Heap);
+    }
+    Ok(())
 }
 
 impl Drop for Movable {
@@ -265,7 +378,8 @@ fn system<E: Into<io::Error>>(call: &'static str) -> impl FnOnce(E) -> NotMoved 
 }
 
 fn maps() -> Result<String, NotMoved> {
-    fs::read_to_string("/proc/self/maps").map_err(system("/proc/self/maps"))
+    let maps = fs::read("/proc/self/maps").map_err(system("/proc/self/maps"))?;
+    Ok(String::from_utf8_lossy(&maps).into_owned())
 }
 
 /// A line of `/proc/self/maps`.
@@ -289,35 +403,28 @@ impl Line<'_> {
         Some(Line { pages, permissions, offset, inode, name: words.next().unwrap_or("").trim() })
     }
 
-    fn is_closed(&self) -> bool {
-        self.permissions.starts_with("---")
+    /// Whether the pages are on a heap that glibc has made for a thread, as far as the words at its beginning tell
+    /// (`heap_info` of malloc/arena.c). Other memory that looks like it does not move either.
+    fn is_thread_heap(&self, pages: Pages) -> bool {
+        const INFO: u64 = 4 * 8;
+        let start = pages.first / THREAD_HEAP * THREAD_HEAP;
+        if start < self.pages.first || self.pages.end - start < INFO {
+            return false;
+        }
+        let word = |at: usize| {
+            let start = ptr::with_exposed_provenance::<u64>(start as usize);
+            // SAFETY: readable memory of the program, which may change it: any value is valid.
+            unsafe { start.add(at).read_volatile() }
+        };
+        let [arena, previous, size, writable] = [0, 1, 2, 3].map(word);
+        let is_length =
+            |bytes: u64| (1..=THREAD_HEAP).contains(&bytes) && bytes.is_multiple_of(page_bytes());
+        arena != 0
+            && arena.is_multiple_of(8)
+            && previous.is_multiple_of(THREAD_HEAP)
+            && is_length(size)
+            && is_length(writable)
     }
-}
-
-/// Whether pages may move: they are within one mapping of the right kind, and on no heap or stack.
-fn check(maps: &str, pages: Pages) -> Result<(), NotMoved> {
-    let lines: Vec<Line<'_>> = maps.lines().filter_map(Line::parse).collect();
-    let at = lines.iter().position(|line| line.pages.contains(pages)).ok_or(NotMoved::Kind)?;
-    let line = lines[at];
-    let is_named = !line.name.is_empty() && !line.name.starts_with("[anon");
-    if matches!(line.name, "[heap]" | "[stack]") {
-        return Err(NotMoved::Heap);
-    }
-    if line.permissions != "rw-p" || line.inode != 0 || is_named {
-        return Err(NotMoved::Kind);
-    }
-    // A guard page lies below the stack of a thread.
-    let below = at.checked_sub(1).map(|before| lines[before]);
-    let is_stack =
-        below.is_some_and(|below| below.is_closed() && below.pages.end == line.pages.first);
-    let above = lines.get(at + 1);
-    let is_heap = line.pages.first.is_multiple_of(THREAD_HEAP)
-        && above.is_some_and(|above| {
-            above.is_closed()
-                && above.pages.first == line.pages.end
-                && above.pages.end == line.pages.first + THREAD_HEAP
-        });
-    if is_stack || is_heap { Err(NotMoved::Heap) } else { Ok(()) }
 }
 
 /// A mapping of this module's own.
@@ -347,9 +454,28 @@ impl Mapping {
         Pages { first, end: first + self.len as u64 }
     }
 
+    /// Gives it all its pages now. Later there might be no memory for them.
+    fn populate(&self) -> Result<(), NotMoved> {
+        // SAFETY: pages of a mapping of this module's own.
+        let done = unsafe { libc::madvise(self.at, self.len, libc::MADV_POPULATE_WRITE) };
+        if done < 0 { Err(last("MADV_POPULATE_WRITE")) } else { Ok(()) }
+    }
+
+    /// The pages of the program, which end there: whoever touches them waits for the barrier, which must exist.
+    ///
+    /// # Safety
+    /// The program gets them back, or others with the same bytes, before the barrier falls.
+    unsafe fn of_program(pages: Pages) -> Result<Mapping, NotMoved> {
+        let (len, flags) = (pages.len(), libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP);
+        // SAFETY: as the caller promises. The kernel reads the last argument as a hint, so there must be one.
+        let at = unsafe { libc::mremap(pages.at(), len, len, flags, null_mut::<c_void>()) };
+        if at == libc::MAP_FAILED { Err(last("mremap")) } else { Ok(Mapping { at, len }) }
+    }
+
     /// Copies all of `from`, which is as long.
     fn copy_from(&self, from: &Mapping) {
-        // SAFETY: two mappings of this length, which belong to this module alone.
+        // SAFETY: two mappings of this length. A neighbour that writes to the file meanwhile changes what is copied, and no
+        // reference to the bytes exists.
         unsafe { ptr::copy_nonoverlapping(from.at.cast::<u8>(), self.at.cast(), self.len) }
     }
 }
@@ -366,18 +492,24 @@ fn last(call: &'static str) -> NotMoved {
 }
 
 /// Makes threads that touch some pages wait until this is dropped.
-struct Barrier(OwnedFd);
+struct Barrier {
+    fd: OwnedFd,
+    pages: Pages,
+}
 
 impl Barrier {
     const USER_MODE_ONLY: c_int = 1;
     const API: c_ulong = 0xc018_aa3f;
     const REGISTER: c_ulong = 0xc020_aa00;
+    const UNREGISTER: c_ulong = 0x8010_aa01;
+    const WAKE: c_ulong = 0x8010_aa02;
+    const COPY: c_ulong = 0xc028_aa03;
     const VERSION: u64 = 0xaa;
     const MISSING: u64 = 1;
     const MINOR: u64 = 1 << 2;
     const FEATURE_MINOR_SHMEM: u64 = 1 << 10;
 
-    /// Accesses to pages that the pages tables do not have wait: with `in_file` also those to pages that the file has.
+    /// Accesses to pages that the page table does not have wait: with `in_file` also those to pages that the file has.
     fn around(pages: Pages, in_file: bool) -> Result<Barrier, NotMoved> {
         let flags = libc::O_CLOEXEC | Barrier::USER_MODE_ONLY;
         // SAFETY: no arguments but numbers.
@@ -386,7 +518,7 @@ impl Barrier {
             return Err(last("userfaultfd"));
         }
         // SAFETY: the descriptor is new and belongs to nobody else.
-        let barrier = Barrier(unsafe { OwnedFd::from_raw_fd(fd as c_int) });
+        let barrier = Barrier { fd: unsafe { OwnedFd::from_raw_fd(fd as c_int) }, pages };
         let (features, modes) = match in_file {
             true => (Barrier::FEATURE_MINOR_SHMEM, Barrier::MISSING | Barrier::MINOR),
             false => (0, Barrier::MISSING),
@@ -404,85 +536,92 @@ impl Barrier {
         words: &mut [u64; N],
     ) -> Result<(), NotMoved> {
         // SAFETY: the request's structure has these words (linux/userfaultfd.h), which live as long as the call.
-        let result = unsafe { libc::ioctl(self.0.as_raw_fd(), request as _, words.as_mut_ptr()) };
+        let result = unsafe { libc::ioctl(self.fd.as_raw_fd(), request as _, words.as_mut_ptr()) };
         if result < 0 { Err(last(call)) } else { Ok(()) }
     }
 }
 
-/// Moves pages into the file at `offset`. Between the two system calls in the middle, nothing here may touch memory that
-/// `malloc` has handed out or manages: it may be on these pages.
+impl Barrier {
+    /// Gives the pages back what they had. Pages of a file need nothing: the file has their bytes.
+    fn fill(&self, from: &Mapping) {
+        let (first, source, len) = (self.pages.first, from.pages().first, from.len as u64);
+        let mut done = 0;
+        while done < len {
+            let mut copy = [first + done, source + done, len - done, 0, 0];
+            let _ = self.control(Barrier::COPY, "UFFDIO_COPY", &mut copy);
+            // The last word has the bytes that were copied, or an error: the mapping is the program's own fault then.
+            match i64::from_ne_bytes(copy[4].to_ne_bytes()) {
+                copied @ 1.. => done += copied.unsigned_abs(),
+                again if again == -i64::from(libc::EAGAIN) => {}
+                _ => return,
+            }
+        }
+    }
+}
+
+impl Drop for Barrier {
+    /// Closing is not enough: a forked child may have the descriptor, too.
+    fn drop(&mut self) {
+        let range = [self.pages.first, self.pages.len() as u64];
+        // Refused where nothing is registered any more.
+        let _ = self.control(Barrier::UNREGISTER, "UFFDIO_UNREGISTER", &mut range.clone());
+        let _ = self.control(Barrier::WAKE, "UFFDIO_WAKE", &mut range.clone());
+    }
+}
+
+/// Moves pages into the file at `offset`. While the barrier is up, nothing here may touch memory that `malloc` has handed
+/// out or manages: it may be on these pages.
 fn move_in(file: &OwnedFd, pages: Pages, offset: u64) -> Result<(), NotMoved> {
-    let len = pages.len();
-    let to = Mapping::of_file(file, offset, len)?;
-    let barrier = Barrier::around(pages, false)?;
-    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP;
-    // SAFETY: the pages are private anonymous memory of one mapping. Whoever touches them from now on waits for the barrier
-    // to fall, when they have their contents again. The kernel reads the last argument as a hint, so there must be one.
-    let from = unsafe { libc::mremap(pages.at(), len, len, flags, null_mut::<c_void>()) };
-    if from == libc::MAP_FAILED {
-        return Err(last("mremap"));
+    let to = Mapping::of_file(file, offset, pages.len())?;
+    let moved = to.populate().and_then(|()| {
+        // SAFETY: a mapping of this module's own, which keeps this advice in its new place.
+        let done = unsafe { libc::madvise(to.at, to.len, libc::MADV_DONTFORK) };
+        if done < 0 { Err(last("MADV_DONTFORK")) } else { exchange(to, pages, false) }
+    });
+    if moved.is_err() {
+        punch(file, offset, pages.len());
     }
-    let from = Mapping { at: from, len };
-    to.copy_from(&from);
-    let access = libc::PROT_READ | libc::PROT_WRITE;
-    let flags = libc::MAP_SHARED | libc::MAP_FIXED;
-    // SAFETY: replaces what the move has left, by a mapping with the same bytes.
-    let placed = unsafe {
-        let (fd, offset) = (file.as_raw_fd(), offset as libc::off_t);
-        libc::mmap(pages.at(), len, access, flags, fd, offset)
-    };
-    if placed == libc::MAP_FAILED {
-        let failed = io::Error::last_os_error();
-        // SAFETY: the pages return to where they were, in place of what the move has left.
-        unsafe { put(from, pages) };
-        drop((barrier, to));
-        punch(file, offset, len);
-        return Err(system("mmap")(failed));
-    }
-    // SAFETY: the mapping just made. It exists, so neither call can fail but for a lack of memory, which shows later.
-    unsafe {
-        libc::madvise(pages.at(), len, libc::MADV_DONTFORK);
-        libc::madvise(pages.at(), len, libc::MADV_POPULATE_WRITE);
-    }
-    drop(barrier);
+    moved.map(drop)
+}
+
+/// Makes pages that are in the file ordinary memory.
+fn move_back(pages: Pages) -> Result<(), NotMoved> {
+    let to = Mapping::anonymous(pages.len())?;
+    to.populate()?;
+    let from = exchange(to, pages, true)?;
+    // SAFETY: frees the pages of the file, which nobody uses any more. Without it they are freed with the file.
+    unsafe { libc::madvise(from.at, from.len, libc::MADV_REMOVE) };
     Ok(())
 }
 
-/// Makes the pages of the file at `offset`, which are mapped as `pages`, ordinary memory.
-fn move_back(file: &OwnedFd, pages: Pages, offset: u64) -> Result<(), NotMoved> {
-    let len = pages.len();
-    let (from, to) = (Mapping::of_file(file, offset, len)?, Mapping::anonymous(len)?);
-    let barrier = Barrier::around(pages, true)?;
-    // SAFETY: the file keeps the bytes. Whoever touches them from now on waits for the barrier to fall, when they are there
-    // again.
-    if unsafe { libc::madvise(pages.at(), len, libc::MADV_DONTNEED) } < 0 {
-        return Err(last("MADV_DONTNEED"));
-    }
+/// Puts `to` in the place of `pages`, with their bytes, and returns what was there before.
+fn exchange(to: Mapping, pages: Pages, in_file: bool) -> Result<Mapping, NotMoved> {
+    let barrier = Barrier::around(pages, in_file)?;
+    // SAFETY: they are memory of the program in one mapping, and come back below in either case.
+    let from = unsafe { Mapping::of_program(pages)? };
     to.copy_from(&from);
-    // SAFETY: replaces the mapping of the file by one with the same bytes.
-    let moved = unsafe { put(to, pages) };
+    // SAFETY: the bytes are the same.
+    if unsafe { put(&to, pages) } {
+        std::mem::forget(to);
+        drop(barrier);
+        return Ok(from);
+    }
     let failed = last("mremap");
-    drop((barrier, from));
-    if !moved {
-        return Err(failed);
+    if !in_file {
+        barrier.fill(&from);
     }
-    punch(file, offset, len);
-    Ok(())
+    Err(failed)
 }
 
-/// Moves a mapping to the place of `pages`, which end. Returns false, and ends the mapping, where the kernel refuses.
+/// Moves a mapping to the place of `pages`, which end. Returns false, and changes nothing, where the kernel refuses.
 ///
 /// # Safety
-/// The bytes are those that the program expects there.
-unsafe fn put(mapping: Mapping, pages: Pages) -> bool {
+/// The bytes are those that the program expects there, and the mapping is used no more.
+unsafe fn put(mapping: &Mapping, pages: Pages) -> bool {
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
     // SAFETY: as the caller promises; the lengths are equal.
     let moved = unsafe { libc::mremap(mapping.at, mapping.len, mapping.len, flags, pages.at()) };
-    if moved == libc::MAP_FAILED {
-        return false;
-    }
-    std::mem::forget(mapping);
-    true
+    moved != libc::MAP_FAILED
 }
 
 /// Frees pages of the file.

@@ -69,7 +69,7 @@ pub(crate) struct Engine {
     progress: Progress,
     /// What verbs use of the same-host path without the lock.
     boards: Result<Arc<neighbours::Shared>, String>,
-    shared: shared::Shared,
+    sharing: shared::Sharing,
     sockets: Vec<Watched>,
     /// Since when polls have been in vain, in nanoseconds; `u64::MAX` if the last one was not.
     idle_since: AtomicU64,
@@ -135,7 +135,10 @@ static ENGINES: ForkLock<Vec<Open>> = ForkLock::new(Vec::new());
 pub(crate) unsafe fn renew() {
     let leave = |engines: &mut Vec<Open>| std::mem::forget(std::mem::take(engines));
     // SAFETY: as the caller promises.
-    unsafe { ENGINES.renew(Vec::new(), leave) };
+    unsafe {
+        ENGINES.renew(Vec::new(), leave);
+        shared::renew();
+    }
 }
 
 /// Every engine that is running.
@@ -225,7 +228,7 @@ impl Engine {
             }
             Err(why) => Err(why.clone()),
         };
-        let shared = shared::open(&settings, &neighbours);
+        let sharing = shared::open(&settings, &neighbours);
         let core = Core {
             endpoint,
             wire: Some(wire),
@@ -256,13 +259,12 @@ impl Engine {
             core: Mutex::new(core),
             progress,
             boards,
-            shared,
+            sharing,
             sockets,
             idle_since: AtomicU64::new(u64::MAX),
         });
         progress::spawn(&engine, driver).map_err(refused("no progress thread"))?;
         fork::close_in_children(&engine.socket_numbers());
-        fork::close_in_children(engine.shared_fd().as_slice());
         Ok(engine)
     }
 

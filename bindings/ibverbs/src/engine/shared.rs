@@ -1,31 +1,62 @@
 //! Registered memory that neighbours can map: the program has asked for it (`DQUANT_MEMORY=shared`).
 //!
-//! [`nic::movable`] moves the memory. Here is what an engine has of it, and what `dquant explain` says about it. Memory that
-//! cannot move stays where it is, and neighbours reach it as any other.
+//! [`nic::movable`] moves the memory. All devices of the process share one file, because a region of any of them may lie on the
+//! pages of another. Memory that cannot move stays where it is, and neighbours reach it as any other. Here is also what
+//! `dquant explain` says about it.
+//!
+//! Two things keep away while memory moves: signals of the thread that moves it, whose handlers would wait for their own
+//! thread, and forks, whose children would find pages without their bytes.
 
+use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
-use std::os::fd::{AsRawFd, RawFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::os::fd::AsRawFd;
+use std::sync::Once;
 
 use nic::movable::Movable;
+use nic::neighbours::Neighbours;
 
 use super::Engine;
 use super::direct::Possible;
-use crate::process::fork;
+use crate::process::fork::{self, ForkLock};
 use crate::process::settings::Settings;
+use crate::process::signals::SignalsBlocked;
 
 /// Reasons that are kept; there are fewer, but for error numbers.
 const MAX_REASONS: usize = 16;
 
-/// See the module's text. `None`: not asked for. Else the reason why nothing moves.
-pub(super) type Shared = Option<Result<Mutex<Moved>, String>>;
+/// Whether an engine's regions move. `None`: not asked for. Else the reason why they do not.
+pub(super) type Sharing = Option<Result<(), String>>;
 
-/// The memory in the file, and why other memory is not there.
-pub(super) struct Moved {
-    /// `None` once the device is closed.
-    memory: Option<Movable>,
+/// Where the memory of a region is for neighbours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Nobody asked.
+    Private,
+    /// Where the program has it, although it was to move.
+    Stayed,
+    /// In the file, with its first byte here.
+    InFile(u64),
+}
+
+impl Place {
+    /// Where the first byte is in the file.
+    pub(crate) fn in_file(self) -> Option<u64> {
+        match self {
+            Place::InFile(offset) => Some(offset),
+            Place::Private | Place::Stayed => None,
+        }
+    }
+}
+
+/// The file, and why memory is not in it.
+struct Shared {
+    memory: Movable,
+    /// Open devices.
+    engines: usize,
     stayed: BTreeMap<String, u64>,
 }
+
+static SHARED: ForkLock<Option<Shared>> = ForkLock::new(None);
 
 /// What moved and what did not.
 #[derive(Debug, Default)]
@@ -38,69 +69,150 @@ pub(crate) struct SharedReport {
 }
 
 /// Opens the file and names it to neighbours, if the program asks for it.
-pub(super) fn open(settings: &Settings, neighbours: &Possible) -> Shared {
-    settings.shares_memory.then(|| {
-        let neighbours = neighbours.as_ref().map_err(Clone::clone)?;
+pub(super) fn open(settings: &Settings, neighbours: &Possible) -> Sharing {
+    settings.shares_memory.then(|| begin(neighbours.as_ref().map_err(Clone::clone)?))
+}
+
+fn begin(neighbours: &Neighbours) -> Result<(), String> {
+    static HANDLERS: Once = Once::new();
+    // SAFETY: functions without arguments that live as long as the process.
+    HANDLERS.call_once(|| unsafe {
+        libc::pthread_atfork(Some(hold_moves), Some(release_moves), Some(release_moves));
+    });
+    let mut shared = SHARED.lock();
+    if shared.is_none() {
+        let _still = Still::begin();
         let memory = Movable::new().map_err(|error| error.to_string())?;
-        neighbours.offer_movable(&memory);
-        Ok(Mutex::new(Moved { memory: Some(memory), stayed: BTreeMap::new() }))
-    })
+        fork::close_in_children(&[memory.fd().as_raw_fd()]);
+        *shared = Some(Shared { memory, engines: 0, stayed: BTreeMap::new() });
+    }
+    if let Some(shared) = &mut *shared {
+        shared.engines += 1;
+        neighbours.offer_movable(&shared.memory);
+    }
+    Ok(())
+}
+
+/// In a child: it has neither the pages nor the file.
+///
+/// # Safety
+/// As [`ForkLock::renew`].
+pub(crate) unsafe fn renew() {
+    let leave = |shared: &mut Option<Shared>| std::mem::forget(shared.take());
+    // SAFETY: as the caller promises.
+    unsafe { SHARED.renew(None, leave) };
 }
 
 impl Engine {
-    fn moved(&self) -> Option<MutexGuard<'_, Moved>> {
-        let shared = self.shared.as_ref()?.as_ref().ok()?;
-        Some(shared.lock().unwrap_or_else(PoisonError::into_inner))
+    fn shares(&self) -> bool {
+        matches!(self.sharing, Some(Ok(())))
     }
 
-    /// Moves the memory of a region to where neighbours can map it, if the program has asked for it, and returns where it is
-    /// in the file. The engine must not be locked: threads that touch the memory wait meanwhile.
-    pub(crate) fn move_in(&self, addr: u64, len: u64) -> Option<u64> {
-        let mut moved = self.moved()?;
-        let Moved { memory: Some(memory), stayed } = &mut *moved else {
-            return None;
-        };
-        let reason = match memory.move_in(addr, len) {
-            Ok(offset) => return Some(offset),
+    /// A region that neighbours are going to know: its memory moves to where they can map it, if the program has asked for
+    /// it. The engine must not be locked: threads that touch the memory wait meanwhile. Undone by
+    /// [`move_back`](Engine::move_back).
+    pub(crate) fn move_in(&self, addr: u64, len: u64) -> Place {
+        if !self.shares() {
+            return Place::Private;
+        }
+        let mut shared = SHARED.lock();
+        let Some(Shared { memory, stayed, .. }) = &mut *shared else { return Place::Private };
+        let still = Still::begin();
+        let entered = memory.enter(addr, len);
+        drop(still);
+        let reason = match entered {
+            Ok(offset) => return Place::InFile(offset),
             Err(error) => error.to_string(),
         };
         if stayed.len() < MAX_REASONS || stayed.contains_key(&reason) {
             *stayed.entry(reason).or_default() += 1;
         }
-        None
+        Place::Stayed
     }
 
-    /// Undoes a [`move_in`](Engine::move_in) that returned something.
-    pub(crate) fn move_back(&self, addr: u64, len: u64) {
-        if let Some(mut moved) = self.moved()
-            && let Some(memory) = &mut moved.memory
-        {
-            memory.move_back(addr, len);
+    /// A region becomes known to neighbours that was not, and its memory stays.
+    pub(crate) fn keep(&self, addr: u64, len: u64) -> Place {
+        match &mut *SHARED.lock() {
+            Some(shared) if self.shares() => {
+                shared.memory.stay(addr, len);
+                Place::Stayed
+            }
+            _ => Place::Private,
         }
     }
 
-    /// The descriptor of the file.
-    pub(super) fn shared_fd(&self) -> Option<RawFd> {
-        Some(self.moved()?.memory.as_ref()?.fd().as_raw_fd())
+    /// A region ends.
+    pub(crate) fn move_back(&self, addr: u64, len: u64, place: Place) {
+        if place == Place::Private {
+            return;
+        }
+        if let Some(shared) = &mut *SHARED.lock() {
+            let _still = Still::begin();
+            shared.memory.leave(addr, len, place != Place::Stayed);
+        }
     }
 
-    /// Closes the file with the device. All regions are gone.
+    /// Closes the file with the last device. All regions are gone.
     pub(super) fn close_shared(&self) {
-        if let Some(mut moved) = self.moved() {
-            fork::closed(moved.memory.take().map(|memory| memory.fd().as_raw_fd()).as_slice());
+        if !self.shares() {
+            return;
+        }
+        let mut shared = SHARED.lock();
+        if let Some(Shared { memory, engines, .. }) = &mut *shared {
+            *engines -= 1;
+            if *engines == 0 {
+                fork::closed(&[memory.fd().as_raw_fd()]);
+                *shared = None;
+            }
         }
     }
 
     /// What moved; `None` if the program has not asked for it, and why nothing does.
     pub(crate) fn shared_report(&self) -> Option<Result<SharedReport, &str>> {
-        match self.shared.as_ref()? {
-            Err(why) => Some(Err(why)),
-            Ok(_) => {
-                let moved = self.moved()?;
-                let (ranges, bytes) = moved.memory.as_ref()?.ranges();
-                let stayed = moved.stayed.iter().map(|(why, count)| (why.clone(), *count));
-                Some(Ok(SharedReport { ranges, bytes, stayed: stayed.collect() }))
-            }
+        if let Err(why) = self.sharing.as_ref()? {
+            return Some(Err(why));
         }
+        let shared = SHARED.lock();
+        let Shared { memory, stayed, .. } = shared.as_ref()?;
+        let (ranges, bytes) = memory.ranges();
+        let stayed = stayed.iter().map(|(why, count)| (why.clone(), *count)).collect();
+        Some(Ok(SharedReport { ranges, bytes, stayed }))
     }
+}
+
+/// While this lives, the process does not fork and this thread takes no signals.
+struct Still(SignalsBlocked);
+
+impl Still {
+    fn begin() -> Still {
+        let still = Still(SignalsBlocked::all());
+        hold_moves();
+        still
+    }
+}
+
+impl Drop for Still {
+    fn drop(&mut self) {
+        let Still(_signals) = self;
+        release_moves();
+    }
+}
+
+/// Held while memory moves, and while the process forks. The thread that forks releases it, in parent and child: a mutex of
+/// the standard library has no owner that a handler could give it back for.
+struct Moves(UnsafeCell<libc::pthread_mutex_t>);
+
+// SAFETY: it is a mutex.
+unsafe impl Sync for Moves {}
+
+static MOVES: Moves = Moves(UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER));
+
+extern "C" fn hold_moves() {
+    // SAFETY: an initialised mutex that lives as long as the process.
+    unsafe { libc::pthread_mutex_lock(MOVES.0.get()) };
+}
+
+extern "C" fn release_moves() {
+    // SAFETY: as above; this thread, or the one that it is the copy of, holds it.
+    unsafe { libc::pthread_mutex_unlock(MOVES.0.get()) };
 }

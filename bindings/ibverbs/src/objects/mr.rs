@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use super::{Mark, Object, Pd, living, object};
 use crate::abi::*;
 use crate::engine::dmabuf::{DmaBuf, page};
+use crate::engine::shared::Place;
 use crate::engine::{Engine, limits, populate};
 use crate::process::errors::{Outcome, errno_of};
 
@@ -38,20 +39,18 @@ struct Shape {
     iova: u64,
     access: u32,
     lkey: u32,
-    /// Where the first byte is in the file that neighbours map.
-    in_file: Option<u64>,
+    /// Where the memory is for neighbours.
+    place: Place,
 }
 
 impl Shape {
     fn new(pd: PdId, (addr, len): (u64, u64), iova: u64, access: u32) -> Shape {
-        Shape { pd, addr, len, iova, access, lkey: 0, in_file: None }
+        Shape { pd, addr, len, iova, access, lkey: 0, place: Place::Private }
     }
 
     /// The memory is the program's alone again, if no other region needs it in the file.
     fn leave_file(&self, engine: &Engine) {
-        if self.in_file.is_some() {
-            engine.move_back(self.addr, self.len);
-        }
+        engine.move_back(self.addr, self.len, self.place);
     }
 }
 
@@ -207,6 +206,7 @@ impl Mr {
         }
         change.apply(self, &mut shape)?;
         if change.has(IBV_REREG_MR_CHANGE_TRANSLATION) {
+            shape.place = Place::Private;
             let region = replace(&self.engine, &mut shape, &now, self.rkey())?;
             // SAFETY: the program must not use the region while it is being registered again.
             let c = unsafe { &mut *self.c.get() };
@@ -216,6 +216,10 @@ impl Mr {
             let access = access_of(shape.access)?;
             populate(shape.addr, shape.len, access.local_write)?;
             withdraw(&self.engine, &now, self.rkey())?;
+            if access.is_remote() && shape.place == Place::Private {
+                shape.place = self.engine.keep(shape.addr, shape.len);
+                now.place = shape.place;
+            }
             let mut core = self.engine.lock();
             let changed = core.endpoint.change_region(now.lkey, shape.pd, access);
             let in_force = if changed.is_ok() { &shape } else { &*now };
@@ -289,7 +293,9 @@ fn enlist(engine: &Engine, shape: &mut Shape) -> Outcome<MemoryRegion> {
     populate(shape.addr, shape.len, access.local_write)?;
     let Shape { pd, iova, len, addr, .. } = *shape;
     // Only neighbours need it there.
-    shape.in_file = access.is_remote().then(|| engine.move_in(addr, len)).flatten();
+    if access.is_remote() {
+        shape.place = engine.move_in(addr, len);
+    }
     let mut core = engine.lock();
     let registered = core.endpoint.register_at(pd, iova, len, addr, access);
     let region = match registered {
@@ -308,7 +314,8 @@ fn enlist(engine: &Engine, shape: &mut Shape) -> Outcome<MemoryRegion> {
 /// What neighbours learn about a region.
 fn card(shape: &Shape, rkey: u32) -> RegionCard {
     let access = access_of(shape.access).unwrap_or_default();
-    let Shape { pd, iova, len, addr, in_file, .. } = *shape;
+    let Shape { pd, iova, len, addr, place, .. } = *shape;
+    let in_file = place.in_file();
     RegionCard { rkey, pd, addr: iova, len, backing: addr, in_file, access }
 }
 

@@ -60,7 +60,7 @@ fn memory_in_the_file_is_the_programs_and_its_neighbours() {
         return;
     };
     let memory = filled(10 * PAGE);
-    let offset = movable.move_in(addr(&memory) + 100, 9 * PAGE as u64).expect("it moves");
+    let offset = movable.enter(addr(&memory) + 100, 9 * PAGE as u64).expect("it moves");
     assert_eq!((offset % PAGE as u64, pages_of(&movable)), (100, 10));
     let neighbour = seen(&movable, offset - 100, 10 * PAGE);
     assert!((0..10 * PAGE).all(|at| bytes(&memory)[at] == pattern(at)));
@@ -69,7 +69,7 @@ fn memory_in_the_file_is_the_programs_and_its_neighbours() {
     bytes(&memory)[6 * PAGE] = 2;
     assert_eq!((bytes(&memory)[5 * PAGE], bytes(&neighbour)[6 * PAGE]), (1, 2));
 
-    movable.move_back(addr(&memory) + 100, 9 * PAGE as u64);
+    movable.leave(addr(&memory) + 100, 9 * PAGE as u64, true);
     assert_eq!((pages_of(&movable), movable.ranges()), (0, (0, 0)));
     assert_eq!((bytes(&memory)[5 * PAGE], bytes(&memory)[6 * PAGE]), (1, 2));
     bytes(&neighbour)[5 * PAGE] = 3;
@@ -105,9 +105,9 @@ fn threads_that_write_meanwhile_lose_nothing() {
             })
             .collect();
         let moved = (0..200).try_for_each(|_| {
-            movable.move_in(memory.pages().first, memory.len as u64)?;
+            movable.enter(memory.pages().first, memory.len as u64)?;
             std::thread::yield_now();
-            movable.move_back(memory.pages().first, memory.len as u64);
+            movable.leave(memory.pages().first, memory.len as u64, true);
             Ok::<(), NotMoved>(())
         });
         stops.store(true, Ordering::Relaxed);
@@ -126,15 +126,16 @@ fn pages_stay_until_their_last_use_ends() {
     let Some(mut movable) = opened("pages_stay_until_their_last_use_ends") else { return };
     let memory = filled(8 * PAGE);
     let at = addr(&memory);
-    let offset = movable.move_in(at, 4 * PAGE as u64).expect("it moves");
-    assert_eq!(movable.move_in(at + 5000, 10).expect("it is there"), offset + 5000);
-    assert!(matches!(movable.move_in(at + 3 * PAGE as u64, 5000), Err(NotMoved::Overlap)));
-    let other = movable.move_in(at + 4 * PAGE as u64, 10).expect("pages of its own");
+    let offset = movable.enter(at, 4 * PAGE as u64).expect("it moves");
+    assert_eq!(movable.enter(at + 5000, 10).expect("it is there"), offset + 5000);
+    assert!(matches!(movable.enter(at + 3 * PAGE as u64, 5000), Err(NotMoved::Overlap)));
+    movable.leave(at + 3 * PAGE as u64, 5000, false);
+    let other = movable.enter(at + 4 * PAGE as u64, 10).expect("pages of its own");
     assert!(other.abs_diff(offset) >= SPACING);
-    movable.move_back(at, 4 * PAGE as u64);
+    movable.leave(at, 4 * PAGE as u64, true);
     assert_eq!(movable.ranges(), (2, 5 * PAGE as u64));
-    movable.move_back(at + 5000, 10);
-    movable.move_back(at + 4 * PAGE as u64, 10);
+    movable.leave(at + 5000, 10, true);
+    movable.leave(at + 4 * PAGE as u64, 10, true);
     assert_eq!(movable.ranges(), (0, 0));
     assert!((0..8 * PAGE).all(|at| bytes(&memory)[at] == pattern(at)));
 }
@@ -142,8 +143,11 @@ fn pages_stay_until_their_last_use_ends() {
 #[test]
 fn other_memory_stays_where_it_is() {
     let Some(mut movable) = opened("other_memory_stays_where_it_is") else { return };
-    let mut refuse =
-        |addr: u64, len: usize| movable.move_in(addr, len as u64).expect_err("it must not move");
+    let mut refuse = |addr: u64, len: usize| {
+        let why = movable.enter(addr, len as u64).expect_err("it must not move");
+        movable.leave(addr, len as u64, false);
+        why
+    };
     let memory = filled(8 * PAGE);
     let at = addr(&memory);
     let protect = |page: usize, access| {
@@ -161,6 +165,9 @@ fn other_memory_stays_where_it_is() {
     for (addr, len) in [(0, 10), (4096, 10), (at, 0), (u64::MAX - 10, 100), (1 << 63, 8)] {
         assert!(matches!(refuse(addr, len), NotMoved::Kind), "{addr:#x}, {len} bytes");
     }
+    static CLEAR: AtomicU64 = AtomicU64::new(0);
+    let clear = CLEAR.as_ptr().expose_provenance() as u64;
+    assert!(matches!(refuse(clear, 8), NotMoved::Kind), "a static variable");
     let local = [0_u8; 100];
     let on_stack = |local: &[u8; 100]| local.as_ptr().expose_provenance() as u64;
     // A test runs on a thread of its own.
@@ -185,16 +192,16 @@ fn mappings_that_took_the_place_are_left_alone() {
         // SAFETY: over pages of the mapping.
         unsafe { libc::mmap(memory.at.byte_add(page * PAGE), pages * PAGE, access, flags, -1, 0) }
     };
-    movable.move_in(at, memory.len as u64).expect("it moves");
+    movable.enter(at, memory.len as u64).expect("it moves");
     assert_ne!(map(0, 8), libc::MAP_FAILED);
     bytes(&memory).fill(9);
-    movable.move_back(at, memory.len as u64);
+    movable.leave(at, memory.len as u64, true);
     assert!(bytes(&memory).iter().all(|byte| *byte == 9));
     assert_eq!(pages_of(&movable), 0);
 
-    movable.move_in(at, memory.len as u64).expect("it moves");
+    movable.enter(at, memory.len as u64).expect("it moves");
     assert_ne!(map(2, 1), libc::MAP_FAILED);
-    movable.move_back(at, memory.len as u64);
+    movable.leave(at, memory.len as u64, true);
     for (page, byte) in (0..8).map(|page| (page, bytes(&memory)[page * PAGE])) {
         assert_eq!(byte, if page == 2 { 0 } else { 9 }, "page {page}");
     }
@@ -214,11 +221,11 @@ fn blocks_of_malloc_are_freed_grown_and_cleared_as_ever() {
             let block = libc::malloc(BYTES).cast::<u8>();
             block.write_bytes(0xee, BYTES);
             let at = block.expose_provenance() as u64;
-            movable.move_in(at, BYTES as u64).expect("it moves");
+            movable.enter(at, BYTES as u64).expect("it moves");
             if frees_first {
                 libc::free(block.cast());
             }
-            movable.move_back(at, BYTES as u64);
+            movable.leave(at, BYTES as u64, true);
             if !frees_first {
                 libc::free(block.cast());
             }
@@ -229,11 +236,11 @@ fn blocks_of_malloc_are_freed_grown_and_cleared_as_ever() {
         let block = libc::malloc(BYTES).cast::<u8>();
         block.write_bytes(0xee, BYTES);
         let at = block.expose_provenance() as u64;
-        movable.move_in(at, BYTES as u64).expect("it moves");
+        movable.enter(at, BYTES as u64).expect("it moves");
         let longer = libc::realloc(block.cast(), 8 * BYTES).cast::<u8>();
         assert!((0..BYTES).all(|at| longer.add(at).read() == 0xee));
         longer.add(BYTES).write_bytes(0xdd, 7 * BYTES);
-        movable.move_back(at, BYTES as u64);
+        movable.leave(at, BYTES as u64, true);
         assert!(
             (0..8 * BYTES).all(|at| longer.add(at).read() == [0xee, 0xdd][at.min(BYTES) / BYTES])
         );
@@ -249,10 +256,10 @@ fn advice_clears_no_pages_in_the_file() {
         // SAFETY: pages of the mapping.
         unsafe { libc::madvise(memory.at, memory.len, libc::MADV_DONTNEED) }
     };
-    movable.move_in(addr(&memory), memory.len as u64).expect("it moves");
+    movable.enter(addr(&memory), memory.len as u64).expect("it moves");
     assert_eq!(advise(), 0);
     assert_eq!(bytes(&memory)[PAGE], pattern(PAGE));
-    movable.move_back(addr(&memory), memory.len as u64);
+    movable.leave(addr(&memory), memory.len as u64, true);
     assert_eq!((advise(), bytes(&memory)[PAGE]), (0, 0));
 }
 
@@ -281,9 +288,78 @@ fn a_child_has_no_pages_in_the_file_and_all_others() {
     };
     let memory = filled(PAGE);
     let before = bytes(&memory)[0];
-    movable.move_in(addr(&memory), PAGE as u64).expect("it moves");
+    movable.enter(addr(&memory), PAGE as u64).expect("it moves");
     assert!(!child_reads(&memory));
-    movable.move_back(addr(&memory), PAGE as u64);
+    movable.leave(addr(&memory), PAGE as u64, true);
     assert!(child_reads(&memory));
     assert_eq!(bytes(&memory)[0], before);
+}
+
+/// Memory that was freed too early is something else when it is registered again, though it has the same address.
+#[test]
+fn new_memory_at_an_old_address_is_not_taken_for_the_old() {
+    let Some(mut movable) = opened("new_memory_at_an_old_address_is_not_taken_for_the_old") else {
+        return;
+    };
+    let memory = filled(4 * PAGE);
+    let (at, len) = (addr(&memory), memory.len as u64);
+    movable.enter(at, len).expect("it moves");
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: in place of the mapping.
+    let again = unsafe { libc::mmap(memory.at, memory.len, access, flags, -1, 0) };
+    assert_eq!(again, memory.at);
+    assert!(matches!(movable.enter(at, len), Err(NotMoved::Overlap)));
+    movable.leave(at, len, true);
+    assert!(matches!(movable.enter(at, len), Err(NotMoved::Overlap)), "one that stayed is there");
+    movable.leave(at, len, false);
+    movable.leave(at, len, false);
+    movable.enter(at, len).expect("it moves");
+    bytes(&memory)[0] = 7;
+    movable.leave(at, len, true);
+    assert_eq!((bytes(&memory)[0], pages_of(&movable), movable.ranges()), (7, 0, (0, 0)));
+}
+
+/// The kernel may be copying to and from memory that neighbours know by its address.
+#[test]
+fn pages_below_a_region_that_stayed_do_not_move() {
+    let Some(mut movable) = opened("pages_below_a_region_that_stayed_do_not_move") else { return };
+    let memory = filled(8 * PAGE);
+    let (at, page) = (addr(&memory), PAGE as u64);
+    movable.enter(at, page).expect("it moves");
+    assert!(matches!(movable.enter(at, 4 * page), Err(NotMoved::Overlap)));
+    movable.leave(at, page, true);
+    assert_eq!(movable.ranges(), (1, page), "the longer region needs it where it is");
+    movable.leave(at, 4 * page, false);
+    assert_eq!(movable.ranges(), (0, 0));
+    movable.stay(at, 2 * page);
+    assert!(matches!(movable.enter(at + page, 4 * page), Err(NotMoved::Overlap)));
+    movable.leave(at + page, 4 * page, false);
+    movable.leave(at, 2 * page, false);
+    movable.enter(at + page, 4 * page).expect("it moves");
+    movable.leave(at + page, 4 * page, true);
+    assert!((0..8 * PAGE).all(|at| bytes(&memory)[at] == pattern(at)));
+}
+
+/// Locked pages, and a descriptor that the program has closed.
+#[test]
+fn pages_go_back_whatever_the_program_did_to_them() {
+    let Some(mut movable) = opened("pages_go_back_whatever_the_program_did_to_them") else {
+        return;
+    };
+    let memory = filled(4 * PAGE);
+    let (at, len) = (addr(&memory), memory.len as u64);
+    movable.enter(at, len).expect("it moves");
+    // SAFETY: pages of the mapping.
+    let locked = unsafe { libc::mlock(memory.at, memory.len) };
+    assert_eq!(locked, 0, "{}", io::Error::last_os_error());
+    // SAFETY: the number of the file, which its owner finds closed.
+    assert_eq!(unsafe { libc::close(movable.file.as_raw_fd()) }, 0);
+    movable.leave(at, len, true);
+    assert_eq!(movable.ranges(), (0, 0));
+    assert!((0..4 * PAGE).all(|at| bytes(&memory)[at] == pattern(at)));
+    let maps = maps().expect("maps");
+    let lines = maps.lines().filter_map(Line::parse);
+    assert!(lines.filter(|line| line.pages.meets(memory.pages())).all(|line| line.inode == 0));
+    assert!(matches!(movable.enter(at, len), Err(NotMoved::Closed)));
 }

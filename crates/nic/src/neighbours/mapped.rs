@@ -182,7 +182,14 @@ impl Drop for Mapping {
 }
 
 /// Most pieces of one process that are mapped at a time.
-const MAX_WINDOWS: usize = 64;
+const MAX_WINDOWS: usize = 256;
+
+/// Most bytes of them together: a part of the address space, whatever a neighbour publishes.
+const MAX_WINDOW_BYTES: u64 = 1 << 42;
+
+/// Requests on pieces that are not mapped until one of these takes the place of another, in a full table. To map and unmap for
+/// each request is slower than to let the kernel copy.
+const MISSES: u32 = 64;
 
 /// A piece that a request needed.
 struct Window {
@@ -194,7 +201,11 @@ struct Window {
 
 /// The mapped pieces of one process's file, the latest used first.
 #[derive(Default)]
-pub(super) struct Windows(Vec<Window>);
+pub(super) struct Windows {
+    windows: Vec<Window>,
+    bytes: u64,
+    misses: u32,
+}
 
 impl Windows {
     /// The mapping of a piece, which `open` makes if there is none with this access.
@@ -205,15 +216,39 @@ impl Windows {
         open: impl FnOnce() -> Option<Mapping>,
     ) -> Option<&Mapping> {
         let wanted = |window: &Window| window.piece == piece && window.access.contains(access);
-        match self.0.iter().position(wanted) {
+        match self.windows.iter().position(wanted) {
             Some(0) => {}
-            Some(at) => self.0[..=at].rotate_right(1),
-            None => {
-                self.0.truncate(MAX_WINDOWS - 1);
-                self.0.insert(0, Window { piece, access, mapping: open() });
+            Some(at) => self.windows[..=at].rotate_right(1),
+            None if self.makes_room(piece.len) => {
+                self.bytes += piece.len;
+                self.windows.insert(0, Window { piece, access, mapping: open() });
             }
+            None => return None,
         }
-        self.0.first()?.mapping.as_ref()
+        self.windows.first()?.mapping.as_ref()
+    }
+
+    /// Whether there is room for one more piece, or is now.
+    fn makes_room(&mut self, len: u64) -> bool {
+        if len > MAX_WINDOW_BYTES {
+            return false;
+        }
+        let has_room = |windows: &Windows| {
+            windows.windows.len() < MAX_WINDOWS && windows.bytes <= MAX_WINDOW_BYTES - len
+        };
+        if has_room(self) {
+            return true;
+        }
+        self.misses += 1;
+        if !self.misses.is_multiple_of(MISSES) {
+            return false;
+        }
+        while !has_room(self)
+            && let Some(last) = self.windows.pop()
+        {
+            self.bytes -= last.piece.len;
+        }
+        true
     }
 }
 
@@ -409,6 +444,27 @@ mod tests {
         assert!(map(2, ProtFlags::READ), "what can be written can be read");
         assert!(!map(BYTES / 4096, BOTH) && !map(BYTES / 4096, BOTH), "it is tried once");
         assert_eq!(opened, 3);
+
+        // Far more pieces than places, in turn: a part of them is mapped, and the others are left to the kernel.
+        let (mut windows, mut opened) = (Windows::default(), 0);
+        for round in 0..10 * MAX_WINDOWS as u64 {
+            let at = round % (2 * MAX_WINDOWS as u64);
+            let piece = Piece { base: at << 12, offset: 0, len: 4096 };
+            let _ = windows.get(piece, BOTH, || {
+                opened += 1;
+                open(piece).ok()
+            });
+            assert!(windows.windows.len() <= MAX_WINDOWS);
+            assert_eq!(windows.bytes, 4096 * windows.windows.len() as u64);
+        }
+        assert!((MAX_WINDOWS..2 * MAX_WINDOWS).contains(&opened), "{opened}");
+        for len in [MAX_WINDOW_BYTES, MAX_WINDOW_BYTES + 4096, 1 << 62] {
+            let piece = Piece { base: 0, offset: 0, len };
+            for _ in 0..2 * MISSES {
+                let _ = windows.get(piece, BOTH, || None);
+            }
+            assert!(windows.bytes <= MAX_WINDOW_BYTES, "{len}");
+        }
         drop(pool);
     }
 
