@@ -113,13 +113,15 @@ const FLOORS: &[(&str, &str)] = &[
          udp: capture clock interfaces sockaddr waiter
          packet: udp
          xdp: clock interfaces udp
-         movable: clock skip
+         mappings
+         userfault
+         movable: clock mappings skip userfault
          neighbours: clock interfaces movable pool
          same_host: fault neighbours pool udp
          device: capture clock interfaces neighbours packet ready skip udp waiter
          doctor: device interfaces neighbours packet udp
          fabric: congestion fault neighbours pool ready same_host udp
-         registrations: clock pool seeds skip
+         registrations: clock mappings pool seeds skip userfault
          loaded: abi clock congestion fabric neighbours pool ready",
     ),
     (

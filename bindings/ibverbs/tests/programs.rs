@@ -118,53 +118,45 @@ fn valgrind() {
     finish(test, &mut valgrind, Some("lo"));
 }
 
-#[test]
-fn stopped_in_selective_repeat() {
-    let test = "programs::stopped_in_selective_repeat";
-    if let Some(reason) = obstacle() {
-        return skip::note(test, reason);
-    }
-    let mut command = Command::new(make("stopped_selective", "stopped"));
-    command.env("DQUANT_RELIABILITY", "selective").env("DQUANT_PATH", "udp");
-    finish(test, &mut command, Some("lo"));
-}
-
-/// A program between two processes of this machine, with or without packets.
-fn on_path(test: &str, name: &str, path: &str) {
-    let test = format!("programs::{test}");
+/// A program on loopback with these settings.
+fn with(test: &str, name: &str, settings: &[(&str, &str)]) {
+    let path = format!("programs::{test}");
     match obstacle() {
-        Some(reason) => skip::note(&test, reason),
+        Some(reason) => skip::note(&path, reason),
         None => {
-            let program = format!("{name}_{path}");
-            finish(&test, Command::new(make(&program, name)).env("DQUANT_PATH", path), Some("lo"));
+            let mut command = Command::new(make(test, name));
+            finish(&path, command.envs(settings.iter().copied()), Some("lo"));
         }
     }
 }
 
-#[test]
-fn same_host_without_packets() {
-    on_path("same_host_without_packets", "same_host", "auto");
-}
+const PACKETS: (&str, &str) = ("DQUANT_PATH", "udp");
 
 #[test]
-fn same_host_in_shared_memory() {
-    let test = "programs::same_host_in_shared_memory";
-    if let Some(reason) = obstacle() {
-        return skip::note(test, reason);
-    }
-    let mut command = Command::new(make("same_host_shared", "same_host"));
-    finish(test, command.env("DQUANT_MEMORY", "shared"), Some("lo"));
-}
-
-#[test]
-fn same_host_by_packets() {
-    on_path("same_host_by_packets", "same_host", "udp");
+fn stopped_in_selective_repeat() {
+    let settings = [("DQUANT_RELIABILITY", "selective"), PACKETS];
+    with("stopped_in_selective_repeat", "stopped", &settings);
 }
 
 /// Without packets a stopped peer is no obstacle, which `same_host` covers.
 #[test]
 fn stopped() {
-    on_path("stopped", "stopped", "udp");
+    with("stopped", "stopped", &[PACKETS]);
+}
+
+#[test]
+fn same_host_without_packets() {
+    with("same_host_without_packets", "same_host", &[("DQUANT_PATH", "auto")]);
+}
+
+#[test]
+fn same_host_in_shared_memory() {
+    with("same_host_in_shared_memory", "same_host", &[("DQUANT_MEMORY", "shared")]);
+}
+
+#[test]
+fn same_host_by_packets() {
+    with("same_host_by_packets", "same_host", &[PACKETS]);
 }
 
 /// What a program that opens a device reports on stderr with this in its environment.

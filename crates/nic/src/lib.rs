@@ -17,6 +17,7 @@
 //! | [`fault`] | a wire that loses packets on purpose |
 //! | [`pool`] | registered memory: one pre-faulted region |
 //! | [`movable`] | memory of the program, moved to where neighbours can map it |
+//! | [`mappings`] | what this process has mapped |
 //! | [`registrations`] | buffers of the program: a registration cache, bounce blocks |
 //! | [`waiter`], [`clock`] | sleeping and waking; time, CPU time, resident memory |
 //!
@@ -35,6 +36,7 @@ pub mod fabric;
 pub mod fault;
 pub mod interfaces;
 pub mod loaded;
+pub mod mappings;
 pub mod movable;
 pub mod neighbours;
 pub mod packet;
@@ -44,6 +46,7 @@ pub mod registrations;
 pub mod same_host;
 mod sockaddr;
 pub mod udp;
+mod userfault;
 pub mod waiter;
 #[cfg(feature = "xdp")]
 pub mod xdp;

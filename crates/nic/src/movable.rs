@@ -19,13 +19,12 @@
 //! clear pages, and a child needs both. [`registrations`](crate::registrations) watches memory; nothing here does. Keys and rights
 //! do not belong here.
 
-use std::fs;
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, null_mut};
 
-use libc::{c_int, c_ulong, c_void};
+use libc::{c_int, c_void};
 use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fstat, ftruncate,
     memfd_create,
@@ -33,6 +32,8 @@ use rustix::fs::{
 use thiserror::Error;
 
 use crate::clock::page_bytes;
+use crate::mappings::{self, Mappings};
+use crate::userfault;
 
 /// Length of the file. It has no pages but those that were moved in.
 pub const FILE_BYTES: u64 = 1 << 62;
@@ -88,6 +89,10 @@ impl Pages {
         let end = addr.checked_add(len)?.checked_next_multiple_of(page)?;
         let first = addr / page * page;
         (first < end).then_some(Pages { first, end })
+    }
+
+    fn of(mapping: &mappings::Mapping<'_>) -> Pages {
+        Pages { first: mapping.first, end: mapping.end }
     }
 
     fn len(self) -> usize {
@@ -262,7 +267,7 @@ impl Movable {
         let taken = (pages.len() as u64).next_multiple_of(SPACING) + SPACING;
         let next = offset.checked_add(taken).filter(|next| *next <= FILE_BYTES);
         let next = next.filter(|_| self.ranges.len() < MAX_RANGES).ok_or(NotMoved::Full)?;
-        check(&maps()?, pages)?;
+        check(&mappings()?, pages)?;
         self.ranges.reserve(1);
         move_in(&self.file, pages, offset)?;
         self.next_offset = next;
@@ -313,17 +318,15 @@ impl Movable {
 
     /// Where the pages of a range are in the program.
     fn placed(&self, Range { pages, offset, .. }: Range) -> Placed {
-        let Ok(maps) = maps() else { return Placed::Elsewhere };
+        let Ok(mappings) = mappings() else { return Placed::Elsewhere };
         let end = offset + pages.len() as u64;
         let mut placed = Placed::Nowhere;
-        for line in maps.lines().filter_map(Line::parse) {
-            let covered = line.offset..line.offset.saturating_add(line.pages.len() as u64);
-            if line.inode != self.inode || covered.start >= end || offset >= covered.end {
+        for mapping in mappings.iter().filter(|mapping| mapping.inode == self.inode) {
+            let mapped = Pages::of(&mapping);
+            if mapping.offset >= end || offset - mapping.offset.min(offset) >= mapped.len() as u64 {
                 continue;
             }
-            if line.pages.contains(pages)
-                && line.offset + (pages.first - line.pages.first) == offset
-            {
+            if mapped.contains(pages) && mapping.offset + (pages.first - mapped.first) == offset {
                 return Placed::Here;
             }
             placed = Placed::Elsewhere;
@@ -333,22 +336,30 @@ impl Movable {
 }
 
 /// Whether pages may move: they are within one mapping of the right kind, and on no heap or stack.
-fn check(maps: &str, pages: Pages) -> Result<(), NotMoved> {
-    let lines: Vec<Line<'_>> = maps.lines().filter_map(Line::parse).collect();
-    let at = lines.iter().position(|line| line.pages.contains(pages)).ok_or(NotMoved::Kind)?;
-    let line = lines[at];
-    if matches!(line.name, "[heap]" | "[stack]") {
+fn check(mappings: &Mappings, pages: Pages) -> Result<(), NotMoved> {
+    let mut below = None;
+    let mut found = mappings.iter().skip_while(|mapping| {
+        let is_before = !Pages::of(mapping).contains(pages);
+        if is_before {
+            below = Some(*mapping);
+        }
+        is_before
+    });
+    let mapping = found.next().ok_or(NotMoved::Kind)?;
+    if matches!(mapping.name, "[heap]" | "[stack]") {
         return Err(NotMoved::Heap);
     }
-    let is_named = !line.name.is_empty() && !line.name.starts_with("[anon");
-    let below = at.checked_sub(1).map(|before| lines[before]);
-    let below = below.filter(|below| below.pages.end == line.pages.first);
-    if line.permissions != "rw-p" || line.inode != 0 || is_named || pages.are_static() {
+    let is_named = !mapping.name.is_empty() && !mapping.name.starts_with("[anon");
+    let is_usual = mapping.permissions == "rw-p" && mapping.is_private_anonymous() && !is_named;
+    if !is_usual || pages.are_static() {
         return Err(NotMoved::Kind);
     }
     // A guard page lies below the stack of a thread.
-    let is_stack = below.is_some_and(|below| below.permissions.starts_with("---"));
-    if is_stack || pages.are_this_threads() || line.is_thread_heap(pages) {
+    let is_guard = |below: mappings::Mapping<'_>| {
+        below.end == mapping.first && below.permissions.starts_with("---")
+    };
+    let is_heap = is_thread_heap(Pages::of(&mapping), pages);
+    if below.is_some_and(is_guard) || is_heap || pages.are_this_threads() {
         return Err(NotMoved::Heap);
     }
     Ok(())
@@ -377,54 +388,31 @@ fn system<E: Into<io::Error>>(call: &'static str) -> impl FnOnce(E) -> NotMoved 
     move |error| NotMoved::System { call, source: error.into() }
 }
 
-fn maps() -> Result<String, NotMoved> {
-    let maps = fs::read("/proc/self/maps").map_err(system("/proc/self/maps"))?;
-    Ok(String::from_utf8_lossy(&maps).into_owned())
+fn mappings() -> Result<Mappings, NotMoved> {
+    Mappings::now().map_err(system("/proc/self/maps"))
 }
 
-/// A line of `/proc/self/maps`.
-#[derive(Clone, Copy, Debug)]
-struct Line<'a> {
-    pages: Pages,
-    permissions: &'a str,
-    offset: u64,
-    inode: u64,
-    name: &'a str,
-}
-
-impl Line<'_> {
-    fn parse(text: &str) -> Option<Line<'_>> {
-        let number = |text| u64::from_str_radix(text, 16).ok();
-        let mut words = text.splitn(6, ' ');
-        let (first, end) = words.next()?.split_once('-')?;
-        let pages = Pages { first: number(first)?, end: number(end)? };
-        let (permissions, offset) = (words.next()?, number(words.next()?)?);
-        let inode = words.nth(1)?.parse().ok()?;
-        Some(Line { pages, permissions, offset, inode, name: words.next().unwrap_or("").trim() })
+/// Whether the pages are on a heap that glibc has made for a thread, as far as the words at its beginning tell
+/// (`heap_info` of malloc/arena.c). Other memory that looks like it does not move either.
+fn is_thread_heap(mapping: Pages, pages: Pages) -> bool {
+    const INFO: u64 = 4 * 8;
+    let start = pages.first / THREAD_HEAP * THREAD_HEAP;
+    if start < mapping.first || mapping.end - start < INFO {
+        return false;
     }
-
-    /// Whether the pages are on a heap that glibc has made for a thread, as far as the words at its beginning tell
-    /// (`heap_info` of malloc/arena.c). Other memory that looks like it does not move either.
-    fn is_thread_heap(&self, pages: Pages) -> bool {
-        const INFO: u64 = 4 * 8;
-        let start = pages.first / THREAD_HEAP * THREAD_HEAP;
-        if start < self.pages.first || self.pages.end - start < INFO {
-            return false;
-        }
-        let word = |at: usize| {
-            let start = ptr::with_exposed_provenance::<u64>(start as usize);
-            // SAFETY: readable memory of the program, which may change it: any value is valid.
-            unsafe { start.add(at).read_volatile() }
-        };
-        let [arena, previous, size, writable] = [0, 1, 2, 3].map(word);
-        let is_length =
-            |bytes: u64| (1..=THREAD_HEAP).contains(&bytes) && bytes.is_multiple_of(page_bytes());
-        arena != 0
-            && arena.is_multiple_of(8)
-            && previous.is_multiple_of(THREAD_HEAP)
-            && is_length(size)
-            && is_length(writable)
-    }
+    let word = |at: usize| {
+        let start = ptr::with_exposed_provenance::<u64>(start as usize);
+        // SAFETY: readable memory of the program, which may change it: any value is valid.
+        unsafe { start.add(at).read_volatile() }
+    };
+    let [arena, previous, size, writable] = [0, 1, 2, 3].map(word);
+    let is_length =
+        |bytes: u64| (1..=THREAD_HEAP).contains(&bytes) && bytes.is_multiple_of(page_bytes());
+    arena != 0
+        && arena.is_multiple_of(8)
+        && previous.is_multiple_of(THREAD_HEAP)
+        && is_length(size)
+        && is_length(writable)
 }
 
 /// A mapping of this module's own.
@@ -498,57 +486,31 @@ struct Barrier {
 }
 
 impl Barrier {
-    const USER_MODE_ONLY: c_int = 1;
-    const API: c_ulong = 0xc018_aa3f;
-    const REGISTER: c_ulong = 0xc020_aa00;
-    const UNREGISTER: c_ulong = 0x8010_aa01;
-    const WAKE: c_ulong = 0x8010_aa02;
-    const COPY: c_ulong = 0xc028_aa03;
-    const VERSION: u64 = 0xaa;
-    const MISSING: u64 = 1;
-    const MINOR: u64 = 1 << 2;
-    const FEATURE_MINOR_SHMEM: u64 = 1 << 10;
-
     /// Accesses to pages that the page table does not have wait: with `in_file` also those to pages that the file has.
     fn around(pages: Pages, in_file: bool) -> Result<Barrier, NotMoved> {
-        let flags = libc::O_CLOEXEC | Barrier::USER_MODE_ONLY;
-        // SAFETY: no arguments but numbers.
-        let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
-        if fd < 0 {
-            return Err(last("userfaultfd"));
-        }
-        // SAFETY: the descriptor is new and belongs to nobody else.
-        let barrier = Barrier { fd: unsafe { OwnedFd::from_raw_fd(fd as c_int) }, pages };
         let (features, modes) = match in_file {
-            true => (Barrier::FEATURE_MINOR_SHMEM, Barrier::MISSING | Barrier::MINOR),
-            false => (0, Barrier::MISSING),
+            true => {
+                (userfault::FEATURE_MINOR_SHMEM, userfault::MODE_MISSING | userfault::MODE_MINOR)
+            }
+            false => (0, userfault::MODE_MISSING),
         };
-        barrier.control(Barrier::API, "UFFDIO_API", &mut [Barrier::VERSION, features, 0])?;
+        let fd = userfault::open(0, features)
+            .map_err(|(call, source)| NotMoved::System { call, source })?;
+        let barrier = Barrier { fd, pages };
         let mut range = [pages.first, pages.len() as u64, modes, 0];
-        barrier.control(Barrier::REGISTER, "UFFDIO_REGISTER", &mut range)?;
+        userfault::control(barrier.fd.as_raw_fd(), userfault::REGISTER, &mut range)
+            .map_err(io::Error::from_raw_os_error)
+            .map_err(system("UFFDIO_REGISTER"))?;
         Ok(barrier)
     }
 
-    fn control<const N: usize>(
-        &self,
-        request: c_ulong,
-        call: &'static str,
-        words: &mut [u64; N],
-    ) -> Result<(), NotMoved> {
-        // SAFETY: the request's structure has these words (linux/userfaultfd.h), which live as long as the call.
-        let result = unsafe { libc::ioctl(self.fd.as_raw_fd(), request as _, words.as_mut_ptr()) };
-        if result < 0 { Err(last(call)) } else { Ok(()) }
-    }
-}
-
-impl Barrier {
     /// Gives the pages back what they had. Pages of a file need nothing: the file has their bytes.
     fn fill(&self, from: &Mapping) {
         let (first, source, len) = (self.pages.first, from.pages().first, from.len as u64);
         let mut done = 0;
         while done < len {
             let mut copy = [first + done, source + done, len - done, 0, 0];
-            let _ = self.control(Barrier::COPY, "UFFDIO_COPY", &mut copy);
+            let _ = userfault::control(self.fd.as_raw_fd(), userfault::COPY, &mut copy);
             // The last word has the bytes that were copied, or an error: the mapping is the program's own fault then.
             match i64::from_ne_bytes(copy[4].to_ne_bytes()) {
                 copied @ 1.. => done += copied.unsigned_abs(),
@@ -562,10 +524,10 @@ impl Barrier {
 impl Drop for Barrier {
     /// Closing is not enough: a forked child may have the descriptor, too.
     fn drop(&mut self) {
-        let range = [self.pages.first, self.pages.len() as u64];
-        // Refused where nothing is registered any more.
-        let _ = self.control(Barrier::UNREGISTER, "UFFDIO_UNREGISTER", &mut range.clone());
-        let _ = self.control(Barrier::WAKE, "UFFDIO_WAKE", &mut range.clone());
+        let mut range = [self.pages.first, self.pages.len() as u64];
+        // The first is refused where nothing is registered any more.
+        let _ = userfault::control(self.fd.as_raw_fd(), userfault::UNREGISTER, &mut range);
+        let _ = userfault::control(self.fd.as_raw_fd(), userfault::WAKE, &mut range);
     }
 }
 

@@ -83,33 +83,25 @@ impl Payload<'_> {
     /// Copies the payload into all of `into`, which has its length, from `memory` where it is registered memory.
     pub fn copy_to(&self, into: &mut [u8], memory: &dyn Memory) {
         match self {
-            Payload::Gather(pieces) => {
-                let mut rest = into;
-                for piece in pieces {
-                    let (place, later) = rest.split_at_mut(piece.len as usize);
-                    memory.gather(piece.addr, place);
-                    rest = later;
-                }
-            }
+            Payload::Gather(pieces) => gather(pieces, memory, into),
             Payload::Bytes(payload) => into.copy_from_slice(payload),
         }
     }
 
     /// Appends the payload to `bytes`, read from `memory` where it is registered memory.
     pub fn append_to(&self, bytes: &mut Vec<u8>, memory: &dyn Memory) {
-        match self {
-            Payload::Gather(pieces) => gather(pieces, memory, bytes),
-            Payload::Bytes(payload) => bytes.extend_from_slice(payload),
-        }
+        let start = bytes.len();
+        bytes.resize(start + self.len(), 0);
+        self.copy_to(&mut bytes[start..], memory);
     }
 }
 
-/// Appends registered memory to `bytes`.
-pub(crate) fn gather(pieces: &[Placement], memory: &dyn Memory, bytes: &mut Vec<u8>) {
+/// Copies registered memory into all of `into`, which has its length.
+fn gather(pieces: &[Placement], memory: &dyn Memory, mut into: &mut [u8]) {
     for piece in pieces {
-        let start = bytes.len();
-        bytes.resize(start + piece.len as usize, 0);
-        memory.gather(piece.addr, &mut bytes[start..]);
+        let (place, later) = into.split_at_mut(piece.len as usize);
+        memory.gather(piece.addr, place);
+        into = later;
     }
 }
 

@@ -15,7 +15,7 @@ use alloc::vec::Vec;
 
 use arrayvec::ArrayVec;
 
-use crate::io::{BURST_PACKETS, Memory, Payload, TxFrame, gather};
+use crate::io::{BURST_PACKETS, Memory, Payload, TxFrame};
 use crate::qp::HELD_RESPONSES;
 use crate::qp::context::Transmit;
 use crate::verbs::{Path, Qpn};
@@ -77,8 +77,8 @@ impl Outbox {
     /// Copies the payload of a packet and queues it.
     pub(crate) fn push<M: Memory>(&mut self, qpn: Qpn, transmit: Transmit, memory: &M) {
         let mut bytes = self.buffers.pop().unwrap_or_default();
-        gather(&transmit.payload, memory, &mut bytes);
-        let Transmit { path, headers, pad, .. } = transmit;
+        let Transmit { path, headers, pad, payload } = transmit;
+        Payload::Gather(payload).append_to(&mut bytes, memory);
         self.packets.push(Gathered { qpn, path, headers, pad, payload: bytes, leaves: false });
     }
 

@@ -6,6 +6,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
+use nic::mappings::Mappings;
 use roce::world::{AtomicOp, Memory, MemoryKind};
 use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
@@ -77,27 +78,18 @@ pub(crate) fn populate(addr: u64, len: u64, write: bool) -> Result<(), Errno> {
 
 /// `EFAULT` unless all of the range is mapped for the access.
 fn permitted(first: u64, end: u64, write: bool) -> Result<(), Errno> {
-    let maps = std::fs::read_to_string("/proc/self/maps").map_err(|_| Errno::FAULT)?;
     let mut at = first;
-    // The list is sorted by address.
-    for (from, to, permissions) in maps.lines().filter_map(mapping) {
-        if from > at || at >= end {
+    for mapping in Mappings::now().map_err(|_| Errno::FAULT)?.iter() {
+        if mapping.first > at || at >= end {
             break;
         }
+        let permissions = mapping.permissions;
         let allowed = permissions.starts_with('r') && (!write || permissions[1..].starts_with('w'));
-        if to > at && allowed {
-            at = to;
+        if mapping.end > at && allowed {
+            at = mapping.end;
         }
     }
     if at >= end { Ok(()) } else { Err(Errno::FAULT) }
-}
-
-/// One line of `/proc/self/maps`: addresses and permissions.
-fn mapping(line: &str) -> Option<(u64, u64, &str)> {
-    let (range, rest) = line.split_once(' ')?;
-    let (from, to) = range.split_once('-')?;
-    let address = |text| u64::from_str_radix(text, 16).ok();
-    Some((address(from)?, address(to)?, rest.get(..4)?))
 }
 
 #[cfg(test)]
@@ -122,8 +114,6 @@ mod tests {
 
     #[test]
     fn permissions_are_read_from_the_map() {
-        let line = "7f00-7fff r-xp 00000000 00:00 0 [vdso]";
-        assert_eq!(mapping(line), Some((0x7f00, 0x7fff, "r-xp")));
         let bytes = vec![0_u8; 100_000];
         let first = bytes.as_ptr() as u64 & !4095;
         assert_eq!(permitted(first, first + 90_000, true), Ok(()));

@@ -110,8 +110,8 @@ impl Engine {
 
     /// A region that neighbours are going to know: its memory moves to where they can map it, if the program has asked for
     /// it. The engine must not be locked: threads that touch the memory wait meanwhile. Undone by
-    /// [`move_back`](Engine::move_back).
-    pub(crate) fn move_in(&self, addr: u64, len: u64) -> Place {
+    /// [`unshare`](Engine::unshare).
+    pub(crate) fn share(&self, addr: u64, len: u64) -> Place {
         if !self.shares() {
             return Place::Private;
         }
@@ -142,7 +142,7 @@ impl Engine {
     }
 
     /// A region ends.
-    pub(crate) fn move_back(&self, addr: u64, len: u64, place: Place) {
+    pub(crate) fn unshare(&self, addr: u64, len: u64, place: Place) {
         if place == Place::Private {
             return;
         }

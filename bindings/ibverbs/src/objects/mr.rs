@@ -48,9 +48,9 @@ impl Shape {
         Shape { pd, addr, len, iova, access, lkey: 0, place: Place::Private }
     }
 
-    /// The memory is the program's alone again, if no other region needs it in the file.
-    fn leave_file(&self, engine: &Engine) {
-        engine.move_back(self.addr, self.len, self.place);
+    /// The region ends: its memory is the program's alone again, if no other region needs it in the file.
+    fn unshare(&self, engine: &Engine) {
+        engine.unshare(self.addr, self.len, self.place);
     }
 }
 
@@ -249,7 +249,7 @@ impl Mr {
             let shape = self.shape();
             if retire(&self.engine, &shape, self.rkey()).is_err() {
                 let _ = self.engine.lock().endpoint.deregister(shape.lkey);
-                shape.leave_file(&self.engine);
+                shape.unshare(&self.engine);
             }
             self.unmap();
         }
@@ -294,7 +294,7 @@ fn enlist(engine: &Engine, shape: &mut Shape) -> Outcome<MemoryRegion> {
     let Shape { pd, iova, len, addr, .. } = *shape;
     // Only neighbours need it there.
     if access.is_remote() {
-        shape.place = engine.move_in(addr, len);
+        shape.place = engine.share(addr, len);
     }
     let mut core = engine.lock();
     let registered = core.endpoint.register_at(pd, iova, len, addr, access);
@@ -302,7 +302,7 @@ fn enlist(engine: &Engine, shape: &mut Shape) -> Outcome<MemoryRegion> {
         Ok(region) => region,
         Err(error) => {
             drop(core);
-            shape.leave_file(engine);
+            shape.unshare(engine);
             return Err(errno_of(error));
         }
     };
@@ -341,7 +341,7 @@ fn retire(engine: &Engine, shape: &Shape, rkey: u32) -> Outcome<()> {
         errno_of(error)
     })?;
     drop(core);
-    shape.leave_file(engine);
+    shape.unshare(engine);
     Ok(())
 }
 
@@ -354,7 +354,7 @@ fn replace(engine: &Engine, shape: &mut Shape, before: &Shape, rkey: u32) -> Out
         core.withdraw_region(region.rkey);
         let _ = core.endpoint.deregister(region.lkey);
         drop(core);
-        shape.leave_file(engine);
+        shape.unshare(engine);
         return Err(error);
     }
     Ok(region)

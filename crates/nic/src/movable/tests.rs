@@ -358,8 +358,8 @@ fn pages_go_back_whatever_the_program_did_to_them() {
     movable.leave(at, len, true);
     assert_eq!(movable.ranges(), (0, 0));
     assert!((0..4 * PAGE).all(|at| bytes(&memory)[at] == pattern(at)));
-    let maps = maps().expect("maps");
-    let lines = maps.lines().filter_map(Line::parse);
-    assert!(lines.filter(|line| line.pages.meets(memory.pages())).all(|line| line.inode == 0));
+    let mappings = mappings().expect("/proc");
+    let mut here = mappings.iter().filter(|mapping| Pages::of(mapping).meets(memory.pages()));
+    assert!(here.all(|mapping| mapping.inode == 0));
     assert!(matches!(movable.enter(at, len), Err(NotMoved::Closed)));
 }

@@ -18,7 +18,6 @@
 //!
 //! What is registered, and what happens when a range is stale, does not belong here.
 
-use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::{self, NonNull};
@@ -26,10 +25,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
-use libc::{c_int, c_ulong, c_void};
+use libc::{c_int, c_void};
 use thiserror::Error;
 
 use crate::clock::page_bytes;
+use crate::mappings::Mappings;
+use crate::userfault::{self, control};
 
 /// Most ranges watched at a time.
 pub const MAX_WATCHED: usize = 1024;
@@ -40,26 +41,11 @@ const ASKED: u32 = 64;
 /// Seconds that the first event may take on a loaded machine.
 const PATIENCE_S: u32 = 30;
 
-const USER_MODE_ONLY: c_int = 1;
-const API: u64 = 0xaa;
-const FEATURES: u64 = FEATURE_REMAP | FEATURE_REMOVE | FEATURE_UNMAP;
-const FEATURE_REMAP: u64 = 1 << 2;
-const FEATURE_REMOVE: u64 = 1 << 3;
-const FEATURE_UNMAP: u64 = 1 << 6;
-const MODE_WRITE_PROTECT: u64 = 1 << 1;
+const FEATURES: u64 =
+    userfault::FEATURE_REMAP | userfault::FEATURE_REMOVE | userfault::FEATURE_UNMAP;
 const EVENT_REMAP: u8 = 0x14;
 const EVENT_REMOVE: u8 = 0x15;
 const EVENT_UNMAP: u8 = 0x16;
-
-/// The request of an ioctl of userfaultfd: direction, size of its structure, number.
-const fn request(direction: c_ulong, words: usize, number: c_ulong) -> c_ulong {
-    direction << 30 | ((words * 8) as c_ulong) << 16 | 0xaa << 8 | number
-}
-
-const UFFDIO_API: c_ulong = request(3, 3, 0x3f);
-const UFFDIO_REGISTER: c_ulong = request(3, 4, 0);
-const UFFDIO_UNREGISTER: c_ulong = request(2, 2, 1);
-const UFFDIO_WRITEPROTECT: c_ulong = request(3, 3, 6);
 
 /// Why memory cannot be watched.
 #[derive(Debug, Error)]
@@ -253,8 +239,8 @@ impl Watch {
         }
         let (first, end) = pages(addr, len).ok_or(Unwatched::NotMapped)?;
         let watched = self.take_slot(first, end).ok_or(Unwatched::Full)?;
-        let mut range = [first, end - first, MODE_WRITE_PROTECT, 0];
-        if let Err(errno) = control(self.fd, UFFDIO_REGISTER, &mut range) {
+        let mut range = [first, end - first, userfault::MODE_WRITE_PROTECT, 0];
+        if let Err(errno) = control(self.fd, userfault::REGISTER, &mut range) {
             // Nothing is watched that was not before. Unwatching could end the watch of somebody else.
             lock(&self.slots).table[watched.0] = None;
             return Err(match errno {
@@ -367,37 +353,19 @@ fn owned(call: &'static str, fd: c_int) -> Result<OwnedFd, WatchError> {
 }
 
 fn open_userfaultfd() -> Result<OwnedFd, WatchError> {
-    let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | USER_MODE_ONLY;
-    // SAFETY: no arguments but numbers.
-    let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
-    let fd = owned("userfaultfd", fd as c_int)?;
-    match control(fd.as_raw_fd(), UFFDIO_API, &mut [API, FEATURES, 0]) {
-        Ok(()) => Ok(fd),
-        Err(errno) => {
-            let source = io::Error::from_raw_os_error(errno);
-            Err(WatchError::System { call: "UFFDIO_API", source })
-        }
-    }
-}
-
-/// An ioctl of userfaultfd on a structure of 64-bit words.
-fn control<const N: usize>(fd: RawFd, request: c_ulong, words: &mut [u64; N]) -> Result<(), c_int> {
-    debug_assert_eq!((request >> 16 & 0x3fff) as usize, N * 8);
-    // SAFETY: the request names the length of the structure, which the kernel reads or writes. None of the requests here
-    // changes contents of memory.
-    let result = unsafe { libc::ioctl(fd, request as _, words.as_mut_ptr()) };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error().raw_os_error().unwrap_or(0)) }
+    userfault::open(libc::O_NONBLOCK, FEATURES)
+        .map_err(|(call, source)| WatchError::System { call, source })
 }
 
 /// Ends the watch on pages. A part that was mapped anew may refuse it for all of them, so then each is asked alone.
 fn unregister(fd: RawFd, first: u64, end: u64) {
-    if control(fd, UFFDIO_UNREGISTER, &mut [first, end - first]).is_ok() {
+    if control(fd, userfault::UNREGISTER, &mut [first, end - first]).is_ok() {
         return;
     }
     let page = page_bytes();
     for one in (first..end).step_by(page as usize) {
         // A page that is not mapped any more refuses, rightly.
-        let _ = control(fd, UFFDIO_UNREGISTER, &mut [one, page]);
+        let _ = control(fd, userfault::UNREGISTER, &mut [one, page]);
     }
 }
 
@@ -414,7 +382,7 @@ enum State {
 /// An empty range is refused as invalid, but only after the kernel has looked whether anything changes; [`check`] tests
 /// that it does.
 fn state(fd: RawFd) -> State {
-    match control(fd, UFFDIO_WRITEPROTECT, &mut [0; 3]) {
+    match control(fd, userfault::WRITE_PROTECT, &mut [0; 3]) {
         Err(libc::EINVAL) => State::Quiet,
         Err(libc::EAGAIN) => State::Changing,
         _ => State::Unknown,
@@ -499,8 +467,8 @@ fn check(fd: OwnedFd) -> Result<OwnedFd, WatchError> {
         // SAFETY: the page that was just mapped, which only this function knows.
         unsafe { libc::munmap(page, bytes) };
     };
-    let mut range = [first as u64, bytes as u64, MODE_WRITE_PROTECT, 0];
-    if let Err(errno) = control(raw, UFFDIO_REGISTER, &mut range) {
+    let mut range = [first as u64, bytes as u64, userfault::MODE_WRITE_PROTECT, 0];
+    if let Err(errno) = control(raw, userfault::REGISTER, &mut range) {
         unmap();
         let source = io::Error::from_raw_os_error(errno);
         return Err(WatchError::System { call: "UFFDIO_REGISTER", source });
@@ -529,40 +497,17 @@ fn check(fd: OwnedFd) -> Result<OwnedFd, WatchError> {
     if works { Ok(fd) } else { Err(WatchError::Unreliable) }
 }
 
-/// A line of `/proc/self/maps`.
-#[derive(Clone, Copy, Debug)]
-struct Mapping {
-    first: u64,
-    end: u64,
-    is_anonymous: bool,
-}
-
-fn mappings() -> Option<Vec<Mapping>> {
-    let text = fs::read("/proc/self/maps").ok()?;
-    String::from_utf8_lossy(&text).lines().map(parse_mapping).collect()
-}
-
-/// `first-end rwxp offset device inode path`: shared memory, files and huge pages have an inode.
-fn parse_mapping(line: &str) -> Option<Mapping> {
-    let mut words = line.split_ascii_whitespace();
-    let (first, end) = words.next()?.split_once('-')?;
-    let is_private = words.next()?.ends_with('p');
-    let is_anonymous = is_private && words.nth(2)? == "0";
-    let hex = |word| u64::from_str_radix(word, 16).ok();
-    Some(Mapping { first: hex(first)?, end: hex(end)?, is_anonymous })
-}
-
 /// Whether all the pages are private and anonymous.
 fn check_kind(first: u64, end: u64) -> Result<(), Unwatched> {
     let mut from = first;
-    for mapping in mappings().ok_or(Unwatched::Kind)? {
+    for mapping in Mappings::now().map_err(|_| Unwatched::Kind)?.iter() {
         if mapping.end <= from || from >= end {
             continue;
         }
         if mapping.first > from {
             break;
         }
-        if !mapping.is_anonymous {
+        if !mapping.is_private_anonymous() {
             return Err(Unwatched::Kind);
         }
         from = mapping.end;

@@ -486,6 +486,24 @@ mod tests {
     }
 
     #[test]
+    fn shared_memory_shows_what_moved_and_why_other_memory_did_not() {
+        let text = |memory| {
+            let mut out = String::new();
+            shared_memory(&mut out, &memory);
+            out
+        };
+        let stayed =
+            vec![Stayed { why: "it is on a heap or a stack".to_owned(), registrations: 2 }];
+        let moved = SharedMemory { ranges: 3, bytes: 8 << 20, stayed, why_not: None };
+        let expected = "DQUANT_MEMORY=shared: 3 ranges, 8.0 MiB, can be mapped by neighbours\n  \
+                        2 registrations of memory that did not move: it is on a heap or a stack\n";
+        assert_eq!(text(moved), expected);
+        let why_not = Some("DQUANT_PATH=udp".to_owned());
+        let none = SharedMemory { why_not, ..SharedMemory::default() };
+        assert_eq!(text(none), "DQUANT_MEMORY=shared: nothing moves: DQUANT_PATH=udp\n");
+    }
+
+    #[test]
     fn a_broken_connection_begins_with_its_error_and_a_hint() {
         let qp = QueuePair {
             qpn: 0x10012,
