@@ -121,10 +121,12 @@ pub trait Fabric {
 /// Our own endpoint on sockets of its own.
 #[derive(Debug)]
 pub struct Software<W = UdpWire> {
-    endpoint: Endpoint,
-    wire: LossyWire<W>,
-    memory: Pool,
+    // Fields are dropped in this order: neighbours stop before the memory goes, and whoever binds the wire's port
+    // next finds the name of its board free.
     same_host: SameHost,
+    endpoint: Endpoint,
+    memory: Pool,
+    wire: LossyWire<W>,
 }
 
 /// Why there is no software device.

@@ -155,3 +155,30 @@ fn messages_wait_for_a_neighbour_that_takes_no_turn() {
     }
     assert!(all.contains(&(1, WcStatus::Success)) && all.contains(&(9, WcStatus::Success)));
 }
+
+/// The port of a device that closes is free only when nothing else of it is left: another device may bind it at once.
+#[test]
+fn a_device_that_takes_over_a_port_gets_its_board() {
+    let first = Side::open("127.0.0.71:0", 1);
+    let local = first.fabric.local();
+    drop(first);
+    let take_over = move || {
+        let mut taken = 0;
+        for _ in 0..1_000_000 {
+            let Ok(mut fabric) = Software::bind(local, 1 << 20, 0, taken) else {
+                std::thread::yield_now();
+                continue;
+            };
+            fabric.open_same_host(None);
+            fabric.boards().expect("the name of the board is as free as the port");
+            taken += 1;
+            if taken == 300 {
+                break;
+            }
+        }
+        taken
+    };
+    let others = [(); 2].map(|()| std::thread::spawn(take_over));
+    let taken = others.map(|other| other.join().expect("a board each time"));
+    assert_eq!(taken, [300, 300]);
+}
