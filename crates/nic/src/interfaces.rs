@@ -77,12 +77,12 @@ pub(crate) fn addresses() -> io::Result<Vec<SocketAddr>> {
 
 const UP_AND_RUNNING: u32 = (libc::IFF_UP | libc::IFF_RUNNING) as u32;
 
-/// Calls `visit` with each entry of the kernel's list: one per interface and address.
 /// Whether packets to this address stay on the machine, in this network namespace.
 pub(crate) fn is_here(ip: IpAddr) -> bool {
     ip.is_loopback() || addresses().is_ok_and(|all| all.iter().any(|own| own.ip() == ip))
 }
 
+/// Calls `visit` with each entry of the kernel's list: one per interface and address.
 fn walk(mut visit: impl FnMut(&libc::ifaddrs)) -> io::Result<()> {
     let mut first: *mut libc::ifaddrs = ptr::null_mut();
     // SAFETY: `first` is a place for the pointer to the list.

@@ -319,7 +319,7 @@ struct Measured {
     mtu: u32,
     selective: bool,
     path: MessagePath,
-    /// Why packets of a side did not take the wire that was wanted.
+    /// Why messages did not take the path that was wanted.
     fallbacks: Vec<String>,
     spin: bool,
     seconds: f64,

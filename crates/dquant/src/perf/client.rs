@@ -55,7 +55,8 @@ pub struct Outcome {
     pub selective: bool,
     /// How the client's messages travelled.
     pub path: MessagePath,
-    /// Why packets of a side did not take the AF_XDP socket that the test wants.
+    /// Why packets of a side did not take the AF_XDP socket that the test wants, or why there is no same-host path
+    /// within one machine.
     pub fallbacks: Vec<String>,
 }
 
@@ -190,7 +191,7 @@ impl Client {
         check_address(&theirs, peer)?;
         let mut ends = Ends::open(&mut fabric, test, self.seed)?;
         let ours = ends.describe(&fabric, host::mtu(&fabric, peer));
-        ends.connect(&mut fabric, &ours, &theirs, self.congestion)?;
+        let no_path = ends.connect(&mut fabric, &ours, &theirs, self.congestion)?;
         if test.has_pong() && test.has_receives() {
             ends.post_receives(fabric.device())?;
         }
@@ -218,6 +219,8 @@ impl Client {
         outcome.path = host::path(&fabric, is_loaded);
         let there = |why| format!("no AF_XDP at the server: {why}");
         outcome.fallbacks.extend(theirs.no_xdp.map(there));
+        let without = |why| format!("no same-host path: {why}");
+        outcome.fallbacks.extend(no_path.filter(|_| !is_loaded).map(without));
         outcome.selective = ours.selective && theirs.selective;
         for Verdict { verified_bytes, wrong_buffers, out_of_order } in [found, theirs_found] {
             outcome.verified_bytes += verified_bytes;

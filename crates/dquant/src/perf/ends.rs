@@ -100,7 +100,8 @@ impl Ends {
         }
     }
 
-    /// Connects all queue pairs to those of the other side, which may be a process of this machine.
+    /// Connects all queue pairs to those of the other side, which may be a process of this machine. Returns why there is
+    /// no same-host path to it, where there might be one.
     ///
     /// # Errors
     /// When the other side's numbers are impossible, or the device refuses.
@@ -110,7 +111,7 @@ impl Ends {
         ours: &End,
         peer: &End,
         congestion: Choice,
-    ) -> Result<(), CliError> {
+    ) -> Result<Option<String>, CliError> {
         if peer.qps.len() != self.qps.len() {
             return Err(CliError::usage("the other side has another number of queue pairs"));
         }
@@ -148,14 +149,16 @@ impl Ends {
         for &qpn in self.qps.iter().filter(|_| rate > 0) {
             device::limit_rate(device, clock::now(), qpn, rate).map_err(refused)?;
         }
-        if self.test.service != Service::Ud {
-            // Packets reach a peer that is no neighbour.
-            let neighbour = fabric.boards().and_then(|own| own.meet(peer.address, OWN_PORT)).ok();
-            for &qpn in &self.qps {
-                fabric.connected(clock::now(), qpn, neighbour.clone());
-            }
+        if self.test.service == Service::Ud {
+            return Ok(None);
         }
-        Ok(())
+        // Packets reach a peer that is no neighbour.
+        let met = fabric.boards().and_then(|own| own.meet(peer.address, OWN_PORT));
+        for &qpn in &self.qps {
+            fabric.connected(clock::now(), qpn, met.as_ref().ok().cloned());
+        }
+        let expected = self.test.may_be_direct() && peer.address.ip() == ours.address.ip();
+        Ok(met.err().filter(|_| expected))
     }
 
     /// Posts a receive for each buffer of each queue pair.

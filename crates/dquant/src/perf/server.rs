@@ -190,7 +190,9 @@ impl Session {
             other => return Err(CliError::usage(format_args!("said {other:?} out of turn"))),
         };
         check_address(&theirs, peer)?;
-        ends.connect(&mut fabric, &ours, &theirs, Choice::default())?;
+        if let Some(why) = ends.connect(&mut fabric, &ours, &theirs, Choice::default())? {
+            log::line(format_args!("{peer}: no same-host path: {why}"));
+        }
         if test.has_receives() {
             ends.post_receives(fabric.device())?;
         }

@@ -214,6 +214,11 @@ impl Test {
         self.by_sockets || self.by_xdp || self.rate_limit_bps > 0
     }
 
+    /// Whether messages may take the same-host path.
+    pub(super) fn may_be_direct(&self) -> bool {
+        !self.needs_sockets() && self.service != Service::Ud
+    }
+
     /// Why the same-host path is not to be used, if it is not.
     pub(super) fn refused(&self) -> Option<String> {
         self.needs_sockets().then(|| "the client wants packets".to_owned())
