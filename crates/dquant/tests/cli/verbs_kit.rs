@@ -69,7 +69,8 @@ impl Meeting {
         let run = [&["run", "--devices", "lo"], options, &["--", PINGPONG]].concat();
         let mut command = folder.command(&run);
         command.args(["-d", "dq_lo", "-g", "0", "-n", count, "-p", &self.0]).args(server);
-        command.stdout(Stdio::null()).stderr(Stdio::null());
+        // As packets, which have round trips and can be lost.
+        command.env("DQUANT_PATH", "udp").stdout(Stdio::null()).stderr(Stdio::null());
         command
     }
 }
