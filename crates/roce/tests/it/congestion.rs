@@ -3,8 +3,8 @@
 
 use std::net::SocketAddr;
 
-use roce::congestion::{CongestionControl, DcqcnParams};
-use roce::endpoint::{AttrMask, Endpoint, QpAttr, QpState, TimeoutReason, Transmit};
+use roce::congestion::{CongestionControl, DcqcnParams, DelayParams};
+use roce::endpoint::{AttrMask, Endpoint, QpAttr, QpState, Reliability, TimeoutReason, Transmit};
 use roce::verbs::{Access, MemoryRegion, SendOp, SendWr, Sge};
 use roce::wire::{Headers, Opcode, Psn};
 use roce::world::{Ecn, Origin};
@@ -284,4 +284,31 @@ fn a_limit_ends_with_its_connection() {
     let qpn = pair.ends[0].qpn;
     pair.endpoint(0).modify_qp(at(1), qpn, &QpAttr::to(QpState::Reset)).unwrap();
     assert_eq!(pair.endpoint(0).query_qp(qpn).unwrap().rate_limit_bps, 0);
+}
+
+/// A queue that is full drops a burst as it comes. So after each timeout fewer packets leave at once.
+#[test]
+fn after_a_timeout_what_was_lost_leaves_within_the_window() {
+    let mut fabric = Fabric::new(&FabricConfig::default());
+    let (a, b) = fabric.pair(|connect| {
+        connect.congestion = CongestionControl::Delay(DelayParams::DEFAULT);
+        connect.reliability = Reliability::Selective;
+        connect.window_packets = 10_000;
+        // 4.096 us * 2^14: 67 ms.
+        connect.timeout = 14;
+    });
+    let [source, target] = [0, 1]
+        .map(|node| fabric.nodes[node].register(BASE, MESSAGE_BYTES.into(), Access::ALL).unwrap());
+    let mut pair = Pair { fabric, ends: [a, b], source, target };
+    pair.write();
+    let first = pair.sent(0, Time::ZERO).len();
+    assert_eq!(first, 32, "the first window");
+    let mut most_at_once = vec![0; 7];
+    for ms in 1..470 {
+        let left = pair.sent(0, at(1_000 * ms)).len();
+        let timeouts = pair.endpoint(0).counters().timeouts as usize;
+        most_at_once[timeouts] = left.max(most_at_once[timeouts]);
+    }
+    // Before the first timeout only probes leave; then half of the window, a quarter, and so on.
+    assert_eq!(most_at_once, [1, 16, 8, 4, 2, 1, 1]);
 }

@@ -56,6 +56,10 @@ pub(in crate::qp) struct Selective {
     backoff: u32,
     /// When the latest probe was scheduled. It may be sent much later, if at all.
     probed_at: Time,
+    /// The local ACK timeout has passed, and nothing has been delivered since then.
+    has_timed_out: bool,
+    /// A probe is to be sent, also where congestion control has no room for a packet.
+    owes_probe: bool,
 }
 
 impl SendRecovery for Selective {
@@ -113,7 +117,7 @@ impl SendRecovery for Selective {
         requests: &mut Requests,
         cx: &mut Scope<'_, '_>,
     ) -> Result<(), Fault> {
-        let lost = self.board.next_lost();
+        let lost = self.board.next_lost().filter(|_| self.may_retransmit(requests));
         let range = if lost.is_none() { self.reads.next_range_request() } else { None };
         let Some(psn) = lost.or(range.map(|(psn, _)| psn)) else {
             return Ok(());
@@ -131,7 +135,10 @@ impl SendRecovery for Selective {
         };
         let (header, len) = built.map_err(|status| Fault { index, status })?;
         match lost {
-            Some(psn) => self.board.retransmitted(psn, cx.now),
+            Some(psn) => {
+                self.board.retransmitted(psn, cx.now);
+                self.owes_probe = false;
+            }
             None => self.reads.range_request_sent(cx.now),
         }
         cx.count(|c| &mut c.retransmitted_packets);
@@ -220,6 +227,7 @@ impl SendRecovery for Selective {
             requests.progress.has_timed_out = true;
             cx.count(|c| &mut c.timeouts);
             self.board.mark_all_lost();
+            self.has_timed_out = true;
             self.reads.handle_timeout(self.board.una(), Duration::ZERO, cx.now);
             self.quiet_since = cx.now;
             return Ok(());
@@ -233,7 +241,7 @@ impl SendRecovery for Selective {
         if lost == 0 && self.probe_time(requests).is_some_and(|at| at <= cx.now) {
             self.board.mark_latest_lost();
             self.backoff += 1;
-            self.probed_at = cx.now;
+            (self.probed_at, self.owes_probe) = (cx.now, true);
             cx.count(|c| &mut c.loss_probes);
         }
         Ok(())
@@ -254,11 +262,20 @@ impl Selective {
             quiet_since: Time::ZERO,
             backoff: 0,
             probed_at: Time::ZERO,
+            has_timed_out: false,
+            owes_probe: false,
         }
     }
 
     fn is_waiting(&self) -> bool {
         !self.board.is_empty() || !self.reads.is_empty()
+    }
+
+    /// After a timeout, retransmissions stay within the window of congestion control until one arrives: all that was
+    /// lost, sent at once, would be a burst that a full queue on the path drops again, each time.
+    fn may_retransmit(&self, requests: &Requests) -> bool {
+        let has_room = self.board.in_flight() < requests.allowed(self.window);
+        has_room || self.owes_probe || !self.has_timed_out
     }
 
     fn heard(&mut self, now: Time) {
@@ -352,6 +369,7 @@ impl Selective {
             requests.sample_rtt(rtt);
         }
         requests.progress.acknowledged += summary.delivered;
+        self.has_timed_out &= summary.delivered == 0;
         cx.add(summary.spurious.into(), |c| &mut c.spurious_retransmits);
         // While more SACKs follow, packets not reported may have arrived.
         if sack.is_none_or(|sack| !sack.more) {
