@@ -5,7 +5,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -89,6 +89,11 @@ impl Line {
         settings.chain(self.words.iter().cloned()).collect::<Vec<_>>().join(" ")
     }
 
+    /// The same with names in place of absolute paths, as it stands in reports that others read.
+    fn named(&self) -> String {
+        self.text().split(' ').map(without_folder).collect::<Vec<_>>().join(" ")
+    }
+
     /// Starts it at a side of a place; it may run for `limit`.
     ///
     /// # Errors
@@ -108,7 +113,7 @@ impl Line {
             let _ = fs::remove_file(&path);
             Obstacle(format!("cannot start {name}: {error}"))
         })?;
-        Ok(Running { child, line: self.text(), out: path, ends: Instant::now() + limit })
+        Ok(Running { child, line: self.named(), out: path, ends: Instant::now() + limit })
     }
 
     /// Runs it to its end and returns what it wrote.
@@ -117,6 +122,18 @@ impl Line {
     /// When it does not start, fails or does not end.
     pub(super) fn run(&self, side: &Side, limit: Duration) -> Result<String, Obstacle> {
         self.start(side, limit)?.finish()
+    }
+}
+
+/// `/a/b` as `b`, `NAME=/a/b` as `NAME=b`; other words as they are.
+fn without_folder(word: &str) -> String {
+    let (setting, value) = match word.split_once('=') {
+        Some((name, value)) => (format!("{name}="), value),
+        None => (String::new(), word),
+    };
+    match Path::new(value).file_name().filter(|_| value.starts_with('/')) {
+        Some(name) => setting + &name.to_string_lossy(),
+        None => setting + value,
     }
 }
 
@@ -188,9 +205,10 @@ impl Running {
     /// Its command line, what happened, and the line that says why: its error, or the last.
     fn failure(&self, what: &str) -> Obstacle {
         let text = self.written();
-        let last =
-            text.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or("no output");
-        Obstacle(format!("`{}` {what}: {last}", self.line))
+        let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+        let error = lines.clone().find_map(|line| line.strip_prefix("error: "));
+        let why = error.or(lines.next_back()).unwrap_or("no output");
+        Obstacle(format!("`{}` {what}: {why}", self.line))
     }
 }
 
@@ -223,6 +241,15 @@ mod tests {
         assert!(missing.0.contains("cannot start"), "{missing:?}");
         let slow = Line::new("sleep 60").run(&here, Duration::from_millis(50));
         assert!(slow.expect_err("too long").0.contains("in time"));
+    }
+
+    #[test]
+    fn a_failure_gives_the_error_and_no_folder() {
+        let script = "echo begun; echo 'error: no route'; echo '  hint: add one'; exit 3";
+        let line = Line::new("/bin/sh -c").arg(script).env(&[("LIBRARY", "/nothing/lib.so")]);
+        let failed = line.run(&Side::here(), LIMIT).expect_err("exit 3").0;
+        assert!(failed.starts_with("`LIBRARY=lib.so sh -c "), "{failed}");
+        assert!(failed.ends_with("exit status: 3: no route"), "{failed}");
     }
 
     #[test]
