@@ -3,10 +3,12 @@
 //! - A *request* waits behind others of its queue pair that are under way, for the next poll that finds nothing or the
 //!   sixteenth request. The peer is busy meanwhile.
 //! - An *acknowledgement* waits if the turn before it has completions for the program: the program takes them first, and
-//!   its reply, if it has one, leaves together with the acknowledgement.
+//!   its reply, if it has one, leaves together with the acknowledgement. It also waits where the progress thread received,
+//!   for a program that sleeps or polls memory. Two programs that WRITE to each other and wait for each completion find
+//!   the reply beside it then, without their threads.
 //!
-//! Both wait only while the program polls. Where its next call comes late, because it computes, sleeps or polls memory,
-//! nothing waits for a while, each time for longer. The progress thread sends what a program has left.
+//! Where the program's next call comes late, because it computes or has nothing to reply, nothing waits for a while, each
+//! time for longer. The progress thread sends what a program has left.
 //!
 //! A program in the middle of a burst is there, so the progress thread leaves the engine to it, and its posts take turns.
 
@@ -101,6 +103,11 @@ impl Gather {
         self.requests > 0 || self.acknowledgements
     }
 
+    /// From when on what waits is late.
+    pub(super) fn late_at(&self) -> Time {
+        self.since + PROMPT + Duration::from_nanos(1)
+    }
+
     /// Whether the program is posting a burst.
     pub(super) fn is_burst(&self) -> bool {
         self.burst > 0
@@ -117,19 +124,23 @@ impl Gather {
 
     /// The program polls: what waits is sent now.
     pub(super) fn polled(&mut self, now: Time) {
-        let waited = self.waits();
-        if waited && !self.sent(now) {
-            self.next_rest = (self.next_rest / 4).max(FIRST_REST);
-        }
+        self.called(now);
         self.burst = 0;
     }
 
     /// The program posts: what waits is sent now. Requests have waited for as long as it took to post the others.
     pub(super) fn posted(&mut self, now: Time) {
         if self.acknowledgements {
-            self.sent(now);
+            self.called(now);
         }
         self.requests = 0;
+    }
+
+    /// The call that something may have waited for.
+    fn called(&mut self, now: Time) {
+        if self.waits() && !self.sent(now) {
+            self.next_rest = (self.next_rest / 4).max(FIRST_REST);
+        }
     }
 
     /// What waits is sent now. Returns whether that is late.
@@ -200,6 +211,23 @@ mod tests {
         gather.posted(at(51));
         assert!((0..FIRST_REST).all(|_| !gather.acknowledge(at(60))), "the reply was late");
         assert!(gather.acknowledge(at(60)));
+    }
+
+    #[test]
+    fn replies_in_time_make_up_for_late_ones() {
+        let mut gather = Gather::new();
+        for (round, rest) in [16, 64, 256].into_iter().enumerate() {
+            gather.resting = 0;
+            assert!(gather.acknowledge(at(0)), "round {round}");
+            assert!(gather.sent(gather.late_at()), "the thread sends it");
+            assert_eq!(gather.resting, rest);
+        }
+        for rest in [256, 64, 16, 16] {
+            gather.resting = 0;
+            assert!(gather.acknowledge(at(0)));
+            gather.posted(at(5));
+            assert_eq!((gather.next_rest, gather.resting), (rest, 0));
+        }
     }
 
     #[test]

@@ -106,6 +106,17 @@ pub(crate) struct Core {
     pub(crate) srqs: HashMap<SrqId, &'static dyn Listener>,
 }
 
+/// What becomes of acknowledgements in a turn, if nothing else is to be sent.
+#[derive(Clone, Copy, Debug)]
+enum Acks {
+    /// They leave.
+    Leave,
+    /// They wait for a program that takes completions from this queue next.
+    WaitForCompletions(CqId),
+    /// They wait for the program's next call, if it is a reply to what arrived: it may poll memory.
+    WaitForProgram,
+}
+
 /// A notification of a queue pair, a completion queue or a shared receive queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Notice {
@@ -304,7 +315,7 @@ impl Engine {
         core.now = core.now.max(clock::now());
         core.gather.posted(core.now);
         if core.gather.owes_turn() {
-            core.turn(core.now, None);
+            core.turn(core.now, Acks::Leave);
         }
         if core.gather.is_burst() {
             // It will go on or poll, as one that polls in vain does.
@@ -334,7 +345,11 @@ impl Engine {
     pub(crate) fn turn_for(&self, core: &mut Core, cq: Option<CqId>) -> world::Progress {
         let now = clock::now();
         core.gather.polled(now);
-        let progress = core.turn(now, cq.filter(|_| self.progress.is_napping()));
+        let acks = match cq {
+            Some(cq) if self.progress.is_napping() => Acks::WaitForCompletions(cq),
+            _ => Acks::Leave,
+        };
+        let progress = core.turn(now, acks);
         let is_idle = progress.is_idle();
         let end = if is_idle { now } else { clock::now() };
         self.progress.note_program_turn(end, is_idle);
@@ -364,15 +379,12 @@ impl Engine {
 
 impl Core {
     /// A turn at `now`, or at the time of the last one if that was later: a thread may have waited
-    /// for the lock since it read the clock, and an endpoint's time never goes backwards. Acknowledgements may wait for
-    /// a program that takes completions from `cq` next.
-    fn turn(&mut self, now: Time, cq: Option<CqId>) -> world::Progress {
+    /// for the lock since it read the clock, and an endpoint's time never goes backwards.
+    fn turn(&mut self, now: Time, acks: Acks) -> world::Progress {
         self.now = self.now.max(now);
         let worked = self.exchange_messages();
         let mut progress = world::Progress { received: self.receive(), sent: 0, worked };
-        let completed = |cq| self.endpoint.has_completion(cq) && self.endpoint.owes_only_acks();
-        if cq.is_some_and(completed) && self.holding.is_empty() && self.gather.acknowledge(self.now)
-        {
+        if self.may_wait(acks, progress.received) && self.gather.acknowledge(self.now) {
             self.settle();
             return progress;
         }
@@ -384,6 +396,19 @@ impl Core {
         }
         self.settle();
         progress
+    }
+
+    /// Whether acknowledgements are all that is to be sent, and may wait.
+    fn may_wait(&self, acks: Acks, received: usize) -> bool {
+        let has_reason = match acks {
+            Acks::Leave => false,
+            Acks::WaitForCompletions(cq) => self.endpoint.has_completion(cq),
+            Acks::WaitForProgram => received > 0,
+        };
+        has_reason
+            && !self.endpoint.is_quiet()
+            && self.endpoint.owes_only_acks()
+            && self.holding.is_empty()
     }
 
     /// A part of a turn without a look at the clock, at timers and at sockets: takes messages of neighbours, and their

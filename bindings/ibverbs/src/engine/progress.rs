@@ -24,7 +24,7 @@ use nic::waiter::Waker;
 use roce::{Duration, Time};
 use rustix::io::Errno;
 
-use super::{Engine, FULL_TURN};
+use super::{Acks, Engine, FULL_TURN};
 use crate::process::descriptor::Watched;
 use crate::process::errors::Outcome;
 use crate::process::signals::SignalsBlocked;
@@ -186,8 +186,14 @@ impl Application for Served {
         let mut core = free.unwrap_or_else(|| self.engine.lock());
         self.left = 0;
         progress.wakes_at.store(0, Ordering::Relaxed);
+        // What has waited once leaves now.
+        let acks = if core.gather.waits() { Acks::Leave } else { Acks::WaitForProgram };
         core.gather.sent(now);
-        let done = core.turn(now, None);
+        let done = core.turn(now, acks);
+        if core.gather.waits() {
+            let late = core.gather.late_at();
+            return progress.sleep_until(Some(core.deadline().map_or(late, |at| at.min(late))));
+        }
         if done.received > 0 || done.worked || done.sent >= FULL_TURN {
             return Turn::Busy;
         }
