@@ -91,11 +91,23 @@ impl Core {
             self.holding.insert(qpn.get());
         }
         if matches!(posted, Posted::Queued | Posted::Held) {
-            self.queued = true;
-            let under_way = self.endpoint.sends_under_way(qpn);
-            self.urgent |= !self.gather.post(self.now, under_way, bytes);
+            self.gather_posted(qpn, bytes);
         }
         Ok(())
+    }
+
+    /// A request of so many bytes was posted that needs packets. It is sent at once unless it may wait for others.
+    #[inline(never)]
+    fn gather_posted(&mut self, qpn: Qpn, bytes: u64) {
+        let under_way = self.endpoint.sends_under_way(qpn);
+        let neighbours = self.neighbours.as_ref();
+        let is_near = neighbours.is_ok_and(|neighbours| neighbours.route_of(qpn).is_some());
+        let waits = match is_near {
+            true => self.gather.post_near(self.now, under_way, bytes),
+            false => self.gather.post(self.now, under_way, bytes),
+        };
+        self.queued = true;
+        self.urgent |= !waits;
     }
 
     /// Binds a window of type 1 behind the sends before it, which may wait, and returns its new key.

@@ -1,7 +1,7 @@
 //! What waits for the program's next call, so that one system call sends more.
 //!
-//! - A *request* waits behind others of its queue pair that are under way, for the next poll that finds nothing or the
-//!   sixteenth request. The peer is busy meanwhile.
+//! - A *request* waits behind others of its queue pair that are under way, or in a burst over many queue pairs, for the
+//!   next poll that finds nothing or the sixteenth request. The peers are busy meanwhile.
 //! - An *acknowledgement* waits if the turn before it has completions for the program: the program takes them first, and
 //!   its reply, if it has one, leaves together with the acknowledgement. It also waits where the progress thread received,
 //!   for a program that sleeps or polls memory. Two programs that WRITE to each other and wait for each completion find
@@ -17,7 +17,8 @@ use roce::{Duration, Time};
 /// Longer requests gain nothing.
 const SMALL_BYTES: u64 = 4096;
 
-/// Requests under way on the queue pair from which on the program counts as posting a burst.
+/// Requests under way on the queue pair, or posted on any without a poll between them, from which on the program counts
+/// as posting a burst.
 const BUSY: u32 = 4;
 
 /// Requests sent together.
@@ -45,6 +46,8 @@ pub(super) struct Gather {
     /// How many more do not wait.
     resting: u32,
     next_rest: u32,
+    /// Requests since the last poll of the program, or the last packets that came without one.
+    unpolled: u32,
     /// Requests of the burst since the last turn of a thread of the program.
     burst: u32,
 }
@@ -57,12 +60,20 @@ impl Gather {
             since: Time::ZERO,
             resting: 0,
             next_rest: FIRST_REST,
+            unpolled: 0,
             burst: 0,
         }
     }
 
     /// A request of so many bytes is posted behind others under way. Returns whether it may wait.
     pub(super) fn post(&mut self, now: Time, under_way: u32, bytes: u64) -> bool {
+        let busy = under_way.max(self.unpolled);
+        self.unpolled = self.unpolled.saturating_add(1);
+        self.post_near(now, busy, bytes)
+    }
+
+    /// The same for a request to a neighbour: its packets need no system call, so only its own queue pair counts.
+    pub(super) fn post_near(&mut self, now: Time, under_way: u32, bytes: u64) -> bool {
         if under_way < BUSY {
             self.burst = 0;
             return false;
@@ -125,7 +136,12 @@ impl Gather {
     /// The program polls: what waits is sent now.
     pub(super) fn polled(&mut self, now: Time) {
         self.called(now);
-        self.burst = 0;
+        (self.unpolled, self.burst) = (0, 0);
+    }
+
+    /// The progress thread received: a program may wait for what came, in memory.
+    pub(super) fn received(&mut self) {
+        self.unpolled = 0;
     }
 
     /// The program posts: what waits is sent now. Requests have waited for as long as it took to post the others.
@@ -228,6 +244,28 @@ mod tests {
             gather.posted(at(5));
             assert_eq!((gather.next_rest, gather.resting), (rest, 0));
         }
+    }
+
+    #[test]
+    fn a_burst_over_many_queue_pairs_is_sent_together_until_a_poll() {
+        let mut gather = Gather::new();
+        let sent = |gather: &mut Gather| -> Vec<u32> {
+            let leaves = |_: &u32| {
+                let waits = gather.post(at(0), 0, 64);
+                if !waits {
+                    gather.posted(at(0));
+                }
+                !waits
+            };
+            (0..40).filter(leaves).collect()
+        };
+        assert_eq!(sent(&mut gather), [0, 1, 2, 3, 19, 35]);
+        gather.polled(at(0));
+        assert_eq!(sent(&mut gather), [0, 1, 2, 3, 19, 35]);
+        // Without polls the program may wait for replies in memory: what came ends the burst.
+        gather.sent(at(0));
+        gather.received();
+        assert_eq!(sent(&mut gather), [0, 1, 2, 3, 19, 35]);
     }
 
     #[test]

@@ -190,6 +190,9 @@ impl Application for Served {
         let acks = if core.gather.waits() { Acks::Leave } else { Acks::WaitForProgram };
         core.gather.sent(now);
         let done = core.turn(now, acks);
+        if done.received > 0 {
+            core.gather.received();
+        }
         if core.gather.waits() {
             let late = core.gather.late_at();
             return progress.sleep_until(Some(core.deadline().map_or(late, |at| at.min(late))));
