@@ -51,6 +51,10 @@ const POST_TURNS: u32 = 4;
 /// How long a thread polls in vain before each further poll yields the processor.
 const SPIN: Duration = Duration::from_micros(10);
 
+/// A yield that takes longer has let others run, and for so long the processor counts as crowded.
+const OTHERS_RAN: Duration = Duration::from_micros(20);
+const CROWDED: Duration = Duration::from_millis(2);
+
 /// Polls in a row without a turn while nothing is there: such a poll is a look at the FIFOs, a small part of what a turn
 /// and its look at the clock cost.
 const SKIPPED_POLLS: u32 = 7;
@@ -73,6 +77,8 @@ pub(crate) struct Engine {
     sockets: Vec<Watched>,
     /// Since when polls have been in vain, in nanoseconds; `u64::MAX` if the last one was not.
     idle_since: AtomicU64,
+    /// Until when other threads are taken to wait for the processor of those that poll, in nanoseconds.
+    crowded_until: AtomicU64,
 }
 
 /// The state behind an engine's lock.
@@ -273,6 +279,7 @@ impl Engine {
             sharing,
             sockets,
             idle_since: AtomicU64::new(u64::MAX),
+            crowded_until: AtomicU64::new(0),
         });
         progress::spawn(&engine, driver).map_err(refused("no progress thread"))?;
         fork::close_in_children(&engine.socket_numbers());
@@ -358,16 +365,28 @@ impl Engine {
     }
 
     /// A program thread has polled, and if `idle_at` is a time, it found nothing to do then. After a while it yields: its
-    /// peer may be waiting for the same processor.
+    /// peer may be waiting for the same processor. Where that lately let others run, it yields at once.
     pub(crate) fn polled(&self, idle_at: Option<Time>) {
         let Some(now) = idle_at.map(Time::as_nanos) else {
             return self.idle_since.store(u64::MAX, Ordering::Relaxed);
         };
         let since = self.idle_since.load(Ordering::Relaxed);
-        if since == u64::MAX {
+        let is_crowded = now < self.crowded_until.load(Ordering::Relaxed);
+        if since == u64::MAX && !is_crowded {
             self.idle_since.store(now, Ordering::Relaxed);
-        } else if now.saturating_sub(since) > SPIN.as_nanos() {
-            std::thread::yield_now();
+        } else if is_crowded || now.saturating_sub(since) > SPIN.as_nanos() {
+            self.yield_processor();
+        }
+    }
+
+    fn yield_processor(&self) {
+        let start = clock::now();
+        self.progress.note_yield(start);
+        std::thread::yield_now();
+        let end = clock::now();
+        self.progress.note_program_turn(end, true);
+        if end.since(start) > OTHERS_RAN {
+            self.crowded_until.store((end + CROWDED).as_nanos(), Ordering::Relaxed);
         }
     }
 

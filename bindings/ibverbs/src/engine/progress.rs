@@ -33,6 +33,9 @@ use crate::process::signals::SignalsBlocked;
 /// again: more often than not it just does not have the processor, which a turn of this thread would keep from it.
 const POLLING_AWAY: Duration = Duration::from_micros(100);
 
+/// A program that lets others run is away when it has not come back for this long: a few slices of several others.
+const YIELDING_AWAY: Duration = Duration::from_millis(20);
+
 /// A program whose last turn did something is away when it has taken no other for this long: it may be computing, or
 /// polling memory that a peer writes.
 const WORKING_AWAY: Duration = Duration::from_micros(20);
@@ -90,6 +93,11 @@ impl Progress {
     pub(super) fn note_program_turn(&self, now: Time, is_idle: bool) {
         let away = if is_idle { POLLING_AWAY } else { WORKING_AWAY };
         self.away_at.store((now + away).as_nanos(), Ordering::Relaxed);
+    }
+
+    /// A thread of the program that polls lets others run, and takes a turn or notes one as soon as it has a processor.
+    pub(super) fn note_yield(&self, now: Time) {
+        self.away_at.store((now + YIELDING_AWAY).as_nanos(), Ordering::Relaxed);
     }
 
     /// Wakes the thread if it would sleep past this deadline. Called with the core locked, as the
