@@ -67,6 +67,10 @@ impl Engine {
             self.flush(&mut core);
         } else {
             core.settle();
+            if core.gather.waits() {
+                // Another thread that yields counts as present for long; the one that posts may not poll.
+                self.progress.note_program_turn(core.now, true);
+            }
             if core.endpoint.awaits_verdicts() && !self.progress.is_napping() {
                 self.progress.note_deadline(core.deadline());
             }
@@ -97,6 +101,7 @@ impl Core {
     }
 
     /// A request of so many bytes was posted that needs packets. It is sent at once unless it may wait for others.
+    /// Kept out of the path of those that need none.
     #[inline(never)]
     fn gather_posted(&mut self, qpn: Qpn, bytes: u64) {
         let under_way = self.endpoint.sends_under_way(qpn);

@@ -17,8 +17,8 @@ use roce::{Duration, Time};
 /// Longer requests gain nothing.
 const SMALL_BYTES: u64 = 4096;
 
-/// Requests under way on the queue pair, or posted on any without a poll between them, from which on the program counts
-/// as posting a burst.
+/// Requests under way on the queue pair, or posted on any since the last poll, from which on the program counts as posting
+/// a burst.
 const BUSY: u32 = 4;
 
 /// Requests sent together.
@@ -46,8 +46,10 @@ pub(super) struct Gather {
     /// How many more do not wait.
     resting: u32,
     next_rest: u32,
-    /// Requests since the last poll of the program, or the last packets that came without one.
+    /// Requests since the last poll of the program, or since the progress thread last received.
     unpolled: u32,
+    /// The program has polled since the progress thread last received.
+    polls: bool,
     /// Requests of the burst since the last turn of a thread of the program.
     burst: u32,
 }
@@ -61,15 +63,19 @@ impl Gather {
             resting: 0,
             next_rest: FIRST_REST,
             unpolled: 0,
+            polls: false,
             burst: 0,
         }
     }
 
     /// A request of so many bytes is posted behind others under way. Returns whether it may wait.
+    ///
+    /// A program that does not poll may wait for replies in memory or asleep, so only requests under way on one queue pair
+    /// are a burst of such a one.
     pub(super) fn post(&mut self, now: Time, under_way: u32, bytes: u64) -> bool {
-        let busy = under_way.max(self.unpolled);
+        let posted = if self.polls { self.unpolled } else { 0 };
         self.unpolled = self.unpolled.saturating_add(1);
-        self.post_near(now, busy, bytes)
+        self.post_near(now, under_way.max(posted), bytes)
     }
 
     /// The same for a request to a neighbour: its packets need no system call, so only its own queue pair counts.
@@ -136,12 +142,12 @@ impl Gather {
     /// The program polls: what waits is sent now.
     pub(super) fn polled(&mut self, now: Time) {
         self.called(now);
-        (self.unpolled, self.burst) = (0, 0);
+        (self.unpolled, self.burst, self.polls) = (0, 0, true);
     }
 
     /// The progress thread received: a program may wait for what came, in memory.
     pub(super) fn received(&mut self) {
-        self.unpolled = 0;
+        (self.unpolled, self.burst, self.polls) = (0, 0, false);
     }
 
     /// The program posts: what waits is sent now. Requests have waited for as long as it took to post the others.
@@ -259,13 +265,16 @@ mod tests {
             };
             (0..40).filter(leaves).collect()
         };
-        assert_eq!(sent(&mut gather), [0, 1, 2, 3, 19, 35]);
-        gather.polled(at(0));
-        assert_eq!(sent(&mut gather), [0, 1, 2, 3, 19, 35]);
-        // Without polls the program may wait for replies in memory: what came ends the burst.
+        for _ in 0..3 {
+            gather.polled(at(0));
+            assert_eq!(sent(&mut gather), [0, 1, 2, 3, 19, 35]);
+            assert!(gather.is_burst());
+        }
+        // Without polls the program may wait for replies in memory: nothing waits, and it does not count as present.
         gather.sent(at(0));
         gather.received();
-        assert_eq!(sent(&mut gather), [0, 1, 2, 3, 19, 35]);
+        assert_eq!(sent(&mut gather).len(), 40);
+        assert!(!gather.is_burst());
     }
 
     #[test]

@@ -19,8 +19,9 @@ mod progress;
 pub(crate) mod shared;
 
 use std::collections::{BTreeSet, HashMap};
+use std::ops::RangeInclusive;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, TryLockError};
 
 use nic::clock;
@@ -51,8 +52,11 @@ const POST_TURNS: u32 = 4;
 /// How long a thread polls in vain before each further poll yields the processor.
 const SPIN: Duration = Duration::from_micros(10);
 
-/// A yield that takes longer has let others run, and for so long the processor counts as crowded.
-const OTHERS_RAN: Duration = Duration::from_micros(20);
+/// A yield that takes so long has let others run that yield, too. Who computes keeps the processor for longer: to yield to
+/// that one at once would give it a whole slice for each message.
+const OTHERS_RAN: RangeInclusive<Duration> = Duration::from_micros(20)..=Duration::from_micros(500);
+
+/// How long the processor counts as crowded after that.
 const CROWDED: Duration = Duration::from_millis(2);
 
 /// Polls in a row without a turn while nothing is there: such a poll is a look at the FIFOs, a small part of what a turn
@@ -119,7 +123,7 @@ enum Acks {
     Leave,
     /// They wait for a program that takes completions from this queue next.
     WaitForCompletions(CqId),
-    /// They wait for the program's next call, if it is a reply to what arrived: it may poll memory.
+    /// Those for what arrives in this turn wait for the program's next call. It may be a reply: the program may poll memory.
     WaitForProgram,
 }
 
@@ -164,11 +168,26 @@ pub(crate) fn all() -> Vec<Arc<Engine>> {
     engines.iter().map(|open| Arc::clone(&open.engine)).collect()
 }
 
+/// The process exits: acknowledgements no longer wait.
+static EXITING: AtomicBool = AtomicBool::new(false);
+
+/// How often an exiting process tries to get an engine's lock, and the pause between.
+const EXIT_TRIES: u32 = 20;
+const EXIT_PAUSE: std::time::Duration = std::time::Duration::from_micros(50);
+
 /// Sends what waits for the program's next call: there will be none. A peer waits for the acknowledgement of the last
 /// message.
 extern "C" fn send_waiting() {
+    EXITING.store(true, Ordering::Relaxed);
     for engine in all() {
-        if let Some(mut core) = engine.try_lock()
+        // Its progress thread may have the lock. A program's thread may keep it for ever.
+        let mut tries = (0..EXIT_TRIES).map(|_| {
+            engine.try_lock().or_else(|| {
+                std::thread::sleep(EXIT_PAUSE);
+                None
+            })
+        });
+        if let Some(mut core) = tries.find_map(|core| core)
             && core.gather.waits()
         {
             engine.flush(&mut core);
@@ -385,7 +404,7 @@ impl Engine {
         std::thread::yield_now();
         let end = clock::now();
         self.progress.note_program_turn(end, true);
-        if end.since(start) > OTHERS_RAN {
+        if OTHERS_RAN.contains(&end.since(start)) {
             self.crowded_until.store((end + CROWDED).as_nanos(), Ordering::Relaxed);
         }
     }
@@ -422,7 +441,7 @@ impl Core {
         let has_reason = match acks {
             Acks::Leave => false,
             Acks::WaitForCompletions(cq) => self.endpoint.has_completion(cq),
-            Acks::WaitForProgram => received > 0,
+            Acks::WaitForProgram => received > 0 && !EXITING.load(Ordering::Relaxed),
         };
         has_reason
             && !self.endpoint.is_quiet()

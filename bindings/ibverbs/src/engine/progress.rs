@@ -3,10 +3,10 @@
 //! A program that polls takes turns itself, and a second thread would only contend for the lock. A
 //! program that sleeps or computes needs the thread: the peer's WRITEs and READs have to be served, and
 //! lost packets retransmitted. The thread distinguishes the two by the time of the program's last
-//! turn, and by what that turn found ([`POLLING_AWAY`], [`WORKING_AWAY`]):
+//! turn, and by what that turn found ([`POLLING_AWAY`], [`WORKING_AWAY`]), or that it yielded since ([`YIELDING_AWAY`]):
 //!
 //! - *watching*: it sleeps on the sockets and takes a turn as soon as a packet arrives;
-//! - *backing off*: the program polls, so it sleeps without watching the sockets, each time twice as
+//! - *backing off*: the program polls, or lets others run between two polls, so it sleeps without watching the sockets, each time twice as
 //!   long up to [`LONGEST_NAP`], and watches again once the program is away. A program that arms a completion queue ends this at once.
 //!
 //! While it watches, it wakes for the endpoint's next deadline, which program threads bring forward when they
@@ -33,8 +33,9 @@ use crate::process::signals::SignalsBlocked;
 /// again: more often than not it just does not have the processor, which a turn of this thread would keep from it.
 const POLLING_AWAY: Duration = Duration::from_micros(100);
 
-/// A program that lets others run is away when it has not come back for this long: a few slices of several others.
-const YIELDING_AWAY: Duration = Duration::from_millis(20);
+/// A program that lets others run is away when it has not come back for this long, about a slice of one that computes. A
+/// peer with the shortest timeouts that make sense waits for longer than this.
+const YIELDING_AWAY: Duration = Duration::from_millis(4);
 
 /// A program whose last turn did something is away when it has taken no other for this long: it may be computing, or
 /// polling memory that a peer writes.
