@@ -50,7 +50,8 @@ impl Asked {
     /// Of several peers the best is the one that asks most.
     pub(super) fn best(self, peers: impl Iterator<Item = f64>) -> Option<f64> {
         match self {
-            Asked::AtMost { .. } | Asked::Ceiling(_) => peers.reduce(f64::min),
+            // Figures that are only reported beside several peers are latencies.
+            Asked::AtMost { .. } | Asked::Ceiling(_) | Asked::Reported => peers.reduce(f64::min),
             _ => peers.reduce(f64::max),
         }
     }
