@@ -107,9 +107,10 @@ impl Core {
         let under_way = self.endpoint.sends_under_way(qpn);
         let neighbours = self.neighbours.as_ref();
         let is_near = neighbours.is_ok_and(|neighbours| neighbours.route_of(qpn).is_some());
-        let waits = match is_near {
-            true => self.gather.post_near(self.now, under_way, bytes),
-            false => self.gather.post(self.now, under_way, bytes),
+        let waits = if is_near {
+            self.gather.post_near(self.now, under_way, bytes)
+        } else {
+            self.gather.post(self.now, under_way, bytes)
         };
         self.queued = true;
         self.urgent |= !waits;

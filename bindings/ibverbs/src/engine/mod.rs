@@ -52,8 +52,8 @@ const POST_TURNS: u32 = 4;
 /// How long a thread polls in vain before each further poll yields the processor.
 const SPIN: Duration = Duration::from_micros(10);
 
-/// A yield that takes so long has let others run that yield, too. Who computes keeps the processor for longer: to yield to
-/// that one at once would give it a whole slice for each message.
+/// Length of a yield that let others run which yield, too. A thread that computes keeps the processor for longer; yielding
+/// to it at once would give it a whole slice for each message.
 const OTHERS_RAN: RangeInclusive<Duration> = Duration::from_micros(20)..=Duration::from_micros(500);
 
 /// How long the processor counts as crowded after that.
@@ -389,11 +389,13 @@ impl Engine {
         let Some(now) = idle_at.map(Time::as_nanos) else {
             return self.idle_since.store(u64::MAX, Ordering::Relaxed);
         };
+        if now < self.crowded_until.load(Ordering::Relaxed) {
+            return self.yield_processor();
+        }
         let since = self.idle_since.load(Ordering::Relaxed);
-        let is_crowded = now < self.crowded_until.load(Ordering::Relaxed);
-        if since == u64::MAX && !is_crowded {
+        if since == u64::MAX {
             self.idle_since.store(now, Ordering::Relaxed);
-        } else if is_crowded || now.saturating_sub(since) > SPIN.as_nanos() {
+        } else if now.saturating_sub(since) > SPIN.as_nanos() {
             self.yield_processor();
         }
     }

@@ -6,8 +6,9 @@
 //! turn, and by what that turn found ([`POLLING_AWAY`], [`WORKING_AWAY`]), or that it yielded since ([`YIELDING_AWAY`]):
 //!
 //! - *watching*: it sleeps on the sockets and takes a turn as soon as a packet arrives;
-//! - *backing off*: the program polls, or lets others run between two polls, so it sleeps without watching the sockets, each time twice as
-//!   long up to [`LONGEST_NAP`], and watches again once the program is away. A program that arms a completion queue ends this at once.
+//! - *backing off*: the program polls, or lets others run between two polls, so it sleeps without watching the sockets, each
+//!   time twice as long up to [`LONGEST_NAP`], and watches again once the program is away. A program that arms a completion
+//!   queue ends this at once.
 //!
 //! While it watches, it wakes for the endpoint's next deadline, which program threads bring forward when they
 //! post ([`Progress::note_deadline`]), and for packets of neighbours in shared memory; while it backs off, the program's own
@@ -96,7 +97,7 @@ impl Progress {
         self.away_at.store((now + away).as_nanos(), Ordering::Relaxed);
     }
 
-    /// A thread of the program that polls lets others run, and takes a turn or notes one as soon as it has a processor.
+    /// A thread of the program that polls is about to yield. When it has a processor again, it notes a turn.
     pub(super) fn note_yield(&self, now: Time) {
         self.away_at.store((now + YIELDING_AWAY).as_nanos(), Ordering::Relaxed);
     }
