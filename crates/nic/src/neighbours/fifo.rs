@@ -2,8 +2,9 @@
 //!
 //! It is a ring of 64-byte lines. A packet starts on a line, so that the reader gets a small one with a single
 //! transfer between caches. The first word of a packet is its *stamp*, which the writer stores last. Stale bytes never
-//! look like a stamp: before it stamps a packet, the writer clears the word at which the next one will begin, and
-//! that word is the only one that the reader waits for.
+//! look like a stamp: before it stamps a packet, the writer has cleared the word at which the next one will begin, and
+//! that word is the only one that the reader waits for. It clears many lines together, since the reader looks at the next
+//! one all the time: a store there for each packet would move that line between the caches twice more.
 //!
 //! The two processes do not trust each other. The writer makes the file, which cannot be resized. Both calculate
 //! places from their own counts, and the reader copies a packet out before anyone looks at it. A process that writes
@@ -35,6 +36,12 @@ const LINES: u64 = 4096;
 
 /// Bytes before a packet: stamp, length, tag.
 const PREFIX: usize = 12;
+
+/// Lines whose stamps are cleared together.
+const CLEARED_TOGETHER: u64 = 64;
+
+/// Most lines that are fetched for the next packet: those of a small message.
+const MAX_FETCHED: u64 = 4;
 
 /// Longest packet: MTU 4096 and its headers.
 pub(super) const MAX_PACKET: usize = 4096 + 128;
@@ -143,6 +150,23 @@ impl Map {
         &self.layout().lines[(at % LINES) as usize]
     }
 
+    /// Has the cache fetch a line that will be written, and goes on: locks wait for stores to lines of others.
+    fn fetch_to_write(&self, at: u64) {
+        let line: *const Line = self.line(at);
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        // SAFETY: a hint about an address, which changes neither memory nor registers nor flags.
+        unsafe {
+            std::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags));
+        }
+        #[cfg(all(target_arch = "aarch64", not(miri)))]
+        // SAFETY: as above.
+        unsafe {
+            std::arch::asm!("prfm pstl1keep, [{}]", in(reg) line, options(nostack, preserves_flags));
+        }
+        #[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
+        let _ = line;
+    }
+
     /// First byte of a packet that begins at this line.
     fn body(&self, at: u64) -> *mut u8 {
         let line: *const Line = self.line(at);
@@ -168,6 +192,8 @@ pub(super) struct Writer {
     tail: u64,
     /// Refusals looked at.
     refusals: u64,
+    /// No line from `head` to here has a stamp.
+    cleared: u64,
 }
 
 impl Writer {
@@ -178,7 +204,7 @@ impl Writer {
         fcntl_add_seals(&file, SEALS)?;
         let map = Map::new(file.as_fd())?;
         map.layout().magic.0.store(MAGIC, Ordering::Release);
-        Ok((Writer { map, head: 0, tail: 0, refusals: 0 }, file))
+        Ok((Writer { map, head: 0, tail: 0, refusals: 0, cleared: 0 }, file))
     }
 
     /// How many lines the reader has finished with. A number that is impossible counts as no progress.
@@ -265,6 +291,7 @@ impl Writer {
         if !fits(self.tail) && !fits(self.progress()) {
             return None;
         }
+        self.clear_stamps(begin + lines);
         let line = self.map.line(begin);
         let Tag { source, dest, tos, hop_limit } = tag;
         line.len.store(len as u32 | flag, Ordering::Relaxed);
@@ -272,7 +299,6 @@ impl Writer {
         // The lines from `begin` on hold the packet before the end of the ring, and the reader has finished with them. A
         // reader that lies may read them, and gets wrong bytes.
         put(self.map.body(begin));
-        self.map.line(begin + lines).stamp.store(0, Ordering::Relaxed);
         line.stamp.store(stamp(begin), Ordering::Release);
         if skipped > 0 {
             let marker = self.map.line(self.head);
@@ -280,7 +306,27 @@ impl Writer {
             marker.stamp.store(stamp(self.head), Ordering::Release);
         }
         self.head = begin + lines;
+        if lines > 1 {
+            self.fetch_next(lines);
+        }
         Some(begin)
+    }
+
+    /// Fetches the lines of the next packet, which is probably as long. For a single line it does not pay: the reader, which
+    /// waits for that one, takes it back at once.
+    fn fetch_next(&self, lines: u64) {
+        let end = self.head + lines.min(MAX_FETCHED);
+        (self.head..end).for_each(|at| self.map.fetch_to_write(at));
+    }
+
+    /// Sees to it that `next`, which the reader has finished with, has no stamp.
+    fn clear_stamps(&mut self, next: u64) {
+        if next < self.cleared {
+            return;
+        }
+        let end = (next + CLEARED_TOGETHER).min(self.tail + LINES);
+        (next..end).for_each(|at| self.map.line(at).stamp.store(0, Ordering::Relaxed));
+        self.cleared = end;
     }
 }
 

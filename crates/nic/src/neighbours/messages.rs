@@ -186,6 +186,41 @@ impl Outgoing {
     }
 }
 
+/// How often a reader looks for messages. Each look takes the line that the writer is about to write from its cache, so
+/// a reader that is faster than its writer slows it down. Where message follows message, it leaves looks out, and
+/// takes several with the next. A reply comes later than that, so it is not delayed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pace {
+    /// Calls since messages were last taken.
+    since_taken: u32,
+    /// Looks to be left out.
+    left_out: u32,
+}
+
+impl Pace {
+    /// Calls after a look with messages within which the next ones make a stream of them, and how many looks are then left out.
+    const STREAM: u32 = 2;
+
+    /// Whether to look now.
+    fn looks(&mut self) -> bool {
+        self.since_taken = self.since_taken.saturating_add(1);
+        self.left_out = self.left_out.saturating_sub(1);
+        self.left_out == 0
+    }
+
+    /// Messages were taken.
+    fn took(&mut self) {
+        let is_stream = self.since_taken <= Pace::STREAM + 1;
+        *self = Pace { since_taken: 0, left_out: if is_stream { Pace::STREAM + 1 } else { 0 } };
+    }
+}
+
+impl Default for Pace {
+    fn default() -> Pace {
+        Pace { since_taken: u32::MAX, left_out: 0 }
+    }
+}
+
 impl Incoming {
     fn holds_messages(&mut self) -> bool {
         self.holds_packets() && self.reader.front() == Ok(Some(Kind::Message))
@@ -215,7 +250,9 @@ impl Neighbours {
         }
         let mut at = 0;
         while at < self.packets.incoming.len() {
-            if self.packets.incoming[at].holds_messages() {
+            let one = &mut self.packets.incoming[at];
+            if one.pace.looks() && one.holds_messages() {
+                one.pace.took();
                 let taken = self.take_messages(at, endpoint, memory, wire, now);
                 done += taken.unwrap_or(0);
                 if taken.is_none() {
@@ -460,8 +497,12 @@ mod tests {
     }
 
     fn run(a: &mut Side, b: &mut Side, mut now: Time) -> Time {
+        let mut quiet = 0;
         for _ in 0..10_000 {
-            if a.turn(now) + b.turn(now) == 0 && a.endpoint.poll_timeout().is_none() {
+            let is_quiet = a.turn(now) + b.turn(now) == 0 && a.endpoint.poll_timeout().is_none();
+            quiet = if is_quiet { quiet + 1 } else { 0 };
+            // So many turns in a row may leave the look out.
+            if quiet > Pace::STREAM {
                 break;
             }
             now += Duration::from_micros(50);
@@ -639,6 +680,27 @@ mod tests {
         run(&mut a, &mut b, START);
         assert_eq!((b.done(), b.bytes(0, 4)), (vec![(0, WcStatus::Success)], b"good".to_vec()));
         assert!(a.neighbours.takes_messages(a.qpn) && a.pd == b.pd);
+    }
+
+    #[test]
+    fn looks_are_left_out_in_a_stream_and_nowhere_else() {
+        let mut pace = Pace::default();
+        let calls_until_look = |pace: &mut Pace| (1..9).find(|_| pace.looks());
+        // Replies: looks without messages in between.
+        for _ in 0..3 {
+            (0..4).for_each(|_| assert_eq!(calls_until_look(&mut pace), Some(1)));
+            pace.took();
+        }
+        // One right behind the last, and so on.
+        assert_eq!(calls_until_look(&mut pace), Some(1));
+        for _ in 0..3 {
+            pace.took();
+            assert_eq!(calls_until_look(&mut pace), Some(3));
+        }
+        // The stream ends: nothing there.
+        (0..4).for_each(|_| assert_eq!(calls_until_look(&mut pace), Some(1)));
+        pace.took();
+        assert_eq!(calls_until_look(&mut pace), Some(1));
     }
 
     #[test]
