@@ -69,6 +69,7 @@ Options of data:
 
 Options of fabric:
   --rounds N        rounds, each of which takes every figure once [default: 5]
+  --link-rounds N   rounds that also run flows through a bottleneck, 14 minutes each [default: all]
   --link-seconds S  length of a run through a bottleneck [default: 60]
   --only TEXT       figures whose key contains this, and their peers
   --list            print the keys and measure nothing

@@ -30,6 +30,14 @@ pub enum UnitError {
         /// The valid suffixes.
         known: String,
     },
+    /// There is no suffix, and this kind of quantity needs one.
+    #[error("'{text}' has no unit; there are {known}")]
+    NoUnit {
+        /// What was typed.
+        text: String,
+        /// The valid suffixes.
+        known: String,
+    },
     /// The value is finer than the smallest unit.
     #[error("'{text}' is not a whole number of {unit}")]
     TooFine {
@@ -160,7 +168,7 @@ impl Scale {
         let end = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
         let (number, suffix) = trimmed.split_at(end);
         let (digits, decimals) = self.digits(number, text)?;
-        let factor = self.factor(suffix.trim())?;
+        let factor = self.factor(suffix.trim(), text)?;
         let too_large = || UnitError::TooLarge { text: text.to_owned(), most: self.most_text };
         let scaled = digits.checked_mul(u128::from(factor)).ok_or_else(too_large)?;
         let divisor = 10_u128.pow(decimals);
@@ -190,12 +198,13 @@ impl Scale {
         Ok((digits, decimals.len() as u32))
     }
 
-    fn factor(&self, suffix: &str) -> Result<u64, UnitError> {
+    fn factor(&self, suffix: &str, text: &str) -> Result<u64, UnitError> {
         let wanted = suffix.to_lowercase();
         let found = self.suffixes.iter().find(|(name, _)| *name == wanted);
-        found
-            .map(|(_, factor)| *factor)
-            .ok_or_else(|| UnitError::Suffix { suffix: suffix.to_owned(), known: self.names() })
+        found.map(|(_, factor)| *factor).ok_or_else(|| match suffix.is_empty() {
+            true => UnitError::NoUnit { text: text.to_owned(), known: self.names() },
+            false => UnitError::Suffix { suffix: suffix.to_owned(), known: self.names() },
+        })
     }
 
     fn names(&self) -> String {
@@ -266,7 +275,8 @@ mod tests {
         assert_eq!(duration("50us").unwrap(), Duration::from_nanos(50_000));
         assert_eq!(duration("50µs").unwrap(), Duration::from_nanos(50_000));
         assert_eq!(duration("1.5s").unwrap(), Duration::from_nanos(1_500_000_000));
-        assert!(matches!(duration("50"), Err(UnitError::Suffix { .. })));
+        let no_unit = duration("50").expect_err("ambiguous").to_string();
+        assert!(no_unit.starts_with("'50' has no unit; there are "), "{no_unit}");
     }
 
     #[test]

@@ -60,6 +60,8 @@ const END: &str = "<!-- run: end -->";
 #[derive(Clone, Debug, PartialEq)]
 struct Options {
     rounds: usize,
+    /// Rounds that take the runs through a bottleneck, too: the first ones.
+    link_rounds: usize,
     /// Length of the runs through a bottleneck.
     link_seconds: u64,
     only: String,
@@ -74,6 +76,7 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             rounds: 5,
+            link_rounds: usize::MAX,
             link_seconds: 60,
             only: String::new(),
             install: true,
@@ -111,7 +114,9 @@ pub(super) fn run(args: &[String]) -> Result<(), Failure> {
     let mut bench = Bench::new(tools, missing, options.link_seconds);
     for round in 1..=options.rounds {
         bench.begin_round();
-        for figure in &figures {
+        let takes_links = round <= options.link_rounds;
+        let taken = |figure: &&Figure| takes_links || !matches!(figure.how, How::SharedLink(..));
+        for figure in figures.iter().filter(taken) {
             eprintln!("==> round {round} of {}: {} ({})", options.rounds, figure.name, figure.key);
             bench.take(figure);
         }
@@ -262,8 +267,14 @@ impl Bench {
         figures: &[Figure],
     ) -> String {
         let mut text = format!("{machine}. {}\n\n", options.command());
-        text +=
-            &format!("Medians of {} rounds. On this machine, in these rounds:\n\n", options.rounds);
+        let links = match options.link_rounds < options.rounds {
+            true => format!(", of {} through a bottleneck", options.link_rounds),
+            false => String::new(),
+        };
+        text += &format!(
+            "Medians of {} rounds{links}. On this machine, in these rounds:\n\n",
+            options.rounds
+        );
         text += &format!("{}\n{}\n", self.calibrations, self.results.ratios(rows));
         text += &format!("Every figure:\n\n{}", self.results.figures(figures));
         let skipped = self.results.skipped();
@@ -287,10 +298,11 @@ impl Bench {
 impl Options {
     /// The command line that repeats the run.
     fn command(&self) -> String {
-        let mut line = format!(
-            "`cargo xtask bench fabric --rounds {} --link-seconds {}",
-            self.rounds, self.link_seconds
-        );
+        let mut line = format!("`cargo xtask bench fabric --rounds {}", self.rounds);
+        if self.link_rounds < self.rounds {
+            line += &format!(" --link-rounds {}", self.link_rounds);
+        }
+        line += &format!(" --link-seconds {}", self.link_seconds);
         if !self.only.is_empty() {
             line += &format!(" --only {}", self.only);
         }
@@ -361,6 +373,7 @@ fn parse(args: &[String]) -> Result<Options, Failure> {
         };
         match flag.as_str() {
             "--rounds" => options.rounds = number(flag, value()?, 1..=1000)? as usize,
+            "--link-rounds" => options.link_rounds = number(flag, value()?, 1..=1000)? as usize,
             "--link-seconds" => options.link_seconds = number(flag, value()?, 3..=600)?,
             "--only" => options.only = value()?.to_owned(),
             "--binary" => options.binary = Some(value()?.into()),
@@ -398,6 +411,12 @@ mod tests {
         assert_eq!((options.rounds, options.link_seconds), (3, 10));
         assert!(!options.install && options.save && !options.json);
         assert!(options.command().contains("--only tcp"));
+        assert!(!options.command().contains("--link-rounds"));
+        let one = parsed("--link-rounds 1").expect("good");
+        assert_eq!(
+            one.command(),
+            "`cargo xtask bench fabric --rounds 5 --link-rounds 1 --link-seconds 60`"
+        );
         for line in ["--rounds", "--rounds 0", "--link-seconds 1", "--sav", "all"] {
             assert_eq!(parsed(line).expect_err(line).exit_code(), 2, "{line}");
         }

@@ -187,6 +187,7 @@ struct ClientArgs {
     ///
     /// auto: from measured delay towards other machines, off within one.
     /// delay: the same on one machine. READ responses are not controlled.
+    /// dcqcn-mlnx, dcqcn-paper and dcqcn-uet take the rate of the link in Gbit/s.
     #[arg(long, value_name = "NAME", default_value = "auto", verbatim_doc_comment)]
     cc: Choice,
 
@@ -433,6 +434,9 @@ impl ClientArgs {
         engine::log::enable();
         let ClientArgs { host, plot, device, cc, .. } = self;
         let host = host.ok_or_else(|| CliError::usage("no server named"))?;
+        if let Some(path) = &plot {
+            check_writable(path)?;
+        }
         let mut client = Client::connect(&host, device.choice(), cc, fresh_seed()?)?;
         let (mut results, mut is_wrong, mut said) = (Vec::new(), false, BTreeSet::new());
         for (number, test) in tests.iter().enumerate() {
@@ -548,9 +552,17 @@ fn draw(path: &Path, host: &str, results: &[Measured]) -> Result<(), CliError> {
         },
     ];
     let title = format!("dquant perf {host}");
-    std::fs::write(path, plot::svg(&title, &diagrams)).map_err(|error| {
-        CliError::because(format_args!("cannot write {}", path.display()), &error).hint(OUTPUT_HINT)
-    })
+    std::fs::write(path, plot::svg(&title, &diagrams)).map_err(|error| cannot_write(path, &error))
+}
+
+/// Before minutes are spent on what could not be kept.
+fn check_writable(path: &Path) -> Result<(), CliError> {
+    let opened = std::fs::OpenOptions::new().create(true).append(true).open(path);
+    opened.map(drop).map_err(|error| cannot_write(path, &error))
+}
+
+fn cannot_write(path: &Path, error: &std::io::Error) -> CliError {
+    CliError::because(format_args!("cannot write {}", path.display()), error).hint(OUTPUT_HINT)
 }
 
 #[cfg(test)]

@@ -280,8 +280,9 @@ pub(super) fn driver<F: Fabric>(fabric: &F, control: &Control) -> Result<Driver,
     Ok(driver)
 }
 
-/// Empty turns before a spinning side yields.
-const EMPTY_TURNS: u32 = 16;
+/// Empty turns before a spinning side yields: a few microseconds, and more than a round trip takes, since a yield takes
+/// as long as several turns.
+const EMPTY_TURNS: u32 = 64;
 
 /// Counts empty turns. The other side may be waiting for the same core: after a number of them this thread yields.
 pub(super) fn yield_if_idle(progress: &Progress, idle_turns: u32) -> u32 {
