@@ -314,7 +314,9 @@ impl Options {
 fn build(options: &Options, missing: &Missing) -> Result<Tools, Failure> {
     let folder = workspace::target_directory()?;
     let dquant = match &options.binary {
-        Some(path) => path.clone(),
+        // Programs start elsewhere.
+        Some(path) => fs::canonicalize(path)
+            .map_err(|error| Failure::usage(format!("--binary {}: {error}", path.display())))?,
         None => {
             let packages = ["build", "--release", "--package", "dquant", "--package", "ibverbs"];
             shell::run(cargo(&packages).args(["--features", "dquant/xdp"]))?;

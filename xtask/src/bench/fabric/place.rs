@@ -14,6 +14,10 @@ use super::program::Obstacle;
 /// Addresses of the two ends of a cable.
 const ADDRESSES: [&str; 2] = ["10.78.0.1", "10.78.0.2"];
 
+/// Addresses of the ends of two cables, and of the router between them.
+const FAR_ADDRESSES: [&str; 2] = ["10.78.1.1", "10.78.2.2"];
+const GATEWAYS: [&str; 2] = ["10.78.1.254", "10.78.2.254"];
+
 /// Names of the interfaces at the ends.
 const INTERFACES: [&str; 2] = ["left", "right"];
 
@@ -23,7 +27,9 @@ pub(super) enum Impairment {
     None,
     /// Of a million packets that arrive at either end, after segmentation.
     LossPpm(u32),
-    /// A token bucket in front of the cable, from the first side to the second.
+    /// A token bucket in a router between two cables, from the first side to the second. In front of the sender's own cable it would
+    /// be a queue of the sender's machine, of which its TCP takes a millisecond's worth and no more ("small queues"),
+    /// whoever is beside it.
     Bottleneck {
         mbit: u32,
         latency_ms: u32,
@@ -44,6 +50,8 @@ pub(super) enum Where {
 pub(super) struct Place {
     /// Where the client runs, and where the server runs.
     pub(super) sides: [Side; 2],
+    /// Where the token bucket is, if there is one.
+    pub(super) router: Option<Side>,
     _holders: Vec<Holder>,
 }
 
@@ -146,6 +154,9 @@ impl Place {
     pub(super) fn make(what: Where) -> Result<Place, Obstacle> {
         match what {
             Where::SameHost => Place::same_host(),
+            Where::Cable { mtu, impairment: Impairment::Bottleneck { mbit, latency_ms } } => {
+                Place::routed(mtu, mbit, latency_ms)
+            }
             Where::Cable { mtu, impairment } => Place::cable(mtu, impairment),
         }
     }
@@ -154,7 +165,40 @@ impl Place {
         let holder = Holder::start()?;
         let side = Side { holder: Some(holder.0.id()), ..Side::here() };
         side.system("ip link set lo up")?;
-        Ok(Place { sides: [side.clone(), side], _holders: vec![holder] })
+        Ok(Place { sides: [side.clone(), side], router: None, _holders: vec![holder] })
+    }
+
+    /// Two cables with a router between them, whose token bucket limits the way to the second side.
+    fn routed(mtu: u32, mbit: u32, latency_ms: u32) -> Result<Place, Obstacle> {
+        let holders = [Holder::start()?, Holder::start()?, Holder::start()?];
+        let [first, second, router] = [0, 1, 2].map(|at: usize| holders[at].0.id());
+        let side = |pid, at: usize| Side {
+            holder: Some(pid),
+            address: FAR_ADDRESSES[at].to_owned(),
+            interface: INTERFACES[at],
+        };
+        let (sides, router) = ([side(first, 0), side(second, 1)], side(router, 1));
+        router.system("sysctl -qw net.ipv4.ip_forward=1")?;
+        for (side, gateway) in sides.iter().zip(GATEWAYS) {
+            let Side { holder, address, interface } = side;
+            let (here, there) = (holder.unwrap_or(0), router.holder.unwrap_or(0));
+            Side::here().system(&format!(
+                "ip link add {interface} netns {here} mtu {mtu} type veth peer name {interface} netns {there} mtu {mtu}"
+            ))?;
+            side.system("ip link set lo up")?;
+            side.system(&format!("ip addr add {address}/24 dev {interface}"))?;
+            router.system(&format!("ip addr add {gateway}/24 dev {interface}"))?;
+            side.system(&format!("ip link set {interface} up"))?;
+            router.system(&format!("ip link set {interface} up"))?;
+            wait_for_carrier(side)?;
+            side.system(&format!("ip route add default via {gateway}"))?;
+        }
+        // A bucket of 64 KiB holds the largest segmented send.
+        router.system(&format!(
+            "tc qdisc add dev {} root tbf rate {mbit}mbit burst 64kb latency {latency_ms}ms",
+            router.interface
+        ))?;
+        Ok(Place { sides, router: Some(router), _holders: holders.into() })
     }
 
     fn cable(mtu: u32, impairment: Impairment) -> Result<Place, Obstacle> {
@@ -178,13 +222,7 @@ impl Place {
             impair(side, impairment)?;
         }
         sides.iter().try_for_each(wait_for_carrier)?;
-        if let Impairment::Bottleneck { mbit, latency_ms } = impairment {
-            // A bucket of 64 KiB holds the largest segmented send.
-            sides[0].system(&format!(
-                "tc qdisc add dev {left} root tbf rate {mbit}mbit burst 64kb latency {latency_ms}ms"
-            ))?;
-        }
-        Ok(Place { sides, _holders: holders.into() })
+        Ok(Place { sides, router: None, _holders: holders.into() })
     }
 }
 
@@ -267,6 +305,24 @@ mod tests {
         let text = "qdisc tbf 8001: root refcnt 2 rate 200Mbit\n Sent 1250 bytes 5 pkt (dropped 6, overlimits 7 requeues 0)\n";
         assert_eq!(Sent::parse(text), Some(Sent { bytes: 1250, packets: 5, dropped: 6 }));
         assert_eq!(Sent::parse("nothing"), None);
+    }
+
+    #[test]
+    fn a_bottleneck_is_in_a_router_between_the_sides() {
+        let impairment = Impairment::Bottleneck { mbit: 200, latency_ms: 5 };
+        let Ok(place) = Place::make(Where::Cable { mtu: 1500, impairment }) else {
+            return;
+        };
+        let router = place.router.as_ref().expect("one");
+        assert!(Sent::of(router).is_ok(), "its counters are read");
+        let has_bucket = |side: &Side| {
+            side.system(&format!("tc qdisc show dev {}", side.interface))
+                .expect("tc")
+                .contains("tbf")
+        };
+        assert!(has_bucket(router) && !has_bucket(&place.sides[0]));
+        let route = place.sides[0].system("ip route get 10.78.2.2").expect("a route");
+        assert!(route.contains("via 10.78.1.254"), "{route}");
     }
 
     #[test]

@@ -103,7 +103,7 @@ impl Flows {
             With::Twin => Some(Flow::stream(tools, place, port + 1, seconds)?),
         };
         // The bucket is read while all flows run: neither their beginning nor their end counts.
-        let bucket = &place.sides[0];
+        let bucket = place.router.as_ref().ok_or_else(|| Obstacle::new("no bottleneck here"))?;
         thread::sleep(SETTLE);
         let (before, began) = (Sent::of(bucket)?, Instant::now());
         thread::sleep(Duration::from_secs(seconds).saturating_sub(SETTLE));
