@@ -147,6 +147,25 @@ impl Core {
         neighbours.exchange_messages(endpoint, memory, wire, *now) > 0
     }
 
+    /// The same for a poll: looks for messages at its pace.
+    pub(super) fn exchange_at_pace(&mut self) -> bool {
+        let Core {
+            endpoint, memory, wire: Some(wire), neighbours: Ok(neighbours), now, pace, ..
+        } = self
+        else {
+            return false;
+        };
+        let verdicts = neighbours.exchange_verdicts(endpoint, *now);
+        if !pace.looks(*now) {
+            return verdicts > 0;
+        }
+        let messages = neighbours.exchange_incoming(endpoint, memory, wire, *now);
+        if messages > 0 {
+            pace.took(*now);
+        }
+        verdicts + messages > 0
+    }
+
     /// Carries out requests that have waited for packets: bytes of one long request in all, because the engine is
     /// locked meanwhile. Returns whether some of them became packets, or may have.
     pub(super) fn carry_out_held(&mut self) -> bool {

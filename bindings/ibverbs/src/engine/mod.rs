@@ -15,6 +15,7 @@ mod gather;
 pub(crate) mod limits;
 mod memory;
 pub(crate) mod netdev;
+mod pace;
 mod progress;
 pub(crate) mod shared;
 
@@ -44,6 +45,7 @@ use gather::Gather;
 use memory::ProcessMemory;
 pub(crate) use memory::populate;
 use netdev::Interface;
+use pace::Pace;
 use progress::Progress;
 
 /// Most turns that a posting thread takes: enough to send a whole window.
@@ -106,6 +108,7 @@ pub(crate) struct Core {
     behind: Option<u32>,
     /// Polls without a turn since the last one.
     skipped: u32,
+    pace: Pace,
     /// The endpoint's count of failed queue pairs at the last look.
     failed_before: u64,
     /// The time of the last turn. Posts use it: they are timed when they are sent, and reading the clock
@@ -277,6 +280,7 @@ impl Engine {
             holding: BTreeSet::new(),
             behind: None,
             skipped: 0,
+            pace: Pace::default(),
             failed_before: 0,
             now: clock::now(),
             qps: HashMap::new(),
@@ -422,7 +426,10 @@ impl Core {
     /// for the lock since it read the clock, and an endpoint's time never goes backwards.
     fn turn(&mut self, now: Time, acks: Acks) -> world::Progress {
         self.now = self.now.max(now);
-        let worked = self.exchange_messages();
+        let worked = match acks {
+            Acks::WaitForCompletions(_) => self.exchange_at_pace(),
+            Acks::Leave | Acks::WaitForProgram => self.exchange_messages(),
+        };
         let mut progress = world::Progress { received: self.receive(), sent: 0, worked };
         if self.may_wait(acks, progress.received) && self.gather.acknowledge(self.now) {
             self.settle();
@@ -451,11 +458,16 @@ impl Core {
             && self.holding.is_empty()
     }
 
+    /// Whether messages may be there that the last poll has not looked for.
+    pub(crate) fn rests(&self) -> bool {
+        self.pace.rests()
+    }
+
     /// A part of a turn without a look at the clock, at timers and at sockets: takes messages of neighbours, and their
     /// verdicts. Returns false where a whole turn is due, or there are none.
     pub(crate) fn turn_messages(&mut self) -> bool {
         let may = self.skipped < SKIPPED_POLLS && self.holding.is_empty();
-        let done = may && self.endpoint.is_quiet() && self.exchange_messages();
+        let done = may && self.endpoint.is_quiet() && self.exchange_at_pace();
         if done {
             self.skipped += 1;
             self.settle();

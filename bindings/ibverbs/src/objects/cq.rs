@@ -143,7 +143,7 @@ impl Cq {
                 return Ok(0);
             }
             let is_idle = self.engine.turn_for(&mut core, Some(self.id)).is_idle();
-            idle_at = is_idle.then_some(core.now);
+            idle_at = (is_idle && !core.rests()).then_some(core.now);
             taken = self.take(&mut core, room, &mut take);
         }
         if taken == 0 && core.endpoint.cq_overrun(self.id) == Some(true) {

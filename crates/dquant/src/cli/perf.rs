@@ -555,10 +555,21 @@ fn draw(path: &Path, host: &str, results: &[Measured]) -> Result<(), CliError> {
     std::fs::write(path, plot::svg(&title, &diagrams)).map_err(|error| cannot_write(path, &error))
 }
 
-/// Before minutes are spent on what could not be kept.
+/// Before minutes are spent on what could not be kept. Pipes and devices are left alone: whoever reads them would see an
+/// end.
 fn check_writable(path: &Path) -> Result<(), CliError> {
+    let is_new = match std::fs::metadata(path) {
+        Ok(found) if !found.is_file() => return Ok(()),
+        Ok(_) => false,
+        Err(_) => true,
+    };
     let opened = std::fs::OpenOptions::new().create(true).append(true).open(path);
-    opened.map(drop).map_err(|error| cannot_write(path, &error))
+    let checked = opened.map(drop).map_err(|error| cannot_write(path, &error));
+    if is_new && checked.is_ok() {
+        // Until there is something to keep.
+        let _ = std::fs::remove_file(path);
+    }
+    checked
 }
 
 fn cannot_write(path: &Path, error: &std::io::Error) -> CliError {

@@ -280,19 +280,18 @@ pub(super) fn driver<F: Fabric>(fabric: &F, control: &Control) -> Result<Driver,
     Ok(driver)
 }
 
-/// Empty turns before a spinning side yields: a few microseconds, and more than a round trip takes, since a yield takes
-/// as long as several turns.
-const EMPTY_TURNS: u32 = 64;
+/// How long a spinning side has nothing to do before it yields: more than a round trip takes, and a yield takes as long as
+/// several turns.
+const SPIN_ALONE: Duration = Duration::from_micros(10);
 
-/// Counts empty turns. The other side may be waiting for the same core: after a number of them this thread yields.
-pub(super) fn yield_if_idle(progress: &Progress, idle_turns: u32) -> u32 {
+/// Notes whether a turn did something. The other side may be waiting for the same core: after a while without work this
+/// thread yields.
+pub(super) fn yield_if_idle(progress: &Progress, now: Time, idle_since: &mut Option<Time>) {
     if !progress.is_idle() {
-        return 0;
-    }
-    if idle_turns >= EMPTY_TURNS {
+        *idle_since = None;
+    } else if now.since(*idle_since.get_or_insert(now)) >= SPIN_ALONE {
         std::thread::yield_now();
     }
-    idle_turns.saturating_add(1)
 }
 
 /// Why the turns of a test ended early.
@@ -364,7 +363,7 @@ struct Work<'a, F> {
     looked: Time,
     start: Point,
     end: Point,
-    idle_turns: u32,
+    idle_since: Option<Time>,
     failure: Option<Failure>,
 }
 
@@ -389,7 +388,7 @@ impl<'a, F: Fabric> Work<'a, F> {
             looked: now,
             start: Point::default(),
             end: Point::default(),
-            idle_turns: 0,
+            idle_since: None,
             failure: None,
         }
     }
@@ -480,7 +479,7 @@ impl<F: Fabric> Application for Work<'_, F> {
         let ended = failed.map_or_else(|| self.advance(now), Err);
         match ended {
             Ok(false) if self.test.spin => {
-                self.idle_turns = yield_if_idle(&progress, self.idle_turns);
+                yield_if_idle(&progress, now, &mut self.idle_since);
                 Turn::Busy
             }
             Ok(false) if !progress.is_idle() => Turn::Busy,

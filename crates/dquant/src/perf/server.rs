@@ -208,11 +208,11 @@ impl Session {
             is_loaded,
             looked: now,
             ends_at: now + length + GRACE,
-            idle_turns: 0,
+            idle_since: None,
             end: None,
         };
         driver.run(&mut work);
-        // Only SENDs are messages to this side.
+        // What arrives without a receive is no message to this side.
         let received = match test.has_receives() {
             true => format!(" {} messages received,", work.responder.received),
             false => String::new(),
@@ -238,7 +238,7 @@ struct Work<'a, F> {
     is_loaded: bool,
     looked: Time,
     ends_at: Time,
-    idle_turns: u32,
+    idle_since: Option<Time>,
     end: Option<Result<Verdict, Failure>>,
 }
 
@@ -297,7 +297,7 @@ impl<F: Fabric> Application for Work<'_, F> {
             }
         }
         if self.test.spin {
-            self.idle_turns = yield_if_idle(&progress, self.idle_turns);
+            yield_if_idle(&progress, now, &mut self.idle_since);
             return Turn::Busy;
         }
         match progress.is_idle() {

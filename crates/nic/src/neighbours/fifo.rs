@@ -40,7 +40,7 @@ const PREFIX: usize = 12;
 /// Lines whose stamps are cleared together.
 const CLEARED_TOGETHER: u64 = 64;
 
-/// Most lines that are fetched for the next packet: those of a small message.
+/// Most lines that are fetched for the next packet: as many as a small message has.
 const MAX_FETCHED: u64 = 4;
 
 /// Longest packet: MTU 4096 and its headers.
@@ -156,12 +156,12 @@ impl Map {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         // SAFETY: a hint about an address, which changes neither memory nor registers nor flags.
         unsafe {
-            std::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags));
+            std::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, nomem, preserves_flags));
         }
         #[cfg(all(target_arch = "aarch64", not(miri)))]
         // SAFETY: as above.
         unsafe {
-            std::arch::asm!("prfm pstl1keep, [{}]", in(reg) line, options(nostack, preserves_flags));
+            std::arch::asm!("prfm pstl1keep, [{}]", in(reg) line, options(nostack, nomem, preserves_flags));
         }
         #[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
         let _ = line;
@@ -312,10 +312,10 @@ impl Writer {
         Some(begin)
     }
 
-    /// Fetches the lines of the next packet, which is probably as long. For a single line it does not pay: the reader, which
-    /// waits for that one, takes it back at once.
+    /// Fetches the first lines of the next packet, which is probably as long, as far as they are free. For a single line it
+    /// does not pay: the reader, which waits for that one, takes it back at once.
     fn fetch_next(&self, lines: u64) {
-        let end = self.head + lines.min(MAX_FETCHED);
+        let end = (self.head + lines.min(MAX_FETCHED)).min(self.tail + LINES);
         (self.head..end).for_each(|at| self.map.fetch_to_write(at));
     }
 

@@ -186,41 +186,6 @@ impl Outgoing {
     }
 }
 
-/// How often a reader looks for messages. Each look takes the line that the writer is about to write from its cache, so
-/// a reader that is faster than its writer slows it down. Where message follows message, it leaves looks out, and
-/// takes several with the next. A reply comes later than that, so it is not delayed.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Pace {
-    /// Calls since messages were last taken.
-    since_taken: u32,
-    /// Looks to be left out.
-    left_out: u32,
-}
-
-impl Pace {
-    /// Calls after a look with messages within which the next ones make a stream of them, and how many looks are then left out.
-    const STREAM: u32 = 2;
-
-    /// Whether to look now.
-    fn looks(&mut self) -> bool {
-        self.since_taken = self.since_taken.saturating_add(1);
-        self.left_out = self.left_out.saturating_sub(1);
-        self.left_out == 0
-    }
-
-    /// Messages were taken.
-    fn took(&mut self) {
-        let is_stream = self.since_taken <= Pace::STREAM + 1;
-        *self = Pace { since_taken: 0, left_out: if is_stream { Pace::STREAM + 1 } else { 0 } };
-    }
-}
-
-impl Default for Pace {
-    fn default() -> Pace {
-        Pace { since_taken: u32::MAX, left_out: 0 }
-    }
-}
-
 impl Incoming {
     fn holds_messages(&mut self) -> bool {
         self.holds_packets() && self.reader.front() == Ok(Some(Kind::Message))
@@ -243,16 +208,26 @@ impl Neighbours {
         wire: &mut impl Doorbell,
         now: Time,
     ) -> usize {
+        self.exchange_verdicts(endpoint, now) + self.exchange_incoming(endpoint, memory, wire, now)
+    }
+
+    /// The part of [`exchange_messages`](Neighbours::exchange_messages) that takes verdicts.
+    pub fn exchange_verdicts(&mut self, endpoint: &mut Endpoint, now: Time) -> usize {
+        if endpoint.awaits_verdicts() { self.take_verdicts(endpoint, now) } else { 0 }
+    }
+
+    /// The part of [`exchange_messages`](Neighbours::exchange_messages) that takes messages.
+    pub fn exchange_incoming<M: Memory>(
+        &mut self,
+        endpoint: &mut Endpoint,
+        memory: &mut M,
+        wire: &mut impl Doorbell,
+        now: Time,
+    ) -> usize {
         self.adopt();
-        let mut done = 0;
-        if endpoint.awaits_verdicts() {
-            done += self.take_verdicts(endpoint, now);
-        }
-        let mut at = 0;
+        let (mut done, mut at) = (0, 0);
         while at < self.packets.incoming.len() {
-            let one = &mut self.packets.incoming[at];
-            if one.pace.looks() && one.holds_messages() {
-                one.pace.took();
+            if self.packets.incoming[at].holds_messages() {
                 let taken = self.take_messages(at, endpoint, memory, wire, now);
                 done += taken.unwrap_or(0);
                 if taken.is_none() {
@@ -497,12 +472,8 @@ mod tests {
     }
 
     fn run(a: &mut Side, b: &mut Side, mut now: Time) -> Time {
-        let mut quiet = 0;
         for _ in 0..10_000 {
-            let is_quiet = a.turn(now) + b.turn(now) == 0 && a.endpoint.poll_timeout().is_none();
-            quiet = if is_quiet { quiet + 1 } else { 0 };
-            // So many turns in a row may leave the look out.
-            if quiet > Pace::STREAM {
+            if a.turn(now) + b.turn(now) == 0 && a.endpoint.poll_timeout().is_none() {
                 break;
             }
             now += Duration::from_micros(50);
@@ -680,27 +651,6 @@ mod tests {
         run(&mut a, &mut b, START);
         assert_eq!((b.done(), b.bytes(0, 4)), (vec![(0, WcStatus::Success)], b"good".to_vec()));
         assert!(a.neighbours.takes_messages(a.qpn) && a.pd == b.pd);
-    }
-
-    #[test]
-    fn looks_are_left_out_in_a_stream_and_nowhere_else() {
-        let mut pace = Pace::default();
-        let calls_until_look = |pace: &mut Pace| (1..9).find(|_| pace.looks());
-        // Replies: looks without messages in between.
-        for _ in 0..3 {
-            (0..4).for_each(|_| assert_eq!(calls_until_look(&mut pace), Some(1)));
-            pace.took();
-        }
-        // One right behind the last, and so on.
-        assert_eq!(calls_until_look(&mut pace), Some(1));
-        for _ in 0..3 {
-            pace.took();
-            assert_eq!(calls_until_look(&mut pace), Some(3));
-        }
-        // The stream ends: nothing there.
-        (0..4).for_each(|_| assert_eq!(calls_until_look(&mut pace), Some(1)));
-        pace.took();
-        assert_eq!(calls_until_look(&mut pace), Some(1));
     }
 
     #[test]

@@ -641,9 +641,8 @@ impl Neighbours {
     pub fn fall_asleep(&mut self) -> bool {
         self.shared.own.fall_asleep();
         self.adopt();
-        // What ends the sleep is on a socket, or a message.
+        // What ends the sleep is on a socket.
         self.packets.look_at_sockets();
-        self.packets.look_for_messages();
         !self.packets.holds_packets() && !self.has_verdicts()
     }
 

@@ -23,7 +23,7 @@ use roce::{Duration, Time};
 
 use super::board::{ADDRESSES, Board};
 use super::fifo::{Kind, MAX_PACKET, Reader, Tag, Writer};
-use super::messages::{Pace, Unjudged};
+use super::messages::Unjudged;
 use super::{Neighbours, OWN_PORT, Target, locked};
 
 /// Packets taken out of one FIFO before the next one's turn.
@@ -180,7 +180,6 @@ pub(super) struct Incoming {
     pub(super) addresses: Vec<IpAddr>,
     /// Number of the writer's sleep that it was last woken from.
     pub(super) woken_from: u64,
-    pub(super) pace: Pace,
     _place: Place,
 }
 
@@ -205,7 +204,7 @@ impl Drop for Place {
 impl Incoming {
     pub(super) fn new(reader: Reader, board: Arc<Board>, place: Place) -> Incoming {
         let addresses = board.addresses();
-        Incoming { reader, board, addresses, woken_from: 0, pace: Pace::default(), _place: place }
+        Incoming { reader, board, addresses, woken_from: 0, _place: place }
     }
 
     pub(super) fn holds_packets(&self) -> bool {
@@ -302,11 +301,6 @@ impl Packets {
 
     pub(super) fn holds_packets(&self) -> bool {
         self.incoming.iter().any(Incoming::holds_packets)
-    }
-
-    /// The next turn looks for messages in every FIFO.
-    pub(super) fn look_for_messages(&mut self) {
-        self.incoming.iter_mut().for_each(|one| one.pace = Pace::default());
     }
 
     /// The next turn looks at the sockets: something there has ended a sleep.

@@ -247,7 +247,11 @@ fn an_address_that_is_mapped_again_at_once_is_registered_anew() {
     space.renew(0, 4, true);
     let addr = space.first;
     let (mut at_once, mut certain) = (0, 0);
-    for round in 0..ROUNDS {
+    // More where the machine is so busy that no round was certain.
+    for round in 0..ROUNDS * 20 {
+        if round >= ROUNDS && certain > 0 {
+            break;
+        }
         let Ok(old) = rig.key_of(addr, len) else { continue };
         let unmapping = std::thread::spawn(move || unmap(addr, len));
         let access = libc::PROT_READ | libc::PROT_WRITE;
