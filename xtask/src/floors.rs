@@ -83,6 +83,21 @@ const FLOORS: &[(&str, &str)] = &[
          intruder: rights side space",
     ),
     (
+        "crates/fabric/src",
+        "topology
+         shape: topology
+         text: topology shape
+         channels: topology shape
+         dependencies
+         routes: topology channels dependencies
+         lanes: channels dependencies routes
+         judge: channels dependencies routes lanes
+         mad
+         exchange: mad
+         discovery: topology mad exchange
+         setup: topology channels dependencies routes mad exchange discovery",
+    ),
+    (
         "crates/xio/src",
         "dataset
          documents
@@ -122,7 +137,8 @@ const FLOORS: &[(&str, &str)] = &[
          doctor: device interfaces neighbours packet udp
          fabric: congestion fault neighbours pool ready same_host udp
          registrations: clock mappings pool seeds skip userfault
-         loaded: abi clock congestion fabric neighbours pool ready",
+         loaded: abi clock congestion fabric neighbours pool ready
+         umad",
     ),
     (
         "crates/host/src",

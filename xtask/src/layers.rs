@@ -28,6 +28,7 @@ struct Layer {
 const LAYERS: &[Layer] = &[
     Layer { name: "roce", may_use: &[], tests_may_use: &["sim"], pure: true },
     Layer { name: "sim", may_use: &["roce"], tests_may_use: &[], pure: true },
+    Layer { name: "fabric", may_use: &[], tests_may_use: &[], pure: true },
     Layer { name: "xio", may_use: &["roce"], tests_may_use: &["sim"], pure: true },
     Layer { name: "nic", may_use: &["roce"], tests_may_use: &["sim"], pure: false },
     Layer { name: "host", may_use: &["xio"], tests_may_use: &["roce", "nic"], pure: false },
@@ -42,7 +43,9 @@ const LAYERS: &[Layer] = &[
     Layer { name: "client", may_use: &["xio", "host", "engine"], tests_may_use: &[], pure: false },
     Layer {
         name: "dquant",
-        may_use: &["roce", "sim", "xio", "nic", "host", "formats", "engine", "client", "ibverbs"],
+        may_use: &[
+            "roce", "sim", "fabric", "xio", "nic", "host", "formats", "engine", "client", "ibverbs",
+        ],
         tests_may_use: &[],
         pure: false,
     },

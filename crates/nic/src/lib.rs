@@ -13,6 +13,7 @@
 //! | [`fabric`] | what engines run on: a device, its memory, and what moves its packets |
 //! | [`abi`] | structures and constants of `infiniband/verbs.h` |
 //! | [`loaded`] | devices behind a libibverbs that is found at run time |
+//! | [`umad`] | management datagrams of InfiniBand, by a libibumad that is found at run time |
 //! | [`neighbours`] | memory of other processes of this machine, reached without packets |
 //! | [`fault`] | a wire that loses packets on purpose |
 //! | [`pool`] | registered memory: one pre-faulted region |
@@ -46,6 +47,7 @@ pub mod registrations;
 pub mod same_host;
 mod sockaddr;
 pub mod udp;
+pub mod umad;
 mod userfault;
 pub mod waiter;
 #[cfg(feature = "xdp")]

@@ -26,6 +26,7 @@ mod serve;
 mod sim;
 mod status;
 mod stream_args;
+mod subnet;
 mod tokenize;
 mod trainer;
 
@@ -63,6 +64,7 @@ Examples:
   dquant explain 4711
   dquant perf 10.0.0.5 write
   dquant sim chaos --seeds 0..2000
+  dquant subnet plan fat-tree:8
   dquant COMMAND --help    options and examples of one command"
 )]
 struct Cli {
@@ -92,6 +94,7 @@ enum Command {
     Explain(explain::Explain),
     Perf(perf::PerfCommand),
     Sim(sim::Sim),
+    Subnet(subnet::Subnet),
     #[command(hide = true)]
     Trainer(trainer::Trainer),
 }
@@ -115,6 +118,7 @@ impl Command {
             Command::Explain(command) => command.run(console),
             Command::Perf(command) => command.run(console),
             Command::Sim(command) => command.run(console),
+            Command::Subnet(command) => command.run(console),
             Command::Trainer(command) => command.run(console),
         }
     }
@@ -134,8 +138,8 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
 fn without_help_flags(args: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
     let args: Vec<OsString> = args.collect();
     let is = |at: usize, name: &str| args.get(at).is_some_and(|arg| arg == name);
-    let asks_for_help =
-        is(1, "help") || (is(1, "sim") || is(1, "capture") || is(1, "plan")) && is(2, "help");
+    let has_verbs = ["sim", "capture", "plan", "subnet"].iter().any(|name| is(1, name));
+    let asks_for_help = is(1, "help") || has_verbs && is(2, "help");
     let redundant = move |arg: &OsString| asks_for_help && (arg == "--help" || arg == "-h");
     args.into_iter().filter(move |arg| !redundant(arg))
 }

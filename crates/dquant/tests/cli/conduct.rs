@@ -29,6 +29,10 @@ const COMMANDS: &[&[&str]] = &[
     &["sim", "chaos"],
     &["sim", "goodput"],
     &["sim", "incast"],
+    &["subnet"],
+    &["subnet", "plan"],
+    &["subnet", "discover"],
+    &["subnet", "sweep"],
     &["demo"],
 ];
 

@@ -18,6 +18,7 @@ mod seeds;
 mod sim;
 #[path = "../../../../testing/skip.rs"]
 mod skip;
+mod subnet;
 mod tokenize;
 mod tokenize_ids;
 mod tokenize_inputs;

@@ -156,12 +156,12 @@ impl Map {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         // SAFETY: a hint about an address, which changes neither memory nor registers nor flags.
         unsafe {
-            std::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, nomem, preserves_flags));
+            std::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, readonly, preserves_flags));
         }
         #[cfg(all(target_arch = "aarch64", not(miri)))]
         // SAFETY: as above.
         unsafe {
-            std::arch::asm!("prfm pstl1keep, [{}]", in(reg) line, options(nostack, nomem, preserves_flags));
+            std::arch::asm!("prfm pstl1keep, [{}]", in(reg) line, options(nostack, readonly, preserves_flags));
         }
         #[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
         let _ = line;

@@ -1,0 +1,128 @@
+//! `dquant subnet discover`: what an InfiniBand fabric consists of, asked by directed routes.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use fabric::discovery::Discovery;
+use fabric::exchange::Requester;
+use fabric::topology::{Capacity, Topology};
+use serde::Serialize;
+
+use super::super::{Console, Report};
+use super::plan;
+use super::port::{self, PortArgs};
+use crate::exit::{CliError, Exit};
+
+/// Find the nodes and links of the InfiniBand fabric that this machine is connected to
+///
+/// By directed-route SMPs, which only read: no subnet manager is needed, and none is disturbed. The M_Key
+/// is 0, so ports that protect themselves stay silent. Needs read and write access to the umad file of
+/// the device, usually root's. Links of a written file are 100 Gbit/s and 1 us, whatever they are.
+///
+/// On ibsim, a simulator: ibsim-run dquant subnet discover
+#[derive(Debug, Args)]
+#[command(
+    verbatim_doc_comment,
+    after_help = "\
+Exit code 1: a part of the fabric did not respond, or does not fit together.
+
+Examples:
+  dquant subnet discover
+  dquant subnet discover --device mlx5_0 --port 1 --write cluster.net
+  dquant subnet discover --write cluster.net && dquant subnet plan cluster.net"
+)]
+pub(super) struct Discover {
+    #[command(flatten)]
+    port: PortArgs,
+
+    /// Write the topology: .net for ibsim, .dot for Graphviz, .ns3 for ns-3
+    #[arg(long, value_name = "FILE")]
+    write: Option<PathBuf>,
+}
+
+impl Discover {
+    pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
+        if let Some(path) = &self.write {
+            plan::check_name(path)?;
+        }
+        let started = Instant::now();
+        let mut umad = self.port.open()?;
+        let mut discovery = Discovery::new();
+        port::run(&mut umad, &mut discovery, console, "discovering")?;
+        let topology = discovery.topology(Capacity::default()).map_err(CliError::from_cause)?;
+        if let Some(path) = &self.write {
+            plan::write(&topology, path)?;
+        }
+        let report = DiscoverReport::new(&discovery, &topology, started.elapsed());
+        console.report(&report)?;
+        Ok(if report.complaints.is_empty() { Exit::Good } else { Exit::CheckFailed })
+    }
+}
+
+/// See [`Discover`].
+#[derive(Debug, Serialize)]
+struct DiscoverReport {
+    hosts: usize,
+    switches: usize,
+    links: usize,
+    /// Datagrams sent, repeated ones too.
+    sent: u64,
+    /// Responses that were not used, by reason.
+    unasked: u64,
+    mismatched: u64,
+    malformed: u64,
+    complaints: Vec<String>,
+    complaints_left_out: u64,
+    wall_ns: u64,
+}
+
+impl DiscoverReport {
+    fn new(discovery: &Discovery, topology: &Topology, wall: Duration) -> DiscoverReport {
+        let (complaints, complaints_left_out) = discovery.complaints();
+        let discarded = discovery.discarded();
+        DiscoverReport {
+            hosts: topology.hosts().count(),
+            switches: topology.switches().count(),
+            links: topology.links().count(),
+            sent: discovery.sent(),
+            unasked: discarded.unasked,
+            mismatched: discarded.mismatched,
+            malformed: discarded.malformed,
+            complaints: complaints.iter().map(ToString::to_string).collect(),
+            complaints_left_out,
+            wall_ns: wall.as_nanos() as u64,
+        }
+    }
+}
+
+impl Report for DiscoverReport {
+    const SCHEMA: &'static str = "dquant.subnet.discover/1";
+}
+
+impl fmt::Display for DiscoverReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let DiscoverReport { hosts, switches, links, sent, .. } = self;
+        let ms = self.wall_ns as f64 / 1e6;
+        write!(
+            f,
+            "{hosts} hosts, {switches} switches, {links} links; {sent} datagrams in {ms:.1} ms"
+        )?;
+        let unused = self.unasked + self.mismatched + self.malformed;
+        if unused > 0 {
+            write!(
+                f,
+                "\n{unused} responses were not used: {} late or of others, {} for another request, {} malformed",
+                self.unasked, self.mismatched, self.malformed
+            )?;
+        }
+        for complaint in &self.complaints {
+            write!(f, "\n{complaint}")?;
+        }
+        if self.complaints_left_out > 0 {
+            write!(f, "\nand {} more", self.complaints_left_out)?;
+        }
+        Ok(())
+    }
+}

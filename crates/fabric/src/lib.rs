@@ -1,0 +1,40 @@
+//! Topologies of hosts and switches, routing engines, and a judge of their forwarding tables; discovery and set-up of
+//! InfiniBand fabrics as state machines. Numbers of chapters are those of the InfiniBand Architecture Specification
+//! (IBA), volume 1, release 1.3.
+//!
+//! Nothing in here touches an operating system, and nothing is random but by a seed that the caller passes: the same
+//! topology gives the same tables on every machine.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`topology`] | hosts, switches, ports and links |
+//! | [`shape`] | topologies made by rule, and their names |
+//! | [`text`] | topologies as text of other programs |
+//! | [`channels`] | the switches of a topology as a routing engine sees them |
+//! | [`dependencies`] | which channels wait for which, and cycles of them |
+//! | [`routes`] | forwarding tables, and the engines that compute them |
+//! | [`lanes`] | virtual lanes that keep credit loops out |
+//! | [`judge`] | what a set of tables does |
+//! | [`mad`] | subnet management packets and their attributes |
+//! | [`exchange`] | questions to nodes and their answers |
+//! | [`discovery`] | what a fabric consists of, asked node by node |
+//! | [`setup`] | LIDs, tables and states of ports, written node by node |
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
+pub mod channels;
+pub mod dependencies;
+pub mod discovery;
+pub mod exchange;
+pub mod judge;
+pub mod lanes;
+pub mod mad;
+pub mod routes;
+pub mod setup;
+pub mod shape;
+pub mod text;
+pub mod topology;

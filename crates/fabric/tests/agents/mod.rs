@@ -1,0 +1,164 @@
+//! Management agents of all nodes of a topology: they response as the specification says, remember what is written, and
+//! can be silent or refuse.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use fabric::exchange::Requester;
+use fabric::mad::{Attribute, DirectedRoute, Method, NodeInfo, NodeType, PortInfo, PortState, Smp};
+use fabric::shape::Shape;
+use fabric::topology::{Capacity, End, Kind, NodeId, Topology};
+
+/// The status of a response: this attribute is not supported.
+const UNSUPPORTED: u16 = 0x0c;
+
+/// The same: a field has a value that is not valid.
+const INVALID: u16 = 0x1c;
+
+/// See the module's text.
+pub(crate) struct Agents {
+    pub(crate) topology: Topology,
+    start: NodeId,
+    /// Nodes that response nothing.
+    pub(crate) silent: Vec<NodeId>,
+    /// Nodes that take nothing, and say that they did.
+    pub(crate) deaf: Vec<NodeId>,
+    /// Nodes that refuse to have their tables written.
+    pub(crate) stubborn: Vec<NodeId>,
+    /// What was written, by node, attribute and modifier.
+    pub(crate) written: BTreeMap<(NodeId, u16, u32), [u8; 64]>,
+}
+
+impl Agents {
+    pub(crate) fn of(text: &str) -> Agents {
+        let shape: Shape = text.parse().expect(text);
+        Agents::of_topology(shape.build(Capacity::default()).expect(text))
+    }
+
+    pub(crate) fn of_topology(topology: Topology) -> Agents {
+        let start = topology.hosts().next().expect("a host");
+        let (silent, deaf, stubborn) = (Vec::new(), Vec::new(), Vec::new());
+        Agents { topology, start, silent, deaf, stubborn, written: BTreeMap::new() }
+    }
+
+    pub(crate) fn guid(node: NodeId) -> u64 {
+        0x1000 + node.index() as u64
+    }
+
+    /// The response to a request, as bytes; `None` where there is none.
+    pub(crate) fn response(&mut self, request: &[u8; 256]) -> Option<[u8; 256]> {
+        // What it asks for is read by turning it into a response first.
+        let (mut response, method) = (*request, request[3]);
+        response[3] = 0x81;
+        response[4] = 0x80;
+        let mut smp = Smp::parse_response(&response).expect("our own request");
+        let (node, by) = self.walk(smp.route)?;
+        if self.silent.contains(&node) {
+            return None;
+        }
+        let is_table = smp.attribute == Attribute::LinearForwardingTable;
+        let is_host = self.topology.node(node).kind() == Kind::Host;
+        let is_other_port =
+            is_host && smp.attribute == Attribute::PortInfo && smp.modifier != by.into();
+        if is_table && self.stubborn.contains(&node) {
+            smp.status = UNSUPPORTED;
+        } else if method == 2 && is_other_port {
+            smp.status = INVALID;
+        } else if method == 2 {
+            let mut data = smp.data;
+            let old = self.read(node, by, smp.attribute, smp.modifier)?;
+            let is_port = smp.attribute == Attribute::PortInfo;
+            if is_port && data[32] & 0xf == old[32] & 0xf {
+                smp.status = INVALID;
+            } else if !self.deaf.contains(&node) {
+                // A state of 0 changes nothing.
+                let keeps = is_port && data[32] & 0xf == 0;
+                data[32] |= if keeps { old[32] & 0xf } else { 0 };
+                self.written.insert((node, smp.attribute.id(), smp.modifier), data);
+            }
+        }
+        smp.method = Method::Response;
+        smp.data = self.read(node, by, smp.attribute, smp.modifier)?;
+        Some(smp.emit())
+    }
+
+    fn read(&self, node: NodeId, by: u8, attribute: Attribute, modifier: u32) -> Option<[u8; 64]> {
+        if let Some(written) = self.written.get(&(node, attribute.id(), modifier)) {
+            return Some(*written);
+        }
+        let is_switch = self.topology.node(node).kind() == Kind::Switch;
+        Some(match attribute {
+            Attribute::NodeInfo => NodeInfo {
+                node_type: if is_switch { NodeType::Switch } else { NodeType::ChannelAdapter },
+                ports: self.topology.node(node).ports(),
+                guid: Agents::guid(node),
+                port_guid: Agents::guid(node) + u64::from(by),
+                local_port: by,
+            }
+            .emit(),
+            Attribute::NodeDescription => {
+                let mut data = [0; 64];
+                let name = self.topology.node(node).name().as_bytes();
+                data[..name.len()].copy_from_slice(name);
+                data
+            }
+            Attribute::PortInfo => {
+                let link = self.topology.node(node).link_at(modifier as u8);
+                let is_up = link.is_some() || modifier == 0;
+                let state = Some(if is_up { PortState::Initialize } else { PortState::Down });
+                let (lid, manager_lid, lmc, lanes, is_manager) = (0, 0, 0, 4, false);
+                PortInfo { lid, manager_lid, state, lmc, lanes, is_manager }.emit()
+            }
+            Attribute::SwitchInfo => {
+                let mut data = [0; 64];
+                data[..2].copy_from_slice(&0xc000_u16.to_be_bytes());
+                data
+            }
+            Attribute::LinearForwardingTable => [255; 64],
+            Attribute::SmInfo => return None,
+        })
+    }
+
+    /// The node at the end of a route, and the port by which it is reached.
+    fn walk(&self, route: DirectedRoute) -> Option<(NodeId, u8)> {
+        let first = self.topology.neighbours(self.start).next().map_or(1, |(port, _)| port);
+        route.ports().iter().try_fold((self.start, first), |(at, _), port| {
+            let link = self.topology.node(at).link_at(*port)?;
+            let End { node, port } = self.topology.link(link)?.beyond(at);
+            Some((node, port))
+        })
+    }
+
+    /// Runs a requester until it is done. `deliver` may change the responses, or lose them.
+    pub(crate) fn run(
+        &mut self,
+        requester: &mut impl Requester,
+        mut deliver: impl FnMut(u64, [u8; 256]) -> Vec<Vec<u8>>,
+    ) {
+        let (mut now, mut count) = (Duration::ZERO, 0);
+        for _ in 0..1_000_000 {
+            if requester.is_done() {
+                return;
+            }
+            let mut responses = Vec::new();
+            while let Some(request) = requester.poll_transmit(now) {
+                count += 1;
+                responses.extend(self.response(&request).map(|response| deliver(count, response)));
+            }
+            let nothing = responses.iter().all(Vec::is_empty);
+            for response in responses.into_iter().flatten() {
+                requester.handle_response(&response);
+            }
+            if nothing && let Some(at) = requester.poll_timeout() {
+                now = at;
+                requester.handle_timeout(now);
+            }
+        }
+        panic!("it never ends");
+    }
+}
+
+/// Every response arrives as it is.
+pub(crate) fn honest(_: u64, response: [u8; 256]) -> Vec<Vec<u8>> {
+    vec![response.to_vec()]
+}
