@@ -25,7 +25,7 @@ import tempfile
 import time
 
 INSTALLABLE = ("opensm", "ibsim-utils", "libumad2sim0", "infiniband-diags")
-TOPOLOGIES = ("leaf-spine:18x18x18", "fat-tree:8", "torus:6x6:4", "dragonfly:4x2x2", "random:32x4x4:1", "rail:4x8x4x8")
+TOPOLOGIES = ("leaf-spine:18x18x18", "fat-tree:8", "torus:6x6:4", "dragonfly:4x2x2", "random:32x4x4:1", "rail:4x8x4x8", "fat-tree:16")
 ENGINES = ("minhop", "updn", "ftree", "dor", "lash", "dfsssp", "nue")
 PRELOAD = "libumad2sim.so"
 SWEPT = ("balanced", "up-down")  # engines of ours that the switches get

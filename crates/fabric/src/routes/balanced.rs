@@ -14,7 +14,7 @@
 //! avoids turns, from one channel to the next, that no other tree makes: each turn is a dependency, and with fewer of
 //! them fewer VLs do. Its tables are taken unless they load a channel by a sixteenth more.
 //!
-//! A run ends when the most loaded channel is at the mean, which no shortest paths can be below, after [`ROUNDS`]
+//! A run ends when the most loaded channel is at a bound that no shortest paths can be below, after [`ROUNDS`]
 //! rounds, after
 //! [`PATIENCE`] without gain, and when the work is done: [`WORK`] looks at a channel. So large fabrics get fewer rounds, and
 //! beyond some ten thousand hosts the first tables alone.
@@ -157,9 +157,18 @@ impl<'a> Balance<'a> {
         (self.sum() / self.load.len().max(1) as u64).max(1)
     }
 
-    /// Shortest paths pass as many channels whichever they are, so the fullest is not below the mean.
+    /// What the most loaded channel cannot be below: the mean, since shortest paths pass as many channels whichever they
+    /// are, and an equal share of the pairs that leave the end ports of one switch.
     fn bound(&self) -> u64 {
-        self.sum().div_ceil(self.load.len().max(1) as u64)
+        let mean = self.sum().div_ceil(self.load.len().max(1) as u64);
+        let all = self.channels.end_ports().len() as u64;
+        let share = |switch: u32| {
+            let own = u64::from(self.channels.sources(switch));
+            let ways = self.channels.leaving(switch).len().max(1) as u64;
+            (own * (all - own)).div_ceil(ways)
+        };
+        let shares = (0..self.channels.switches().len() as u32).map(share);
+        shares.fold(mean, u64::max)
     }
 
     fn sum(&self) -> u64 {
