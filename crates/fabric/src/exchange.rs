@@ -24,9 +24,8 @@ pub const PATIENCE: Duration = Duration::from_millis(200);
 ///
 /// # Order of calls
 ///
-/// [`poll_transmit`](Requester::poll_transmit) until it returns `None`; then [`handle_response`](Requester::handle_response) for what arrived, and
-/// [`handle_timeout`](Requester::handle_timeout) once the time has come that [`poll_timeout`](Requester::poll_timeout) returned; again from the beginning until
-/// [`is_done`](Requester::is_done).
+/// `poll_transmit` until it returns `None`; then `handle_response` for what arrived, and `handle_timeout` once the time
+/// has come that `poll_timeout` returned; again from the beginning until `is_done`.
 pub trait Requester {
     /// The next datagram to send.
     fn poll_transmit(&mut self, now: Duration) -> Option<[u8; MAD_BYTES]>;
@@ -34,13 +33,13 @@ pub trait Requester {
     /// When [`handle_timeout`](Requester::handle_timeout) is wanted next.
     fn poll_timeout(&self) -> Option<Duration>;
 
-    /// Time has passed: requests without a response are asked again, or given up.
+    /// Time has passed: requests without a response are sent again, or given up.
     fn handle_timeout(&mut self, now: Duration);
 
     /// A datagram has arrived.
     fn handle_response(&mut self, bytes: &[u8]);
 
-    /// Whether everything was asked, and has answered or been given up.
+    /// Whether every request has its response or was given up.
     fn is_done(&self) -> bool;
 
     /// Datagrams sent, repeated ones too.
@@ -53,7 +52,7 @@ pub trait Requester {
 /// In the status of a response: the node is busy and has done nothing (IBA 13.4.7).
 const BUSY: u16 = 1;
 
-/// What is asked.
+/// What a datagram asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     /// To read or to write.

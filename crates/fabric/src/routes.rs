@@ -65,12 +65,6 @@ impl Tables {
         self.ports[switch as usize * self.end_ports + end_port as usize] = port;
     }
 
-    /// The whole table of a switch, by end port.
-    pub fn of_switch(&self, switch: u32) -> &[u8] {
-        let start = switch as usize * self.end_ports;
-        &self.ports[start..start + self.end_ports]
-    }
-
     /// The channel by which `switch` forwards to an end port; `None` at its own switch, and where there is no route
     /// to another.
     pub fn channel(&self, channels: &Channels, switch: u32, end_port: u32) -> Option<u32> {
@@ -90,11 +84,6 @@ impl Tables {
             at = channels.get(channel).to;
         }
         path
-    }
-
-    /// In how many places two tables of one topology differ.
-    pub fn differences(&self, other: &Tables) -> usize {
-        self.ports.iter().zip(&other.ports).filter(|(a, b)| a != b).count()
     }
 }
 

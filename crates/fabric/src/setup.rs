@@ -138,7 +138,7 @@ fn places(discovery: &Discovery) -> Vec<(Place, [u8; 64])> {
 enum Why {
     Write,
     /// A port refused to enter this state. It may be there already: a response got lost, or data made it active.
-    Verify(PortState, u16),
+    Verify(Option<PortState>, u16),
 }
 
 /// See the module's text.
@@ -198,21 +198,18 @@ impl Setup {
     fn handle(&mut self, done: &Done<Why>) {
         let Request { route, attribute, modifier, data, .. } = done.request;
         let refused = |status| SetupComplaint::Refused(route, attribute, modifier, status);
-        let asked = data[32] & 0xf;
+        let is_port = attribute == Attribute::PortInfo;
+        let wanted = is_port.then(|| PortInfo::parse(&data).state).flatten();
         let complaint = match (done.fate, done.context) {
             (Fate::Silent, _) => Some(SetupComplaint::Silent(route, attribute, modifier)),
-            (Fate::Refused(status), Why::Write)
-                if attribute == Attribute::PortInfo && asked > 1 =>
-            {
-                let state = if asked == 3 { PortState::Armed } else { PortState::Active };
+            (Fate::Refused(status), Why::Write) if wanted.is_some() => {
                 let request = Request::get(route, attribute, modifier);
-                self.exchange.request(request, Why::Verify(state, status));
+                self.exchange.request(request, Why::Verify(wanted, status));
                 None
             }
             (Fate::Refused(status), _) => Some(refused(status)),
             (Fate::Response(now), Why::Verify(state, status)) => {
-                let is_there = PortInfo::parse(&now).state.is_some_and(|now| now >= state);
-                (!is_there).then(|| refused(status))
+                (PortInfo::parse(&now).state < state).then(|| refused(status))
             }
             (Fate::Response(now), Why::Write) => {
                 let other = SetupComplaint::NotWritten(route, attribute, modifier);

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::super::{Console, Report};
 use super::plan;
-use super::port::{self, PortArgs};
+use super::port::{self, PortArgs, write_complaints};
 use crate::exit::{CliError, Exit};
 
 /// Find the nodes and links of the InfiniBand fabric that this machine is connected to
@@ -117,12 +117,6 @@ impl fmt::Display for DiscoverReport {
                 self.unasked, self.mismatched, self.malformed
             )?;
         }
-        for complaint in &self.complaints {
-            write!(f, "\n{complaint}")?;
-        }
-        if self.complaints_left_out > 0 {
-            write!(f, "\nand {} more", self.complaints_left_out)?;
-        }
-        Ok(())
+        write_complaints(f, &self.complaints, self.complaints_left_out)
     }
 }

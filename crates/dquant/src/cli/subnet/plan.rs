@@ -40,7 +40,7 @@ Examples:
   dquant subnet plan dragonfly:4x2x2 --write cluster.net"
 )]
 pub(super) struct Plan {
-    /// A rule, or a file
+    /// A file, or a rule
     topology: String,
 
     /// Routing engines, separated by commas [default: all]

@@ -1,5 +1,6 @@
 //! The port of this machine by which a fabric is reached, and the loop that sends and receives.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -64,4 +65,14 @@ pub(super) fn run(
         }
     }
     Ok(())
+}
+
+/// A line for each complaint, behind the line of a result.
+pub(super) fn write_complaints(
+    f: &mut fmt::Formatter<'_>,
+    complaints: &[String],
+    left_out: u64,
+) -> fmt::Result {
+    complaints.iter().try_for_each(|complaint| write!(f, "\n{complaint}"))?;
+    if left_out > 0 { write!(f, "\nand {left_out} more") } else { Ok(()) }
 }

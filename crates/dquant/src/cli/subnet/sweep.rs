@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use super::super::{Console, Report};
 use super::plan::Name;
-use super::port::{self, PortArgs};
+use super::port::{self, PortArgs, write_complaints};
 use crate::exit::{CliError, Exit};
 
 /// Set up the InfiniBand fabric that this machine is connected to, once
@@ -137,12 +137,6 @@ impl fmt::Display for SweepReport {
             f,
             "engine {engine}, at most {most_load} pairs on a link; {sent} datagrams in {ms:.1} ms"
         )?;
-        for complaint in &self.complaints {
-            write!(f, "\n{complaint}")?;
-        }
-        if self.complaints_left_out > 0 {
-            write!(f, "\nand {} more", self.complaints_left_out)?;
-        }
-        Ok(())
+        write_complaints(f, &self.complaints, self.complaints_left_out)
     }
 }
