@@ -23,7 +23,7 @@ impl NotificationPoint {
     }
 }
 
-/// How far a delayed queue pair may catch up: what its rate yields in this time is sent at once. A
+/// How far a queue pair may catch up whose driver was late: what its rate yields in this time is sent at once. A
 /// driver that sleeps cannot wake for every packet.
 pub const CATCH_UP: Duration = Duration::from_micros(20);
 
@@ -34,6 +34,8 @@ pub struct Pacer {
     next: Time,
     /// Fraction of a nanosecond, in units of 1 / rate.
     remainder: u64,
+    /// A packet had to wait for its time, and the rate has not caught up since.
+    is_behind: bool,
 }
 
 impl Pacer {
@@ -42,14 +44,21 @@ impl Pacer {
         self.next
     }
 
+    /// A packet waits for its time. Without one, time that passes is not saved up.
+    pub fn waits(&mut self) {
+        self.is_behind = true;
+    }
+
     /// A packet of `bytes` left at `now`, and the rate is `rate_bps`.
     pub fn sent(&mut self, now: Time, bytes: u64, rate_bps: u64) {
         let rate = rate_bps.max(1);
-        let earliest = Time::from_nanos(now.as_nanos().saturating_sub(CATCH_UP.as_nanos()));
+        let allowance = if self.is_behind { CATCH_UP.as_nanos() } else { 0 };
+        let earliest = Time::from_nanos(now.as_nanos().saturating_sub(allowance));
         // The remainder belongs to the previous rate; scaled to another one it is still below 1 ns.
         let scaled = bytes.saturating_mul(8_000_000_000).saturating_add(self.remainder.min(rate));
         self.next = self.next.max(earliest) + Duration::from_nanos(scaled / rate);
         self.remainder = scaled % rate;
+        self.is_behind &= self.next <= now;
     }
 }
 
@@ -89,7 +98,7 @@ mod tests {
             let packets: u64 = if rate == 1 { 3 } else { 10_000 };
             pacer.sent(now, 0, rate);
             let first = pacer.next_send();
-            assert_eq!(first, at(980));
+            assert_eq!(first, start);
             for _ in 0..packets {
                 now = now.max(pacer.next_send());
                 pacer.sent(now, 1_066, rate);
@@ -102,13 +111,20 @@ mod tests {
     #[test]
     fn idle_time_is_not_saved_up() {
         let mut pacer = Pacer::default();
-        let rate = 8 * GBIT;
-        let mut burst = 0;
-        while pacer.next_send() <= at(5_000) {
-            pacer.sent(at(5_000), 1_000, rate);
-            burst += 1;
-        }
-        // One nanosecond per byte: 20 packets are 20 us, and one more starts.
-        assert_eq!(burst, 21);
+        let burst = |pacer: &mut Pacer, now| {
+            let mut sent = 0;
+            while pacer.next_send() <= now {
+                pacer.sent(now, 1_000, 8 * GBIT);
+                sent += 1;
+            }
+            sent
+        };
+        assert_eq!(burst(&mut pacer, at(5_000)), 1);
+        // A packet waits, and its driver is late. One nanosecond per byte: 20 packets are 20 us, and one more starts.
+        pacer.waits();
+        assert_eq!(burst(&mut pacer, at(6_000)), 21);
+        assert_eq!(burst(&mut pacer, at(7_000)), 1);
+        pacer.waits();
+        assert_eq!(burst(&mut pacer, at(7_010)), 10);
     }
 }

@@ -135,6 +135,7 @@ impl Congestion {
         if self.held != Some(next) {
             cx.count(|c| &mut c.paced_packets);
         }
+        self.pacer.waits();
         self.held = Some(next);
         false
     }
