@@ -3,13 +3,16 @@
 //! Bytes that decode must encode to the same bytes, agree with the byte views, and survive being
 //! rebuilt from their parts. Other bytes must be refused with an error, never a panic.
 
+use roce::congestion::{Controller, Event, Hpcc, HpccParams};
 use roce::wire::capture::{
     self, Capture, FILE_HEADER_BYTES, Link, MAX_DIFFERENCES, RECORD_HEADER_BYTES,
 };
 use roce::wire::frame::{Frame, Packet};
 use roce::wire::icrc::{self, Pseudo};
+use roce::wire::telemetry::{Hop, Report};
 use roce::wire::views::{AethView, AtomicEthView, BthView, DethView, RethView};
 use roce::wire::{BTH_BYTES, Ext, Headers, ICRC_BYTES};
+use roce::{Duration, Time};
 
 /// An entry point of the codec, chosen by the first byte.
 pub fn check(input: &[u8]) {
@@ -17,7 +20,10 @@ pub fn check(input: &[u8]) {
         return;
     };
     match way % 8 {
-        0 | 1 => transport(bytes),
+        0 | 1 => {
+            transport(bytes);
+            telemetry(bytes);
+        }
         2 => frame(bytes),
         3 => ip_packet(bytes),
         4 => ip_packet(&mended_v4(bytes)),
@@ -41,6 +47,28 @@ fn transport(input: &[u8]) {
     views_agree(&headers, input);
     parts_join(&headers);
     icrc_is_linear(input);
+}
+
+/// The header that switches stamp, and the control that reads it.
+fn telemetry(input: &[u8]) {
+    let mut made = Report::default();
+    for link in input.chunks(4).take(2 * Report::MAX_HOPS) {
+        let value = link.iter().fold(0, |value, &byte| value << 14 | u64::from(byte));
+        made.stamp(Hop::new(value, value, value, value));
+    }
+    assert_eq!(Report::parse(made.as_bytes()), Ok(made));
+    let Ok(report) = Report::parse(input) else {
+        return;
+    };
+    assert_eq!(report.as_bytes()[..], input[..Report::LEN]);
+    assert!(report.hops().count() <= Report::MAX_HOPS);
+    let params = HpccParams::new(100_000_000_000, Duration::from_micros(12));
+    let mut sender = Hpcc::new(params, 1_024);
+    for report in [&report, &made, &report, &report.echoed()] {
+        sender.handle(Time::ZERO, Event::Telemetry(report));
+        sender.handle(Time::ZERO, Event::Acknowledged { packets: 1, in_flight: 0, rtt: None });
+        assert!((params.min_bps..=params.line_bps).contains(&sender.rate_bps()));
+    }
 }
 
 fn views_agree(headers: &Headers, input: &[u8]) {

@@ -3,7 +3,8 @@
 use core::net::IpAddr;
 use core::str::FromStr;
 
-use roce::congestion::{CongestionControl, DcqcnParams, DelayParams};
+use roce::Duration;
+use roce::congestion::{CongestionControl, DcqcnParams, DctcpParams, DelayParams};
 use roce::endpoint::{Mtu, Reliability};
 
 use crate::interfaces;
@@ -11,6 +12,9 @@ use crate::interfaces;
 /// The rate of a link when the setting does not give it.
 const DEFAULT_GBPS: u64 = 100;
 const GBIT: u64 = 1_000_000_000;
+
+/// The round-trip time of a path without queues, between endpoints in software.
+const BASE_RTT: Duration = Duration::from_micros(100);
 
 /// The configured congestion control.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,8 +29,8 @@ pub enum Choice {
 
 impl Choice {
     /// What all values of a setting are, for messages.
-    pub const SYNTAX: &'static str =
-        "auto, off, delay, or dcqcn-mlnx, dcqcn-paper or dcqcn-uet with :GBPS of the link";
+    pub const SYNTAX: &'static str = "auto, off, delay, swift, or one of dcqcn-mlnx, dcqcn-paper, dcqcn-uet, dctcp, timely, timely-patched \
+         with :GBPS of the link";
 
     /// The control of a connection to `remote`, which is an endpoint of ours or another.
     pub fn toward(self, remote: IpAddr, is_ours: bool) -> CongestionControl {
@@ -68,6 +72,10 @@ impl core::fmt::Display for Choice {
             Choice::Always(CongestionControl::Off) => f.write_str("off"),
             Choice::Always(CongestionControl::Delay(_)) => f.write_str("delay"),
             Choice::Always(CongestionControl::Dcqcn(_)) => f.write_str("DCQCN"),
+            Choice::Always(CongestionControl::Dctcp(_)) => f.write_str("DCTCP"),
+            Choice::Always(CongestionControl::Timely(params)) => f.write_str(params.name),
+            Choice::Always(CongestionControl::Hpcc(_)) => f.write_str("HPCC"),
+            Choice::Always(CongestionControl::Swift(_)) => f.write_str("swift"),
             Choice::Always(CongestionControl::Fixed(bps)) => write!(f, "{bps} bit/s"),
         }
     }
@@ -89,19 +97,27 @@ impl FromStr for Choice {
     type Err = NoChoice;
 
     fn from_str(text: &str) -> Result<Choice, NoChoice> {
-        match text {
-            "auto" => return Ok(Choice::Auto),
-            "off" => return Ok(Choice::Always(CongestionControl::Off)),
-            "delay" => return Ok(Choice::Always(CongestionControl::Delay(DelayParams::DEFAULT))),
-            _ => {}
+        if text == "auto" {
+            return Ok(Choice::Auto);
         }
         let (name, gbps) = match text.split_once(':') {
+            // These do not depend on the link's rate.
+            Some(("off" | "delay" | "swift", _)) => return Err(NoChoice),
             Some((name, rate)) => (name, rate.parse().ok()),
             None => (text, Some(DEFAULT_GBPS)),
         };
         let rate = gbps.filter(|gbps| (1..=1600).contains(gbps)).map(|gbps| gbps * GBIT);
-        let params = rate.and_then(|bps| DcqcnParams::named(name, bps)).ok_or(NoChoice)?;
-        Ok(Choice::Always(CongestionControl::Dcqcn(params)))
+        let control = rate.and_then(|bps| CongestionControl::named(name, bps, BASE_RTT));
+        match control.ok_or(NoChoice)? {
+            // No switch stamps the packets of these wires.
+            CongestionControl::Hpcc(_) => Err(NoChoice),
+            // Round-trip times between processes are too different for a window of one.
+            CongestionControl::Dctcp(params) => {
+                let params = DctcpParams { window_rtt: None, ..params };
+                Ok(Choice::Always(CongestionControl::Dctcp(params)))
+            }
+            control => Ok(Choice::Always(control)),
+        }
     }
 }
 
@@ -138,7 +154,25 @@ mod tests {
         assert_eq!(mlnx(25).map(|choice| choice.to_string()), Ok("DCQCN".into()));
         assert_eq!("dcqcn-mlnx:25".parse(), mlnx(25));
         assert_eq!("dcqcn-mlnx".parse(), mlnx(100));
-        for bad in ["", "Auto", "on", "dcqcn", "dcqcn-mlnx:", "dcqcn-mlnx:0", "dcqcn-mlnx:1601"] {
+        for name in ["swift", "timely", "timely-patched"] {
+            assert_eq!(name.parse::<Choice>().map(|choice| choice.to_string()), Ok(name.into()));
+        }
+        assert_eq!(
+            "dctcp:25".parse::<Choice>().map(|choice| choice.to_string()),
+            Ok("DCTCP".into())
+        );
+        let bad = [
+            "",
+            "Auto",
+            "on",
+            "dcqcn",
+            "dcqcn-mlnx:",
+            "dcqcn-mlnx:0",
+            "dcqcn-mlnx:1601",
+            "hpcc",
+            "swift:25",
+        ];
+        for bad in bad {
             assert_eq!(bad.parse::<Choice>(), Err(NoChoice), "{bad}");
         }
     }

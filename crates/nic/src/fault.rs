@@ -150,7 +150,7 @@ mod tests {
         };
         let headers = Headers::new(bth, Ext::None).expect("legal");
         let source = SocketAddr::from(([127, 0, 0, 1], 4791));
-        RxFrame { origin: Origin::new(source, source.ip()), headers, payload: &[] }
+        RxFrame { origin: Origin::new(source, source.ip()), headers, payload: &[], telemetry: None }
     }
 
     fn survivors(loss_ppm: u32, seed: u64, rounds: usize) -> (Vec<u32>, u64) {

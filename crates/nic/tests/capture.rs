@@ -21,7 +21,7 @@ use roce::wire::{
     Aeth, AtomicAckEth, AtomicEth, Bth, DEFAULT_PKEY, Deth, Ext, ExtKind, Headers, Opcode, Psn,
     ROCE_PORT, Reth, Sack, Sreth, Syndrome,
 };
-use roce::world::{Ecn, NoMemory, Path, Payload, TxFrame, Wire};
+use roce::world::{Ecn, NoMemory, Path, Payload, Telemetry, TxFrame, Wire};
 
 /// A file that is removed with the test.
 struct Scratch(PathBuf);
@@ -96,7 +96,13 @@ fn packet(path: Path, slot: u8, opcode: Opcode, psn: u32, payload: &[u8]) -> TxF
     };
     let ext = ext(opcode.ext_kind(), opcode, payload.len() as u32);
     let headers = Headers::new(bth, ext).expect("legal");
-    TxFrame { path, header: headers.emit(), payload: Payload::Bytes(payload), pad: bth.pad }
+    TxFrame {
+        path,
+        header: headers.emit(),
+        payload: Payload::Bytes(payload),
+        pad: bth.pad,
+        telemetry: Telemetry::None,
+    }
 }
 
 /// Packets of every opcode, three at a time so that the kernel gets runs, with several lengths.

@@ -23,7 +23,7 @@ use roce::verbs::Qpn;
 use roce::wire::frame::{self, Ip, Ipv4};
 use roce::wire::icrc::{self, Pseudo};
 use roce::wire::{Bth, DEFAULT_PKEY, Ext, Headers, Opcode, Psn, ROCE_PORT, capture};
-use roce::world::{NoMemory, Origin, Path, Payload, TxFrame, Wire};
+use roce::world::{NoMemory, Origin, Path, Payload, Telemetry, TxFrame, Wire};
 use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto, sendto, socket};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
@@ -146,7 +146,7 @@ fn headers(dest_qp: u32, psn: u32) -> Headers {
 
 fn frame(path: Path, dest_qp: u32, psn: u32, payload: &[u8]) -> TxFrame<'_> {
     let header = headers(dest_qp, psn).emit();
-    TxFrame { path, header, payload: Payload::Bytes(payload), pad: 0 }
+    TxFrame { path, header, payload: Payload::Bytes(payload), pad: 0, telemetry: Telemetry::None }
 }
 
 fn qpn(wire: &DeviceWire) -> u32 {

@@ -24,7 +24,7 @@ use roce::device;
 use roce::endpoint::{Connect, Endpoint, EndpointConfig, Mtu, QpConfig};
 use roce::verbs::{Access, CqId, MemoryRegion, Qpn, SendOp, SendWr, Sge, WcStatus};
 use roce::wire::{Bth, DEFAULT_PKEY, Ext, Headers, Opcode, Psn};
-use roce::world::{self, NoMemory, Path, Payload, Staging, TxFrame, Wire};
+use roce::world::{self, NoMemory, Path, Payload, Staging, Telemetry, TxFrame, Wire};
 use roce::{Duration, Time};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
@@ -359,7 +359,13 @@ fn send_one(wire: &mut XdpWire, now: Time, number: u32) {
     };
     let header = Headers::new(bth, Ext::None).expect("no extension").emit();
     let path = Path::new((address(1, false), 4791).into());
-    let frame = TxFrame { path, header, payload: Payload::Bytes(&[7; 64]), pad: 0 };
+    let frame = TxFrame {
+        path,
+        header,
+        payload: Payload::Bytes(&[7; 64]),
+        pad: 0,
+        telemetry: Telemetry::None,
+    };
     wire.send(now, &[frame], &NoMemory);
 }
 

@@ -6,7 +6,7 @@
 //!
 //! The work per packet is bounded and independent of the number of queue pairs: a packet finds its
 //! queue pair by index, queue pairs with something to send are in a queue, and deadlines in a heap.
-//! Nothing is allocated after a queue pair has been created and connected.
+//! Nothing is allocated after a queue pair has been created and connected, but for the telemetry that one returns.
 
 mod device;
 
@@ -19,7 +19,7 @@ use crate::congestion::rtt::RttMeter;
 use crate::cq::CqTable;
 use crate::direct::{Backlog, Direct, Handed, Holding, MessageHeader, Posted, QpCard, Verdict};
 use crate::events::EventQueue;
-use crate::io::{Origin, Payload, TxFrame};
+use crate::io::{Origin, Payload, Telemetry, TxFrame};
 use crate::memory::pd::PdTable;
 use crate::memory::region::{RegionTable, Registration};
 use crate::multicast::Groups;
@@ -36,7 +36,8 @@ use crate::verbs::{
     Access, Completion, CqId, MemoryRegion, Path, PdId, Qpn, RecvWr, SendOp, SendWr, SrqId,
     Transport, VerbsError, WindowBinding, WindowId,
 };
-use crate::wire::{Headers, Psn};
+use crate::wire::telemetry::Report;
+use crate::wire::{Headers, Operation, Psn};
 
 pub use crate::counters::{Counters, QpCounters};
 use crate::deadlines::Deadlines;
@@ -114,6 +115,7 @@ pub(crate) struct Output {
     /// Where its payload is.
     delivery: Delivery,
     packet: Option<(Path, Headers)>,
+    telemetry: Telemetry,
 }
 
 impl Output {
@@ -132,7 +134,7 @@ impl Output {
     }
 
     /// The packet as a frame, with its headers encoded.
-    pub(crate) fn frame(&self) -> Option<TxFrame<'static>> {
+    pub(crate) fn frame(&mut self) -> Option<TxFrame<'static>> {
         let (path, headers) = self.packet.as_ref()?;
         let mut pieces = Placements::new();
         pieces.try_extend_from_slice(&self.delivery.pieces).ok()?;
@@ -141,6 +143,7 @@ impl Output {
             header: headers.emit(),
             payload: Payload::Gather(pieces),
             pad: headers.bth().pad,
+            telemetry: core::mem::take(&mut self.telemetry),
         })
     }
 }
@@ -624,6 +627,20 @@ impl Endpoint {
         });
     }
 
+    /// Takes what switches have written into a packet for the queue pair `qpn`, before the packet itself.
+    pub(crate) fn handle_telemetry(
+        &mut self,
+        qpn: Qpn,
+        now: Time,
+        origin: &Origin,
+        operation: Operation,
+        report: &Report,
+    ) {
+        if let Some(entry) = self.qps.find(qpn.get()).and_then(|slot| self.qps.at_mut(slot)) {
+            entry.qp.handle_telemetry(now, origin, operation, report);
+        }
+    }
+
     /// Processes a packet whose [`Delivery::owed_packets`] were not 0. If they still are not, the
     /// packet is dropped, and a NAK requests it after the responses.
     #[must_use]
@@ -699,7 +716,13 @@ impl Endpoint {
                 self.parked.push(slot);
                 continue;
             }
-            self.poll_qp(slot, now, output.parts(), |qp, cx| qp.poll_transmit(cx));
+            let Output { delivery, packet, telemetry } = output;
+            self.poll_qp(slot, now, (delivery, packet), |qp, cx| {
+                qp.poll_transmit(cx);
+                if qp.has_telemetry() {
+                    *telemetry = qp.take_telemetry(cx);
+                }
+            });
             if output.packet.is_some() {
                 self.end_turn_if_due(slot);
                 return true;
@@ -787,6 +810,11 @@ impl Endpoint {
         let waiting = self.ready.iter().chain(&self.parked).filter_map(|&slot| self.qps.at(slot));
         let waiting = waiting.filter(|entry| entry.qp.wants_to_send());
         waiting.filter_map(|entry| entry.qp.next_destination()).map(|(path, _)| path)
+    }
+
+    /// The wire has room again, sooner than it said: the next turn queries it for parked queue pairs.
+    pub fn readmit(&mut self, now: Time) {
+        self.parked_until = self.parked_until.map(|at| at.min(now));
     }
 
     /// When to query the wire for parked queue pairs again.

@@ -5,6 +5,7 @@
 //!
 //! The endpoint may not enter: what joins it to both is in [`world`](crate::world).
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -14,6 +15,7 @@ use arrayvec::ArrayVec;
 use crate::memory::sg::{Placement, Placements};
 use crate::time::Time;
 use crate::verbs::{Ecn, Path, Qpn, Transport};
+use crate::wire::telemetry::Report;
 use crate::wire::{Headers, MAX_HEADER_BYTES};
 
 /// Most packets handed to a wire in one call. A wire that joins packets of one size into segmented
@@ -55,6 +57,20 @@ pub struct TxFrame<'a> {
     pub payload: Payload<'a>,
     /// Zero bytes after the payload, 0–3 (as the BTH says).
     pub pad: u8,
+    /// The telemetry header in front of the others.
+    pub telemetry: Telemetry,
+}
+
+/// The [telemetry header](crate::wire::telemetry) of a packet to send. Only connections whose ends have agreed on it have one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Telemetry {
+    /// None.
+    #[default]
+    None,
+    /// An empty one, for switches to stamp.
+    Collect,
+    /// What a packet of the peer has collected.
+    Return(Box<Report>),
 }
 
 /// Where a packet's payload is before the wire takes it.
@@ -130,6 +146,8 @@ pub struct RxFrame<'a> {
     pub headers: Headers,
     /// Payload without pad and ICRC.
     pub payload: &'a [u8],
+    /// The telemetry header, if it has one.
+    pub telemetry: Option<&'a Report>,
 }
 
 /// Carries RoCE packets.
@@ -137,7 +155,8 @@ pub struct RxFrame<'a> {
 /// No method has a default: a wrapper that forgot one would disable it silently.
 pub trait Wire {
     /// Sends the frames in order, payload gathered from `memory`. A wire may lose packets, so nothing
-    /// is returned; a wire that is full counts what it dropped.
+    /// is returned; a wire that is full counts what it dropped. A wire whose switches stamp nothing leaves telemetry
+    /// headers out.
     fn send(&mut self, now: Time, frames: &[TxFrame<'_>], memory: &dyn Memory);
 
     /// Passes the packets that have arrived to `sink`, a bounded number of them, and returns how many.

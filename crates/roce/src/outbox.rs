@@ -15,7 +15,7 @@ use alloc::vec::Vec;
 
 use arrayvec::ArrayVec;
 
-use crate::io::{BURST_PACKETS, Memory, Payload, TxFrame};
+use crate::io::{BURST_PACKETS, Memory, Payload, Telemetry, TxFrame};
 use crate::qp::HELD_RESPONSES;
 use crate::qp::context::Transmit;
 use crate::verbs::{Path, Qpn};
@@ -45,7 +45,8 @@ struct Gathered {
 impl Gathered {
     fn frame(&self) -> TxFrame<'_> {
         let (header, payload) = (self.headers.emit(), Payload::Bytes(&self.payload));
-        TxFrame { path: self.path, header, payload, pad: self.pad }
+        let (path, pad) = (self.path, self.pad);
+        TxFrame { path, header, payload, pad, telemetry: Telemetry::None }
     }
 }
 

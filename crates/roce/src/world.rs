@@ -14,7 +14,7 @@ use crate::verbs::{MULTICAST_QPN, Qpn, Transport};
 
 pub use crate::io::{
     AtomicOp, BURST_PACKETS, Memory, MemoryKind, NoMemory, Origin, Payload, RxFrame, Staging,
-    TxFrame, Wire,
+    Telemetry, TxFrame, Wire,
 };
 pub use crate::verbs::{Ecn, Path};
 pub use crate::wire::MAX_HEADER_BYTES;
@@ -144,6 +144,10 @@ fn accept_for<M: Memory>(
 ) {
     let len = frame.payload.len();
     let mut delivery = Delivery::default();
+    if let Some(report) = frame.telemetry {
+        let operation = frame.headers.bth().opcode.operation();
+        endpoint.handle_telemetry(qpn, now, &frame.origin, operation, report);
+    }
     endpoint.handle_packet_into(&mut delivery, qpn, now, &frame.origin, &frame.headers, len);
     if delivery.owed_packets > 0 {
         gather_answers(endpoint, memory, now, qpn, delivery.owed_packets as usize);

@@ -26,7 +26,7 @@ use roce::Time;
 use roce::endpoint::{EndpointConfig, Transmit};
 use roce::verbs::Qpn;
 use roce::wire::{Headers, ROCE_PORT};
-use roce::world::{self, BURST_PACKETS, Ecn, NoMemory, Path, Payload, TxFrame, Wire};
+use roce::world::{self, BURST_PACKETS, Ecn, NoMemory, Path, Payload, Telemetry, TxFrame, Wire};
 
 use crate::chance::Chance;
 use crate::events::EventQueue;
@@ -286,7 +286,8 @@ impl<M: NodeMemory> Fabric<M> {
     pub fn inject(&mut self, from: u32, to: u32, headers: &Headers, payload: &[u8]) {
         let path = self.path_to(to);
         let payload = Payload::Bytes(payload);
-        let frame = TxFrame { path, header: headers.emit(), payload, pad: headers.bth().pad };
+        let (header, pad) = (headers.emit(), headers.bth().pad);
+        let frame = TxFrame { path, header, payload, pad, telemetry: Telemetry::None };
         let packet = self.nodes[from as usize].port.packet(&frame, &NoMemory);
         self.deliver(to, packet);
     }
@@ -300,6 +301,7 @@ impl<M: NodeMemory> Fabric<M> {
             header: transmit.headers.emit(),
             payload: Payload::Gather(transmit.payload.clone()),
             pad: transmit.pad,
+            telemetry: Telemetry::None,
         };
         port.send(self.now, &[frame], memory);
     }
@@ -319,6 +321,7 @@ impl<M: NodeMemory> Fabric<M> {
             hop_limit: 64,
             phantom_payload: 0,
             marks: Marks::default(),
+            telemetry: None,
         }
         .forged()
     }

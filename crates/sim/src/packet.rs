@@ -1,10 +1,12 @@
 //! A packet in flight: its bytes, the addresses of its IP header, and the faults applied to it.
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use roce::Time;
 use roce::wire::icrc::{self, Pseudo};
+use roce::wire::telemetry::Report;
 use roce::wire::{Headers, ROCE_PORT};
 use roce::world::Ecn;
 
@@ -113,6 +115,8 @@ pub struct Packet {
     /// Its size on a link in bytes.
     pub(crate) frame_bytes: u32,
     pub(crate) marks: Marks,
+    /// In front of the others: what switches write into it. It is not part of `bytes`.
+    pub(crate) telemetry: Option<Box<Report>>,
 }
 
 impl Packet {

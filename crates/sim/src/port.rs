@@ -1,5 +1,6 @@
 //! A node's end of the network: the [`Wire`] that the transport sends to and receives from.
 
+use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::net::IpAddr;
@@ -7,8 +8,9 @@ use core::net::IpAddr;
 use roce::Time;
 use roce::verbs::{Qpn, Transport};
 use roce::wire::icrc;
+use roce::wire::telemetry::Report;
 use roce::wire::{Headers, ICRC_BYTES};
-use roce::world::{Memory, MemoryKind, Origin, Path, RxFrame, TxFrame, Wire};
+use roce::world::{Memory, MemoryKind, Origin, Path, RxFrame, Telemetry, TxFrame, Wire};
 
 use crate::faults::{Fault, FaultCounts};
 use crate::packet::{Addressing, Direction, Marks, Packet, Sighting};
@@ -136,7 +138,15 @@ impl Port {
             phantom_payload: udp_len - behind,
             frame_bytes: self.addressing.frame_bytes(udp_len),
             marks: Marks::default(),
+            telemetry: match &frame.telemetry {
+                Telemetry::None => None,
+                Telemetry::Collect => Some(Box::default()),
+                Telemetry::Return(report) => Some(report.clone()),
+            },
         };
+        if packet.telemetry.is_some() {
+            packet.frame_bytes += Report::LEN as u32;
+        }
         let bytes = &mut packet.bytes;
         bytes.clear();
         bytes.reserve(udp_len as usize);
@@ -194,12 +204,13 @@ impl Port {
             hop_limit: packet.hop_limit,
             ..Origin::new(packet.source, packet.dest)
         };
+        let telemetry = packet.telemetry.as_deref();
         if self.corrupt_every > 0 && self.accepted.is_multiple_of(self.corrupt_every) {
             let mut broken = payload.to_vec();
             broken.iter_mut().take(1).for_each(|byte| *byte ^= 1);
-            sink(&RxFrame { origin, headers, payload: &broken });
+            sink(&RxFrame { origin, headers, payload: &broken, telemetry });
         } else {
-            sink(&RxFrame { origin, headers, payload });
+            sink(&RxFrame { origin, headers, payload, telemetry });
         }
     }
 }

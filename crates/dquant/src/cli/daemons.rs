@@ -103,7 +103,8 @@ pub(super) struct WireArgs {
     ///
     /// auto: from measured delay towards other machines that run this program, DCQCN towards other
     /// implementations, off within a machine.
-    /// dcqcn-mlnx, dcqcn-paper and dcqcn-uet take the rate of the link in Gbit/s.
+    /// dcqcn-mlnx, dcqcn-paper, dcqcn-uet, dctcp, timely and timely-patched take the rate of the link
+    /// in Gbit/s; swift takes none.
     #[arg(long, value_name = "NAME", default_value = "auto", verbatim_doc_comment)]
     cc: Choice,
 

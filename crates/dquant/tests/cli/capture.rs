@@ -13,7 +13,7 @@ use roce::verbs::Qpn;
 use roce::wire::capture::Capture;
 use roce::wire::frame::Packet;
 use roce::wire::{Bth, DEFAULT_PKEY, Ext, Headers, Opcode, Psn, ROCE_PORT};
-use roce::world::{NoMemory, Path as WirePath, Payload, TxFrame, Wire};
+use roce::world::{NoMemory, Path as WirePath, Payload, Telemetry, TxFrame, Wire};
 
 use super::{Folder, Ran, skip};
 
@@ -118,7 +118,7 @@ fn frame(to: IpAddr, dest_qp: u32, psn: u32, payload: &[u8]) -> TxFrame<'_> {
     };
     let header = Headers::new(bth, Ext::None).expect("legal").emit();
     let path = WirePath::new(SocketAddr::new(to, ROCE_PORT));
-    TxFrame { path, header, payload: Payload::Bytes(payload), pad: 0 }
+    TxFrame { path, header, payload: Payload::Bytes(payload), pad: 0, telemetry: Telemetry::None }
 }
 
 /// Sends 64 packets from a device to itself: a few segmented sends.

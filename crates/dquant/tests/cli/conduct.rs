@@ -116,7 +116,10 @@ fn congestion_control_is_explained_and_a_wrong_name_refused_with_the_right_ones(
             let ran = folder.run(&[command, options, &["--cc", bad]].concat());
             assert_eq!((ran.exit, ran.stdout.as_str()), (Some(2), ""), "{ran:?}");
             assert!(ran.stderr.starts_with("error: ") && ran.stderr.contains("--cc"), "{ran:?}");
-            assert!(ran.stderr.contains("expected auto, off, delay, or dcqcn-mlnx"), "{ran:?}");
+            assert!(
+                ran.stderr.contains("expected auto, off, delay, swift, or one of dcqcn-mlnx"),
+                "{ran:?}"
+            );
         }
     }
 }

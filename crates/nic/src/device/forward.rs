@@ -28,7 +28,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use arrayvec::ArrayVec;
 use roce::wire::{FORWARDED_OPCODE, Headers, ICRC_BYTES, is_process_port};
-use roce::world::{BURST_PACKETS, Ecn, NoMemory, Path, Payload, RxFrame, TxFrame};
+use roce::world::{BURST_PACKETS, Ecn, NoMemory, Path, Payload, RxFrame, Telemetry, TxFrame};
 
 use super::ports::{Kind, Port};
 use super::{MAX_SLOT, PROBE, process_port, scoped};
@@ -131,7 +131,12 @@ impl Arrivals<'_> {
         }
         counters.accepted += 1;
         let origin = run.origin(local.ip(), self.port.via);
-        (self.sink)(&RxFrame { origin, headers: opened.headers, payload: opened.payload });
+        (self.sink)(&RxFrame {
+            origin,
+            headers: opened.headers,
+            payload: opened.payload,
+            telemetry: None,
+        });
     }
 
     /// Accepts a packet that another process has forwarded.
@@ -178,7 +183,12 @@ impl Arrivals<'_> {
         counters.accepted += 1;
         self.sharing.accepted += 1;
         let origin = origin(seen.from, local.ip(), self.port.via, seen.tos, seen.hop_limit);
-        (self.sink)(&RxFrame { origin, headers: opened.headers, payload: opened.payload });
+        (self.sink)(&RxFrame {
+            origin,
+            headers: opened.headers,
+            payload: opened.payload,
+            telemetry: None,
+        });
     }
 
     fn forward(&mut self, run: &Run<'_>, strays: &[Stray<'_>]) {
@@ -194,6 +204,7 @@ impl Arrivals<'_> {
                 header: wrap(&run.seen(private.local, stray.id)).into_iter().collect(),
                 payload: Payload::Bytes(stray.packet),
                 pad: 0,
+                telemetry: Telemetry::None,
             });
         }
         self.sender.send(private, &frames, &NoMemory, &mut self.sharing.forwarded, None);

@@ -75,7 +75,12 @@ impl Inspection<'_> {
         }
         counters.accepted += 1;
         let origin = origin(seen.from, seen.to.ip(), via, seen.tos, seen.hop_limit);
-        (self.sink)(&RxFrame { origin, headers: packet.headers, payload: packet.payload });
+        (self.sink)(&RxFrame {
+            origin,
+            headers: packet.headers,
+            payload: packet.payload,
+            telemetry: None,
+        });
     }
 
     /// The sender of a packet and the IPv4 address of ours that it is for, if it is for a queue pair of this

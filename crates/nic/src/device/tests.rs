@@ -6,7 +6,7 @@ use std::net::UdpSocket;
 use roce::Duration;
 use roce::verbs::{Qpn, Transport};
 use roce::wire::{Bth, DEFAULT_PKEY, Ext, Headers, Opcode, Psn, icrc};
-use roce::world::{Ecn, NoMemory, Origin, Path, Payload};
+use roce::world::{Ecn, NoMemory, Origin, Path, Payload, Telemetry};
 
 use super::*;
 use crate::clock;
@@ -57,7 +57,13 @@ fn headers(dest_qp: u32, psn: u32, payload_len: usize) -> Headers {
 fn frame(path: Path, dest_qp: u32, psn: u32, payload: &[u8]) -> TxFrame<'_> {
     let headers = headers(dest_qp, psn, payload.len());
     let pad = headers.bth().pad;
-    TxFrame { path, header: headers.emit(), payload: Payload::Bytes(payload), pad }
+    TxFrame {
+        path,
+        header: headers.emit(),
+        payload: Payload::Bytes(payload),
+        pad,
+        telemetry: Telemetry::None,
+    }
 }
 
 /// What arrived: PSN, payload, origin.

@@ -231,7 +231,7 @@ impl Incoming {
             match (origin, Headers::parse(bytes)) {
                 (Some(origin), Ok((headers, payload))) => {
                     counters.received_packets += 1;
-                    sink(&RxFrame { origin, headers, payload });
+                    sink(&RxFrame { origin, headers, payload, telemetry: None });
                 }
                 _ => counters.malformed += 1,
             }
@@ -503,7 +503,7 @@ mod tests {
     use super::super::hostile::ip;
     use super::*;
     use roce::wire::{Bth, DEFAULT_PKEY, Ext, Opcode, Psn};
-    use roce::world::{NoMemory, Payload};
+    use roce::world::{NoMemory, Payload, Telemetry};
 
     /// Remembers what reached it.
     #[derive(Default)]
@@ -616,7 +616,7 @@ mod tests {
             psn,
         };
         let header = Headers::new(bth, Ext::None).expect("legal").emit();
-        TxFrame { path, header, payload: Payload::Bytes(payload), pad }
+        TxFrame { path, header, payload: Payload::Bytes(payload), pad, telemetry: Telemetry::None }
     }
 
     fn psn_of(frame: &TxFrame<'_>) -> u32 {

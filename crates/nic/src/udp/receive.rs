@@ -209,7 +209,12 @@ impl<'a> Run<'a> {
                 capture.record(&self.seen(local, opened.id), [packet]);
             }
             counters.accepted += 1;
-            sink(&RxFrame { origin, headers: opened.headers, payload: opened.payload });
+            sink(&RxFrame {
+                origin,
+                headers: opened.headers,
+                payload: opened.payload,
+                telemetry: None,
+            });
         }
     }
 

@@ -8,7 +8,7 @@ use rand_pcg::rand_core::{Rng, SeedableRng};
 use roce::endpoint::Placement;
 use roce::verbs::Qpn;
 use roce::wire::{Bth, DEFAULT_PKEY, Ext, Headers, Opcode, Psn, icrc};
-use roce::world::{AtomicOp, Ecn, Memory, MemoryKind, NoMemory, Path, Payload};
+use roce::world::{AtomicOp, Ecn, Memory, MemoryKind, NoMemory, Path, Payload, Telemetry};
 
 use super::message::Arrival;
 use super::*;
@@ -69,7 +69,7 @@ fn frame(path: Path, psn: u32, payload: &[u8]) -> TxFrame<'_> {
         psn: Psn::new(psn),
     };
     let header = Headers::new(bth, Ext::None).expect("legal").emit();
-    TxFrame { path, header, payload: Payload::Bytes(payload), pad }
+    TxFrame { path, header, payload: Payload::Bytes(payload), pad, telemetry: Telemetry::None }
 }
 
 fn frames<'a>(path: Path, payloads: &'a [Vec<u8>]) -> Vec<TxFrame<'a>> {

@@ -293,7 +293,7 @@ impl Wire for XdpWire {
                 Ok((origin, packet)) => {
                     accepted += 1;
                     let Packet { headers, payload, .. } = packet;
-                    sink(&RxFrame { origin, headers, payload });
+                    sink(&RxFrame { origin, headers, payload, telemetry: None });
                 }
                 Err(reason) => counters.refuse(reason),
             }

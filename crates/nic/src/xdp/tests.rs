@@ -2,7 +2,7 @@
 
 use roce::verbs::Ecn;
 use roce::wire::{Bth, DEFAULT_PKEY, Ext, Headers, Opcode, Psn};
-use roce::world::{NoMemory, Payload};
+use roce::world::{NoMemory, Payload, Telemetry};
 
 use rand_pcg::Pcg64;
 use rand_pcg::rand_core::{Rng, SeedableRng};
@@ -44,7 +44,13 @@ fn frame(v6: bool, chance: &mut Pcg64) -> (Vec<u8>, Vec<u8>, Path) {
         hop_limit: 1 + (chance.next_u32() % 255) as u8,
         ..Path::new(to)
     };
-    let tx = TxFrame { path, header: headers.emit(), payload: Payload::Bytes(&payload), pad };
+    let tx = TxFrame {
+        path,
+        header: headers.emit(),
+        payload: Payload::Bytes(&payload),
+        pad,
+        telemetry: Telemetry::None,
+    };
     let mut body = Staging::new(0);
     let mut out = Vec::new();
     assert!(build(&tx, &NoMemory, from, [[2; 6], [4; 6]], &mut body, &mut out));

@@ -13,7 +13,7 @@
 //! Rates are bits per second of transport packets, headers included. Everything is integer
 //! arithmetic, so a run replays on any machine.
 
-use super::{Controller, Event, Limits};
+use super::{Controller, Event, Limits, scaled, window_of};
 use crate::time::{Duration, Time};
 
 /// Fixed-point one for `alpha`.
@@ -69,6 +69,8 @@ pub struct DcqcnParams {
     pub target: Target,
     /// Minimum time between two notifications of one queue pair.
     pub cnp_interval: Duration,
+    /// The window is what the rate sends in this time; `None` for the queue pair's own.
+    pub window_rtt: Option<Duration>,
 }
 
 const GBIT: u64 = 1_000_000_000;
@@ -91,6 +93,7 @@ impl DcqcnParams {
             hyper_bps: scaled(50 * MBIT, line_bps),
             target: Target::AfterIncrease,
             cnp_interval: Duration::ZERO,
+            window_rtt: None,
         }
     }
 
@@ -131,17 +134,13 @@ impl DcqcnParams {
     }
 }
 
-/// Increases are given for a link of 25 Gbit/s and grow with the link.
-const fn scaled(bps_at_25g: u64, line_bps: u64) -> u64 {
-    (bps_at_25g as u128 * line_bps as u128 / (25 * GBIT) as u128) as u64
-}
-
 /// The reaction point: one sender's rate.
 ///
 /// A queue pair starts at line rate, and no timer runs while it has it.
 #[derive(Clone, Copy, Debug)]
 pub struct Dcqcn {
     params: DcqcnParams,
+    packet_bytes: u64,
     rate_bps: u64,
     target_bps: u64,
     /// In units of 1 / [`ONE`].
@@ -161,10 +160,11 @@ pub struct Dcqcn {
 }
 
 impl Dcqcn {
-    /// A sender at line rate.
-    pub fn new(params: DcqcnParams) -> Dcqcn {
+    /// A sender at line rate, with packets of `packet_bytes`.
+    pub fn new(params: DcqcnParams, packet_bytes: u32) -> Dcqcn {
         Dcqcn {
             params,
+            packet_bytes: packet_bytes.into(),
             rate_bps: params.line_bps,
             target_bps: params.line_bps,
             alpha: ONE,
@@ -356,17 +356,19 @@ enum Stage {
 }
 
 impl Controller for Dcqcn {
-    fn handle(&mut self, now: Time, event: Event) {
+    fn handle(&mut self, now: Time, event: Event<'_>) {
         match event {
             Event::Notified => self.handle_cnp(now),
             Event::Sent { bytes } => self.handle_sent(bytes),
             Event::Timer => self.handle_timeout(now),
-            Event::Acknowledged { .. } | Event::Lost { .. } | Event::TimedOut => {}
+            Event::Acknowledged { .. } | Event::Telemetry(_) => {}
+            Event::Lost { .. } | Event::TimedOut => {}
         }
     }
 
     fn limits(&self) -> Limits {
-        Limits { rate_bps: Some(self.rate_bps), window_packets: None }
+        let window = |rtt| window_of(self.rate_bps, rtt, self.packet_bytes);
+        Limits { rate_bps: Some(self.rate_bps), window_packets: self.params.window_rtt.map(window) }
     }
 
     fn poll_timeout(&self) -> Option<Time> {
@@ -410,7 +412,7 @@ mod tests {
 
     #[test]
     fn nothing_runs_at_line_rate() {
-        let mut sender = Dcqcn::new(DcqcnParams::mlnx(LINE));
+        let mut sender = Dcqcn::new(DcqcnParams::mlnx(LINE), 1_068);
         assert_eq!((sender.rate_bps(), sender.poll_timeout()), (LINE, None));
         sender.handle_sent(1 << 40);
         sender.handle_timeout(at(1 << 40));
@@ -421,7 +423,7 @@ mod tests {
     /// of which is at 11 us.
     #[test]
     fn mlnx_cuts_once_per_period_with_the_alpha_of_that_moment() {
-        let mut sender = Dcqcn::new(DcqcnParams::mlnx(LINE));
+        let mut sender = Dcqcn::new(DcqcnParams::mlnx(LINE), 1_068);
         sender.handle_cnp(at(10));
         assert_eq!(sender.rate_bps(), LINE);
         assert_eq!(sender.poll_timeout(), Some(at(14)));
@@ -445,7 +447,7 @@ mod tests {
 
     #[test]
     fn mlnx_recovers_fast_once_then_adds_then_leaps() {
-        let mut sender = Dcqcn::new(DcqcnParams::mlnx(LINE));
+        let mut sender = Dcqcn::new(DcqcnParams::mlnx(LINE), 1_068);
         sender.handle_cnp(at(0));
         sender.handle_timeout(at(4));
         let cut = sender.rate_bps();
@@ -473,7 +475,7 @@ mod tests {
     /// update gives the same value as one in time.
     #[test]
     fn alpha_follows_its_closed_form_however_late_it_is_asked_for() {
-        let mut lazy = Dcqcn::new(DcqcnParams::mlnx(LINE));
+        let mut lazy = Dcqcn::new(DcqcnParams::mlnx(LINE), 1_068);
         lazy.handle_cnp(at(0));
         lazy.handle_timeout(at(4));
         let mut eager = lazy;
@@ -495,7 +497,7 @@ mod tests {
 
     #[test]
     fn uet_cuts_for_each_notification_and_counts_bytes() {
-        let mut sender = Dcqcn::new(DcqcnParams::uet(LINE));
+        let mut sender = Dcqcn::new(DcqcnParams::uet(LINE), 1_068);
         sender.handle_cnp(at(0));
         assert_eq!((sender.rate_bps(), sender.target_bps), (LINE / 2, LINE));
         sender.handle_cnp(at(50));
@@ -527,7 +529,7 @@ mod tests {
     fn the_rate_stays_between_its_bounds() {
         for name in ["dcqcn-mlnx", "dcqcn-paper", "dcqcn-uet"] {
             let params = DcqcnParams::named(name, 25 * GBIT).unwrap();
-            let mut sender = Dcqcn::new(params);
+            let mut sender = Dcqcn::new(params, 1_068);
             for us in 0..20_000 {
                 sender.handle_cnp(at(us));
             }

@@ -663,7 +663,7 @@ impl Delay {
 }
 
 impl Controller for Delay {
-    fn handle(&mut self, now: Time, event: Event) {
+    fn handle(&mut self, now: Time, event: Event<'_>) {
         match event {
             Event::Acknowledged { packets, in_flight, rtt } => {
                 self.handle_acknowledged(now, packets, in_flight, rtt);
@@ -671,7 +671,7 @@ impl Controller for Delay {
             Event::Lost { packets } => self.handle_lost(now, packets),
             Event::Notified => self.cut(now),
             Event::TimedOut => self.handle_timed_out(now),
-            Event::Sent { .. } | Event::Timer => {}
+            Event::Telemetry(_) | Event::Sent { .. } | Event::Timer => {}
         }
     }
 
@@ -754,7 +754,7 @@ mod tests {
         Time::from_nanos(micros * 1_000)
     }
 
-    fn acknowledged(rtt_us: u64) -> Event {
+    fn acknowledged(rtt_us: u64) -> Event<'static> {
         let rtt = Some(Duration::from_micros(rtt_us));
         Event::Acknowledged { packets: 8, in_flight: 600, rtt }
     }

@@ -11,7 +11,7 @@ pub struct FixedRate {
 }
 
 impl Controller for FixedRate {
-    fn handle(&mut self, _: Time, _: Event) {}
+    fn handle(&mut self, _: Time, _: Event<'_>) {}
 
     fn limits(&self) -> Limits {
         Limits { rate_bps: self.rate_bps, window_packets: None }

@@ -3,35 +3,48 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`dcqcn`] | a rate from notifications: DCQCN |
-//! | [`delay`] | a window from measured delay, in the manner of Swift, that also competes |
+//! | [`dctcp`] | a rate from the share of marked packets: DCTCP |
+//! | [`timely`] | a rate from the gradient of round-trip times: TIMELY |
+//! | [`hpcc`] | a rate and a window from what switches report: HPCC |
+//! | [`swift`] | a window from measured delay: Swift |
+//! | [`delay`] | the same in the manner of Swift, for shared links: it also competes |
 //! | [`fixed`] | a rate that does not adapt, or none |
 //! | [`pacer`] | the time of the next packet at a rate; the distance of notifications |
 //! | [`rtt`] | round-trip times: smoothed, and counted |
 //!
 //! A [`Controller`] is a state machine per queue pair without a clock. It takes [`Event`]s and returns
-//! [`Limits`]: a rate, a window, or both. Delay-based algorithms use [`Event::Acknowledged`]; switch
-//! telemetry (INT) would be a field of it, and credits another event. [`CongestionControl`] selects the
-//! algorithm of a queue pair.
+//! [`Limits`]: a rate, a window, or both. [`CongestionControl`] selects the algorithm of a queue pair, each
+//! with its parameters; where sources differ, the name says whose they are.
 
 pub mod dcqcn;
+pub mod dctcp;
 pub mod delay;
 pub mod fixed;
+pub mod hpcc;
 pub mod pacer;
+mod rounds;
 pub mod rtt;
+pub mod swift;
+pub mod timely;
 
 use core::num::NonZeroU32;
 
 use crate::time::{Duration, Time};
+use crate::wire::telemetry::Report;
 pub use dcqcn::{Dcqcn, DcqcnParams};
+pub use dctcp::{Dctcp, DctcpParams};
 pub use delay::{Delay, DelayParams, Follows, WindowReport};
 use fixed::FixedRate;
+pub use hpcc::{Hpcc, HpccParams};
+pub use swift::{Swift, SwiftParams};
+pub use timely::{Timely, TimelyParams};
 
 /// Minimum time between two notifications to a peer, unless the parameters set it.
 const CNP_INTERVAL: Duration = Duration::from_micros(50);
 
 /// An input of a controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum Event<'a> {
     /// Packets have reached the peer.
     Acknowledged {
         /// How many.
@@ -41,6 +54,9 @@ pub enum Event {
         /// Round-trip time of one of them that was sent only once, if it was measured.
         rtt: Option<Duration>,
     },
+    /// The peer returned what switches wrote into a packet of ours. The acknowledgement with which it came
+    /// follows.
+    Telemetry(&'a Report),
     /// The peer reports that packets of ours were marked: congestion experienced.
     Notified,
     /// Packets were marked lost, or a NAK requested one. For go-back-N each loss counts as one packet.
@@ -72,7 +88,7 @@ pub struct Limits {
 /// A congestion control algorithm, for one queue pair. Time never goes backwards from call to call.
 pub trait Controller {
     /// Something happened at `now`.
-    fn handle(&mut self, now: Time, event: Event);
+    fn handle(&mut self, now: Time, event: Event<'_>);
 
     /// How much may be sent now.
     fn limits(&self) -> Limits;
@@ -91,12 +107,49 @@ pub enum CongestionControl {
     Fixed(u64),
     /// DCQCN.
     Dcqcn(DcqcnParams),
+    /// DCTCP as a rate.
+    Dctcp(DctcpParams),
+    /// TIMELY.
+    Timely(TimelyParams),
+    /// HPCC. Both ends must have it: the receiver returns what the switches report.
+    Hpcc(HpccParams),
+    /// Swift.
+    Swift(SwiftParams),
     /// A window from measured delay. It limits the requests of reliable connections; READ responses are
     /// not acknowledged, so their delay is not known.
     Delay(DelayParams),
 }
 
 impl CongestionControl {
+    /// The names of [`named`](CongestionControl::named).
+    pub const NAMES: [&str; 10] = [
+        "off",
+        "dcqcn-mlnx",
+        "dcqcn-paper",
+        "dcqcn-uet",
+        "dctcp",
+        "timely",
+        "timely-patched",
+        "hpcc",
+        "swift",
+        "delay",
+    ];
+
+    /// The control with this name and its usual parameters, on a link of `line_bps` and paths with a round-trip time of
+    /// `base_rtt` without queues.
+    pub fn named(name: &str, line_bps: u64, base_rtt: Duration) -> Option<CongestionControl> {
+        let dcqcn = DcqcnParams::named(name, line_bps).map(CongestionControl::Dcqcn);
+        let timely = TimelyParams::named(name, line_bps).map(CongestionControl::Timely);
+        dcqcn.or(timely).or_else(|| match name {
+            "off" => Some(CongestionControl::Off),
+            "dctcp" => Some(CongestionControl::Dctcp(DctcpParams::new(line_bps, Some(base_rtt)))),
+            "hpcc" => Some(CongestionControl::Hpcc(HpccParams::new(line_bps, base_rtt))),
+            "swift" => Some(CongestionControl::Swift(SwiftParams::new(base_rtt))),
+            "delay" => Some(CongestionControl::Delay(DelayParams::DEFAULT)),
+            _ => None,
+        })
+    }
+
     /// The controller of a queue pair that starts, with full packets of `packet_bytes` and its own window.
     pub(crate) fn controller(self, packet_bytes: u32, window_packets: u32) -> AnyController {
         match self {
@@ -104,7 +157,19 @@ impl CongestionControl {
             CongestionControl::Fixed(bps) => {
                 AnyController::Fixed(FixedRate { rate_bps: Some(bps) })
             }
-            CongestionControl::Dcqcn(params) => AnyController::Dcqcn(Dcqcn::new(params)),
+            CongestionControl::Dcqcn(params) => {
+                AnyController::Dcqcn(Dcqcn::new(params, packet_bytes))
+            }
+            CongestionControl::Dctcp(params) => {
+                AnyController::Dctcp(Dctcp::new(params, packet_bytes))
+            }
+            CongestionControl::Timely(params) => {
+                AnyController::Timely(Timely::new(params, packet_bytes))
+            }
+            CongestionControl::Hpcc(params) => AnyController::Hpcc(Hpcc::new(params, packet_bytes)),
+            CongestionControl::Swift(params) => {
+                AnyController::Swift(Swift::new(params, packet_bytes, window_packets))
+            }
             CongestionControl::Delay(params) => {
                 AnyController::Delay(Delay::new(params, packet_bytes, window_packets))
             }
@@ -114,12 +179,40 @@ impl CongestionControl {
     /// Minimum time between two notifications to the peer.
     pub(crate) fn cnp_interval(self) -> Duration {
         match self {
-            CongestionControl::Off | CongestionControl::Fixed(_) | CongestionControl::Delay(_) => {
-                CNP_INTERVAL
-            }
             CongestionControl::Dcqcn(params) => params.cnp_interval,
+            CongestionControl::Dctcp(_) => DctcpParams::CNP_INTERVAL,
+            _ => CNP_INTERVAL,
         }
     }
+
+    /// Whether it needs to hear of every packet: all request acknowledgements, and round-trip times are measured more
+    /// than once per round trip.
+    pub(crate) fn wants_every_ack(self) -> bool {
+        use CongestionControl::{Dctcp, Hpcc, Swift, Timely};
+        matches!(self, Dctcp(_) | Hpcc(_) | Swift(_) | Timely(_))
+    }
+
+    /// Whether the peer is to be notified of every marked packet.
+    pub(crate) fn counts_marks(self) -> bool {
+        matches!(self, CongestionControl::Dctcp(_))
+    }
+
+    /// Whether data packets collect the reports of switches, and acknowledgements return them.
+    pub(crate) fn has_telemetry(self) -> bool {
+        matches!(self, CongestionControl::Hpcc(_))
+    }
+}
+
+/// Rates are given for a link of 25 Gbit/s and grow with the link.
+const fn scaled(bps_at_25g: u64, line_bps: u64) -> u64 {
+    (bps_at_25g as u128 * line_bps as u128 / 25_000_000_000) as u64
+}
+
+/// The packets that are in flight at a rate over a path of this round-trip time, rounded up.
+fn window_of(rate_bps: u64, rtt: Duration, packet_bytes: u64) -> NonZeroU32 {
+    let bits_ns = u128::from(rate_bps) * u128::from(rtt.as_nanos());
+    let packets = bits_ns.div_ceil(8_000_000_000 * u128::from(packet_bytes.max(1)));
+    NonZeroU32::new(u32::try_from(packets).unwrap_or(u32::MAX)).unwrap_or(NonZeroU32::MIN)
 }
 
 /// One of the controllers, without an allocation.
@@ -127,6 +220,10 @@ impl CongestionControl {
 pub(crate) enum AnyController {
     Fixed(FixedRate),
     Dcqcn(Dcqcn),
+    Dctcp(Dctcp),
+    Timely(Timely),
+    Hpcc(Hpcc),
+    Swift(Swift),
     Delay(Delay),
 }
 
@@ -137,11 +234,16 @@ impl Default for AnyController {
 }
 
 impl AnyController {
+    /// Whether events change what it says.
+    pub(crate) fn is_adaptive(&self) -> bool {
+        !matches!(self, AnyController::Fixed(_))
+    }
+
     /// The state of a window that follows the delay.
     pub(crate) fn window_report(&self) -> Option<WindowReport> {
         match self {
             AnyController::Delay(delay) => Some(delay.report()),
-            AnyController::Fixed(_) | AnyController::Dcqcn(_) => None,
+            _ => None,
         }
     }
 
@@ -149,33 +251,36 @@ impl AnyController {
     pub(crate) fn competitions(&self) -> u64 {
         match self {
             AnyController::Delay(delay) => delay.competitions(),
-            AnyController::Fixed(_) | AnyController::Dcqcn(_) => 0,
+            _ => 0,
         }
     }
 }
 
-impl Controller for AnyController {
-    fn handle(&mut self, now: Time, event: Event) {
-        match self {
-            AnyController::Fixed(fixed) => fixed.handle(now, event),
-            AnyController::Dcqcn(dcqcn) => dcqcn.handle(now, event),
-            AnyController::Delay(delay) => delay.handle(now, event),
+/// Evaluates an expression with the controller, whichever it is.
+macro_rules! with_controller {
+    ($any:expr, $controller:ident => $body:expr) => {
+        match $any {
+            AnyController::Fixed($controller) => $body,
+            AnyController::Dcqcn($controller) => $body,
+            AnyController::Dctcp($controller) => $body,
+            AnyController::Timely($controller) => $body,
+            AnyController::Hpcc($controller) => $body,
+            AnyController::Swift($controller) => $body,
+            AnyController::Delay($controller) => $body,
         }
+    };
+}
+
+impl Controller for AnyController {
+    fn handle(&mut self, now: Time, event: Event<'_>) {
+        with_controller!(self, controller => controller.handle(now, event));
     }
 
     fn limits(&self) -> Limits {
-        match self {
-            AnyController::Fixed(fixed) => fixed.limits(),
-            AnyController::Dcqcn(dcqcn) => dcqcn.limits(),
-            AnyController::Delay(delay) => delay.limits(),
-        }
+        with_controller!(self, controller => controller.limits())
     }
 
     fn poll_timeout(&self) -> Option<Time> {
-        match self {
-            AnyController::Fixed(fixed) => fixed.poll_timeout(),
-            AnyController::Dcqcn(dcqcn) => Controller::poll_timeout(dcqcn),
-            AnyController::Delay(delay) => delay.poll_timeout(),
-        }
+        with_controller!(self, controller => Controller::poll_timeout(controller))
     }
 }

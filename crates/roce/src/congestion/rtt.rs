@@ -3,10 +3,12 @@
 //! [`RttEstimator`] is the usual pair of a smoothed mean and a smoothed deviation (RFC 6298), in
 //! integers. [`RttHistogram`] counts the samples by powers of two for people to look at.
 //! [`RttProbe`] picks the samples where only cumulative acknowledgements exist: it times one packet at
-//! a time, and never a retransmitted one, as the acknowledgement would be ambiguous (Karn's rule).
+//! a time, or a few, and never a retransmitted one, as the acknowledgement would be ambiguous (Karn's rule).
 //!
 //! Samples include the peer's acknowledgement delay: only packets that request an acknowledgement are
 //! timed.
+
+use arrayvec::ArrayVec;
 
 use crate::time::{Duration, Time};
 use crate::wire::Psn;
@@ -100,28 +102,41 @@ impl RttHistogram {
     }
 }
 
-/// Times one packet at a time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Times some of the packets in flight, spread over a round trip.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RttProbe {
-    timed: Option<(Psn, Time)>,
+    /// Oldest first.
+    timed: ArrayVec<(Psn, Time), { RttProbe::MOST }>,
+    /// The last sample.
+    rtt: Duration,
 }
 
 impl RttProbe {
-    /// A packet that requests an acknowledgement was sent for the first time.
-    pub fn sent(&mut self, psn: Psn, now: Time) {
-        self.timed.get_or_insert((psn, now));
+    /// Most packets that can be timed at a time.
+    pub const MOST: usize = 8;
+
+    /// A packet that requests an acknowledgement was sent for the first time. It is timed unless `most` packets are,
+    /// or the last one was sent too short a time before.
+    pub fn sent(&mut self, psn: Psn, now: Time, most: usize) {
+        let most = most.clamp(1, RttProbe::MOST);
+        let spacing = self.rtt.as_nanos() / most as u64;
+        let is_due = |last: &(Psn, Time)| now.since(last.1).as_nanos() >= spacing;
+        if self.timed.len() < most && self.timed.last().is_none_or(is_due) {
+            self.timed.push((psn, now));
+        }
     }
 
     /// Packets are being retransmitted: acknowledgements are ambiguous from now on.
     pub fn cancel(&mut self) {
-        self.timed = None;
+        self.timed.clear();
     }
 
-    /// Everything before `una` is acknowledged. Returns a sample if that includes the timed packet.
+    /// Everything before `una` is acknowledged. Returns the sample of the latest timed packet among that.
     pub fn answered(&mut self, una: Psn, now: Time) -> Option<Duration> {
-        let (_, sent_at) = self.timed.filter(|(psn, _)| psn.is_before(una))?;
-        self.timed = None;
-        Some(now - sent_at)
+        let done = self.timed.iter().take_while(|(psn, _)| psn.is_before(una)).count();
+        let (_, sent_at) = self.timed.drain(..done).last()?;
+        self.rtt = now - sent_at;
+        Some(self.rtt)
     }
 }
 
@@ -205,13 +220,29 @@ mod tests {
     fn a_probe_times_one_packet_and_never_a_repeated_one() {
         let at = |micros| Time::ZERO + us(micros);
         let mut probe = RttProbe::default();
-        probe.sent(Psn::new(0xff_ffff), at(10));
-        probe.sent(Psn::new(0), at(12));
+        probe.sent(Psn::new(0xff_ffff), at(10), 1);
+        probe.sent(Psn::new(0), at(12), 1);
         assert_eq!(probe.answered(Psn::new(0xff_ffff), at(20)), None);
         assert_eq!(probe.answered(Psn::new(2), at(31)), Some(us(21)));
         assert_eq!(probe.answered(Psn::new(3), at(32)), None);
-        probe.sent(Psn::new(3), at(40));
+        probe.sent(Psn::new(3), at(40), 1);
         probe.cancel();
         assert_eq!(probe.answered(Psn::new(4), at(50)), None);
+    }
+
+    #[test]
+    fn several_packets_are_timed_over_a_round_trip() {
+        let at = |micros| Time::ZERO + us(micros);
+        let mut probe = RttProbe::default();
+        probe.sent(Psn::new(0), at(0), 4);
+        assert_eq!(probe.answered(Psn::new(1), at(40)), Some(us(40)));
+        // One per 10 us: packets 1, 11 and 21 of one per microsecond, and no fifth.
+        (1..60_u32).for_each(|psn| probe.sent(Psn::new(psn), at(40 + u64::from(psn)), 4));
+        assert_eq!(probe.timed.len(), 4);
+        assert_eq!(probe.answered(Psn::new(11), at(80)), Some(us(39)));
+        // The latest of two.
+        assert_eq!(probe.answered(Psn::new(22), at(100)), Some(us(39)));
+        assert_eq!(probe.answered(Psn::new(31), at(100)), None);
+        assert_eq!(probe.answered(Psn::new(60), at(111)), Some(us(40)));
     }
 }

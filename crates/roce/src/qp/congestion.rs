@@ -3,19 +3,23 @@
 //!
 //! Connects a [`Controller`] to the queue pair: packets marked by the network become notifications to
 //! the peer, the controller gets the peer's notifications and the progress of sent packets, and its
-//! rate paces requests and READ responses. Acknowledgements and notifications are never delayed.
+//! rate paces requests and READ responses. Acknowledgements and notifications are never delayed. What
+//! switches have written into the peer's data goes back to it with the next acknowledgement.
 
+use alloc::boxed::Box;
 use core::num::NonZeroU32;
 
 use super::context::QpContext;
 use super::requests::Progress;
 use super::{Context, TimeoutReason};
 use crate::congestion::pacer::{NotificationPoint, Pacer};
-use crate::congestion::{AnyController, Controller, Event, WindowReport};
+use crate::congestion::{AnyController, Controller, Event, Limits, WindowReport};
+use crate::io::{BURST_PACKETS, Telemetry};
 use crate::planted::{Bug, Planted};
 use crate::time::{Duration, Time};
-use crate::verbs::{Ecn, Path};
-use crate::wire::{ICRC_BYTES, Operation};
+use crate::verbs::{Connect, Ecn, Path};
+use crate::wire::telemetry::Report;
+use crate::wire::{Headers, ICRC_BYTES, Operation};
 
 /// The traffic class customary for notifications, ahead of data.
 const CNP_DSCP: u8 = 48;
@@ -24,6 +28,9 @@ const CNP_DSCP: u8 = 48;
 const IPV4_UDP_BYTES: u64 = 28;
 const IPV6_UDP_BYTES: u64 = 48;
 
+/// Most notifications that wait to be sent: as many as a burst has packets.
+const MAX_CNPS_DUE: u32 = BURST_PACKETS as u32;
+
 /// Headers of a full packet, roughly: IPv4, UDP, BTH and ICRC.
 const PACKET_OVERHEAD: u32 = 44;
 
@@ -31,6 +38,9 @@ const PACKET_OVERHEAD: u32 = 44;
 #[derive(Debug, Default)]
 pub(super) struct Congestion {
     controller: AnyController,
+    /// What the controller said after the last event: asked for several times per packet.
+    limits: Limits,
+    timer: Option<Time>,
     /// The program's rate limit, in bits per second.
     limit_bps: Option<u64>,
     pacer: Pacer,
@@ -38,20 +48,37 @@ pub(super) struct Congestion {
     held: Option<Time>,
     point: NotificationPoint,
     cnp_interval: Duration,
-    cnp_due: bool,
+    /// Notifications to be sent: one, or one for each marked packet where the control counts them.
+    cnps_due: u32,
+    counts_marks: bool,
+    /// Whether data collects the reports of switches.
+    has_telemetry: bool,
+    /// What the latest data of the peer has collected, to be returned.
+    collected: Option<Box<Report>>,
 }
 
 impl Congestion {
     /// Starts with the given attributes.
     pub(super) fn start(qpc: &QpContext) -> Congestion {
+        let Connect { congestion, window_packets, .. } = qpc.peer;
+        let controller = congestion.controller(qpc.mtu + PACKET_OVERHEAD, window_packets);
         Congestion {
-            controller: qpc
-                .peer
-                .congestion
-                .controller(qpc.mtu + PACKET_OVERHEAD, qpc.peer.window_packets),
+            limits: controller.limits(),
+            timer: controller.poll_timeout(),
+            controller,
             limit_bps: (qpc.rate_limit_bps > 0).then_some(qpc.rate_limit_bps),
-            cnp_interval: qpc.peer.congestion.cnp_interval(),
+            cnp_interval: congestion.cnp_interval(),
+            counts_marks: congestion.counts_marks(),
+            has_telemetry: congestion.has_telemetry(),
             ..Congestion::default()
+        }
+    }
+
+    /// Tells the controller, unless it does not adapt.
+    fn tell(&mut self, now: Time, event: Event<'_>) {
+        if self.controller.is_adaptive() {
+            self.controller.handle(now, event);
+            (self.limits, self.timer) = (self.controller.limits(), self.controller.poll_timeout());
         }
     }
 
@@ -63,7 +90,7 @@ impl Congestion {
 
     /// The sending rate; `None` if not limited.
     pub(super) fn rate_bps(&self) -> Option<u64> {
-        match (self.controller.limits().rate_bps, self.limit_bps) {
+        match (self.limits.rate_bps, self.limit_bps) {
             (Some(controlled), Some(limit)) => Some(controlled.min(limit)),
             (controlled, limit) => controlled.or(limit),
         }
@@ -71,7 +98,7 @@ impl Congestion {
 
     /// Request packets that may be in flight; `None` for the queue pair's own window.
     pub(super) fn window_packets(&self) -> Option<u32> {
-        self.controller.limits().window_packets.map(NonZeroU32::get)
+        self.limits.window_packets.map(NonZeroU32::get)
     }
 
     /// The state of the window that follows the delay, if it is that.
@@ -84,12 +111,15 @@ impl Congestion {
     /// A packet from the peer was marked.
     pub(super) fn marked(&mut self, now: Time, planted: Planted) {
         let is_due = self.point.marked(now, self.cnp_interval);
-        self.cnp_due |= is_due || planted.is(Bug::NotificationStorm);
+        if is_due || planted.is(Bug::NotificationStorm) {
+            let most = if self.counts_marks { MAX_CNPS_DUE } else { 1 };
+            self.cnps_due = (self.cnps_due + 1).min(most);
+        }
     }
 
     /// The peer reports that packets of ours were marked.
     pub(super) fn notified(&mut self, now: Time) {
-        self.controller.handle(now, Event::Notified);
+        self.tell(now, Event::Notified);
     }
 
     /// Reports the progress of request packets. Returns how many times the control began to compete
@@ -98,28 +128,66 @@ impl Congestion {
         let before = self.controller.competitions();
         let Progress { acknowledged: packets, in_flight, rtt, lost, has_timed_out } = progress;
         if packets > 0 {
-            self.controller.handle(now, Event::Acknowledged { packets, in_flight, rtt });
+            self.tell(now, Event::Acknowledged { packets, in_flight, rtt });
         }
         if lost > 0 {
-            self.controller.handle(now, Event::Lost { packets: lost });
+            self.tell(now, Event::Lost { packets: lost });
         }
         if has_timed_out {
-            self.controller.handle(now, Event::TimedOut);
+            self.tell(now, Event::TimedOut);
         }
+        // Without a rate, no packet has to wait for its time any longer.
+        self.held = self.held.filter(|_| self.rate_bps().is_some());
         self.controller.competitions() - before
     }
 
     pub(super) fn has_notification(&self) -> bool {
-        self.cnp_due
+        self.cnps_due > 0
     }
 
     /// Puts the notification that is due into `cx.packet`, if one is.
     pub(super) fn poll_notification(&mut self, cx: &mut Context<'_>, qpc: &QpContext) {
-        if core::mem::take(&mut self.cnp_due) {
+        if let Some(left) = self.cnps_due.checked_sub(1) {
+            self.cnps_due = left;
             self.point.notified(cx.now);
             cx.count(|c| &mut c.cnps_sent);
             let path = Path { dscp: CNP_DSCP, ecn: Ecn::NotEct, ..qpc.peer.path };
             *cx.packet = Some((path, qpc.notification()));
+        }
+    }
+
+    // ---- telemetry -----------------------------------------------------------------------------
+
+    /// What a packet of the peer carries.
+    pub(super) fn handle_telemetry(&mut self, now: Time, operation: Operation, report: &Report) {
+        if !self.has_telemetry {
+            return;
+        }
+        match (operation, report.is_echo()) {
+            (Operation::Acknowledge, true) => {
+                self.tell(now, Event::Telemetry(report));
+            }
+            (Operation::Send | Operation::Write, false) => {
+                self.collected = Some(Box::new(report.echoed()));
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether packets carry telemetry headers.
+    #[inline]
+    pub(super) fn has_telemetry(&self) -> bool {
+        self.has_telemetry
+    }
+
+    /// What a packet to the peer is to carry.
+    pub(super) fn take_telemetry(&mut self, headers: &Headers) -> Telemetry {
+        match headers.bth().opcode.operation() {
+            Operation::Send | Operation::Write => Telemetry::Collect,
+            Operation::Acknowledge => {
+                self.collected.take().map_or(Telemetry::None, Telemetry::Return)
+            }
+            _ => Telemetry::None,
         }
     }
 
@@ -158,20 +226,22 @@ impl Congestion {
         }
         let below = if path.remote.is_ipv4() { IPV4_UDP_BYTES } else { IPV6_UDP_BYTES };
         let around = (headers.encoded_len() + usize::from(headers.bth().pad) + ICRC_BYTES) as u64;
-        let bytes = below + around + payload;
+        let is_data =
+            matches!(headers.bth().opcode.operation(), Operation::Send | Operation::Write);
+        let reports = if self.has_telemetry && is_data { Report::LEN as u64 } else { 0 };
+        let bytes = below + around + reports + payload;
         self.pacer.sent(cx.now, bytes, rate);
-        self.controller.handle(cx.now, Event::Sent { bytes });
+        self.tell(cx.now, Event::Sent { bytes });
     }
 
     // ---- time ----------------------------------------------------------------------------------
 
     pub(super) fn deadline(&self) -> Option<(Time, TimeoutReason)> {
-        let change = self.controller.poll_timeout();
-        [self.held, change].into_iter().flatten().min().map(|at| (at, TimeoutReason::Pacing))
+        [self.held, self.timer].into_iter().flatten().min().map(|at| (at, TimeoutReason::Pacing))
     }
 
     pub(super) fn handle_timeout(&mut self, now: Time) {
-        self.controller.handle(now, Event::Timer);
+        self.tell(now, Event::Timer);
         self.held = self.held.filter(|&at| at > now);
     }
 }

@@ -49,7 +49,7 @@ use crate::congestion::rtt::RttMeter;
 use crate::counters::Counters;
 use crate::cq::{CqTable, Pushed};
 use crate::events::EventQueue;
-use crate::io::Origin;
+use crate::io::{Origin, Telemetry};
 use crate::memory::region::{AccessKind, ProtectionError, RegionTable};
 use crate::memory::sg::{self, Extent, Placements};
 use crate::planted::{Bug, Planted};
@@ -61,7 +61,8 @@ use crate::verbs::{
     PdId, QpAttr, QpConfig, QpState, Qpn, RecvWr, SendOp, SendWr, Sge, SrqId, Transport,
     VerbsError, WcOpcode, WcStatus, transition,
 };
-use crate::wire::{DEFAULT_PKEY, Headers, Psn, Service, Syndrome};
+use crate::wire::telemetry::Report;
+use crate::wire::{DEFAULT_PKEY, Headers, Operation, Psn, Service, Syndrome};
 use congestion::Congestion;
 use context::{PacketHeaders, QpContext};
 use delivery::Insert;
@@ -828,6 +829,34 @@ impl Qp {
             }
             rc.requester.limit_window(self.congestion.window_packets());
         }
+    }
+
+    /// What switches have written into a packet that follows.
+    pub(crate) fn handle_telemetry(
+        &mut self,
+        now: Time,
+        origin: &Origin,
+        operation: Operation,
+        report: &Report,
+    ) {
+        let is_connected = matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
+        if is_connected && self.qpc.transport == Transport::Rc && self.is_peer(origin) {
+            self.congestion.handle_telemetry(now, operation, report);
+        }
+    }
+
+    /// Whether its packets may carry anything for switches.
+    #[inline]
+    pub(crate) fn has_telemetry(&self) -> bool {
+        self.congestion.has_telemetry()
+    }
+
+    /// What the packet in `cx.packet` carries for switches, or returns.
+    #[cold]
+    pub(crate) fn take_telemetry(&mut self, cx: &Context<'_>) -> Telemetry {
+        let packet = cx.packet.as_ref();
+        let packet = packet.filter(|_| self.qpc.transport == Transport::Rc);
+        packet.map_or(Telemetry::None, |(_, headers)| self.congestion.take_telemetry(headers))
     }
 
     /// A packet for this queue pair was marked on its way.

@@ -8,6 +8,7 @@
 //! | [`views`] | byte views of the transport headers |
 //! | [`icrc`] | the invariant CRC, and the recovery of a packet's IPv4 identification |
 //! | [`frame`] | whole packets: Ethernet, IP, UDP and RoCE, byte for byte in both directions |
+//! | [`telemetry`] | the header that switches stamp |
 //! | [`capture`] | pcap files, and the check of every RoCE packet in one |
 //!
 //! Nothing of the crate outside this folder is used in it. All input is hostile until parsed: no
@@ -20,6 +21,7 @@ pub mod icrc;
 mod opcode;
 pub mod psn;
 mod qpn;
+pub mod telemetry;
 pub mod views;
 
 pub use headers::{

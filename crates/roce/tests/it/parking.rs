@@ -239,7 +239,7 @@ impl Wire for Fickle {
         let origin = Origin::new(source, source.ip());
         let arriving = std::mem::take(&mut self.arriving);
         for &(headers, len) in &arriving {
-            sink(&RxFrame { origin, headers, payload: &[0; 8][..len] });
+            sink(&RxFrame { origin, headers, payload: &[0; 8][..len], telemetry: None });
         }
         arriving.len()
     }

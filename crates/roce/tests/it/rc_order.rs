@@ -304,7 +304,12 @@ impl Wire for Source {
     fn receive(&mut self, _now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
         let packets = std::mem::take(&mut self.packets);
         for (origin, headers) in &packets {
-            sink(&RxFrame { origin: *origin, headers: *headers, payload: &[0; 8] });
+            sink(&RxFrame {
+                origin: *origin,
+                headers: *headers,
+                payload: &[0; 8],
+                telemetry: None,
+            });
         }
         packets.len()
     }

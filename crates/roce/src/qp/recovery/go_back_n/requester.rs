@@ -68,12 +68,14 @@ impl SendRecovery for GoBackN {
 
     /// At regular intervals, and whenever sending stops until an acknowledgement arrives.
     fn wants_ack(&self, requests: &Requests, qpc: &QpContext) -> bool {
-        requests.ack_is_overdue(requests.allowed(self.window(qpc))) || self.room(requests, qpc) <= 1
+        let window = requests.allowed(self.window(qpc));
+        requests.ack_is_overdue(window, qpc) || self.room(requests, qpc) <= 1
     }
 
     fn sent(&mut self, requests: &Requests, cx: &Scope<'_, '_>, header: &PacketHeaders) {
         if header.ack_req && !header.psn.is_before(requests.sent_end) {
-            self.rtt_probe.sent(header.psn, cx.now);
+            let most = if cx.qpc.peer.congestion.wants_every_ack() { RttProbe::MOST } else { 1 };
+            self.rtt_probe.sent(header.psn, cx.now, most);
         }
         if self.ack_deadline.is_none() {
             self.ack_deadline = ack_timeout(cx.qpc.peer.timeout).map(|timeout| cx.now + timeout);

@@ -92,7 +92,7 @@ impl SendRecovery for Selective {
         let window = requests.allowed(self.window);
         // A small window must not wait for an acknowledgement that nobody requested.
         let is_last = || window < self.window && self.room(requests, qpc) <= 1;
-        requests.ack_is_overdue(window) || is_last()
+        requests.ack_is_overdue(window, qpc) || is_last()
     }
 
     fn sent(&mut self, requests: &Requests, cx: &Scope<'_, '_>, _: &PacketHeaders) {
