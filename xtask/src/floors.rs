@@ -46,17 +46,21 @@ const FLOORS: &[(&str, &str)] = &[
         "chance
          events
          faults: chance
-         link: chance
+         credits: chance
+         link: chance credits
+         buffer: link
          graph: link
+         topology: graph link
          memory: chance
          packet: faults
          pressure: chance faults
          port: faults packet pressure
          fabric: *
-         chaos: chance fabric faults graph link memory pressure
+         chaos: buffer chance fabric faults graph link memory pressure
          streams: fabric graph link memory
          goodput: fabric faults graph link memory streams
-         incast: fabric goodput graph link memory streams
+         incast: buffer fabric goodput graph link memory streams topology
+         circle: buffer chance fabric graph link memory streams topology
          neighbour: fabric faults goodput graph link memory streams",
     ),
     (
@@ -87,6 +91,8 @@ const FLOORS: &[(&str, &str)] = &[
         "topology
          shape: topology
          text: topology shape
+         lingjun: topology
+         drawing: topology shape
          channels: topology shape
          dependencies
          routes: topology channels dependencies

@@ -27,8 +27,8 @@ struct Layer {
 
 const LAYERS: &[Layer] = &[
     Layer { name: "roce", may_use: &[], tests_may_use: &["sim"], pure: true },
-    Layer { name: "sim", may_use: &["roce"], tests_may_use: &[], pure: true },
     Layer { name: "fabric", may_use: &[], tests_may_use: &[], pure: true },
+    Layer { name: "sim", may_use: &["roce", "fabric"], tests_may_use: &[], pure: true },
     Layer { name: "xio", may_use: &["roce"], tests_may_use: &["sim"], pure: true },
     Layer { name: "nic", may_use: &["roce"], tests_may_use: &["sim"], pure: false },
     Layer { name: "host", may_use: &["xio"], tests_may_use: &["roce", "nic"], pure: false },

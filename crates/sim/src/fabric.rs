@@ -16,6 +16,7 @@
 mod air;
 mod neighbours;
 mod node;
+mod switching;
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -28,6 +29,7 @@ use roce::verbs::Qpn;
 use roce::wire::{Headers, ROCE_PORT};
 use roce::world::{self, BURST_PACKETS, Ecn, NoMemory, Path, Payload, Telemetry, TxFrame, Wire};
 
+use crate::buffer::{Buffer, BufferConfig};
 use crate::chance::Chance;
 use crate::events::EventQueue;
 use crate::faults::{Fault, FaultCounts, FaultMix};
@@ -36,7 +38,7 @@ use crate::link::{Link, LinkStats, Vertex};
 use crate::memory::NodeMemory;
 use crate::packet::{Addressing, GROUP, Marks};
 pub use crate::packet::{Direction, Packet, Sighting};
-use crate::port::{Body, Port};
+use crate::port::{Body, NEVER, Port, Room};
 use crate::pressure::{Gate, Pressure};
 pub use air::MAX_DELAY_NS;
 use air::{Flow, Pool};
@@ -44,6 +46,8 @@ pub use neighbours::Flaw;
 use neighbours::Neighbourhood;
 pub use node::Node;
 use node::{Tally, new_node};
+pub use switching::Deadlock;
+pub(crate) use switching::headroom;
 
 /// Configuration of a fabric.
 #[derive(Clone, Debug)]
@@ -55,6 +59,10 @@ pub struct FabricConfig {
     pub is_sealed: bool,
     /// Packets queue in front of their node until they are handed over.
     pub holds: bool,
+    /// The buffer of every switch, shared by its ports; `None` for one that never fills.
+    pub buffer: Option<BufferConfig>,
+    /// Most packets of a node that wait for its cables, each: the others stay in their queue pairs. `None` for no limit.
+    pub nic_packets: Option<u32>,
     /// IPv6 instead of IPv4.
     pub ipv6: bool,
     /// Most packets that a node receives at once.
@@ -75,6 +83,8 @@ impl FabricConfig {
             graph,
             is_sealed: true,
             holds: false,
+            buffer: None,
+            nic_packets: None,
             ipv6: false,
             batch: 64,
             max_turns: 100_000,
@@ -99,6 +109,14 @@ enum Event {
     Departed(u32),
     /// A packet reaches the end of a link.
     Arrived { packet: u32, link: u32 },
+    /// A pause of a class, or its end, reaches the start of a link.
+    Flow { link: u32, class: u8, is_paused: bool },
+    /// A flow control packet of the receiving end of a link reaches the sending one: its FCCL.
+    Limit { link: u32, class: u8, limit: u16 },
+    /// The sending end of a link is to say what it has sent.
+    TotalDue { link: u32, class: u8 },
+    /// A flow control packet of the sending end reaches the receiving one: its FCTBS.
+    Total { link: u32, class: u8, total: u16 },
     /// An endpoint's deadline.
     Deadline(u32),
     /// A scheduled wake-up of a program.
@@ -117,6 +135,11 @@ pub struct Fabric<M> {
     now: Time,
     links: Vec<Link>,
     routes: Routes,
+    /// By node: the links by which its packets leave.
+    cables: Vec<Vec<u32>>,
+    /// By switch; empty where they never fill.
+    buffers: Vec<Buffer>,
+    nic_packets: Option<u32>,
     holds: bool,
     filter: Option<Filter>,
     misdirected: u64,
@@ -160,12 +183,19 @@ impl<M: NodeMemory> Fabric<M> {
             new_node(config.endpoint, memory, port, seed)
         });
         let nodes = nodes.collect();
+        let mut links: Vec<Link> = config.graph.edges().iter().map(Link::new).collect();
+        let buffers = switching::buffers(&mut links, config.graph.switches(), config.buffer);
+        let routes = config.graph.routes();
+        let cables = (0..config.graph.nodes()).map(|node| routes.cables(node)).collect();
         Fabric {
             mix: FaultMix::NONE,
             nodes,
             now: Time::ZERO,
-            links: config.graph.edges().iter().map(Link::new).collect(),
-            routes: config.graph.routes(),
+            links,
+            cables,
+            routes,
+            buffers,
+            nic_packets: config.nic_packets,
             holds: config.holds,
             filter: None,
             misdirected: 0,
@@ -286,8 +316,13 @@ impl<M: NodeMemory> Fabric<M> {
     pub fn inject(&mut self, from: u32, to: u32, headers: &Headers, payload: &[u8]) {
         let path = self.path_to(to);
         let payload = Payload::Bytes(payload);
-        let (header, pad) = (headers.emit(), headers.bth().pad);
-        let frame = TxFrame { path, header, payload, pad, telemetry: Telemetry::None };
+        let frame = TxFrame {
+            path,
+            header: headers.emit(),
+            payload,
+            pad: headers.bth().pad,
+            telemetry: Telemetry::None,
+        };
         let packet = self.nodes[from as usize].port.packet(&frame, &NoMemory);
         self.deliver(to, packet);
     }
@@ -468,7 +503,8 @@ impl<M: NodeMemory> Fabric<M> {
         }
         while let Some((at, &Event::Deadline(node))) = self.events.peek() {
             let entry = &mut self.nodes[node as usize];
-            let due = world::next_wakeup(&entry.endpoint).filter(|_| !entry.is_stopped);
+            let due = world::next_wakeup(&entry.endpoint);
+            let due = due.filter(|&due| due < NEVER && !entry.is_stopped);
             let is_set = entry.timer == Some(at);
             if is_set && due.is_some_and(|due| due <= at) {
                 break;
@@ -536,6 +572,10 @@ impl<M: NodeMemory> Fabric<M> {
         match event {
             Event::Departed(link) => self.departed(link),
             Event::Arrived { packet, link } => self.arrived(packet, link),
+            Event::Flow { link, class, is_paused } => self.set_flow(link, class, is_paused),
+            Event::Limit { link, class, limit } => self.hear_limit(link, class, limit),
+            Event::TotalDue { link, class } => self.send_total(link, class),
+            Event::Total { link, class, total } => self.hear_total(link, class, total),
             Event::Deadline(node) => {
                 // Others were replaced by an earlier deadline.
                 let entry = &mut self.nodes[node as usize];
@@ -581,6 +621,7 @@ impl<M: NodeMemory> Fabric<M> {
         entry.port.now = self.now;
         let (mut turns, mut is_busy) = (0, self.take_mail(node));
         loop {
+            self.set_room(node);
             let Node { endpoint, port, memory, .. } = &mut self.nodes[node as usize];
             let progress = world::turn(endpoint, port, memory, self.now, |_, _| false);
             is_busy |= !progress.is_idle();
@@ -592,6 +633,8 @@ impl<M: NodeMemory> Fabric<M> {
             if !self.holds {
                 self.release(node, |_, _| {});
             }
+            // What was admitted to one queue pair, and not sent, is room for another.
+            let is_done = is_done && !self.readmit(node);
             turns += 1;
             if turns > self.max_turns {
                 self.spinning = Some(node);
@@ -605,6 +648,37 @@ impl<M: NodeMemory> Fabric<M> {
             self.set_timer(node);
         }
         is_busy
+    }
+
+    /// Tells a node's wire how many packets its cables take now.
+    fn set_room(&mut self, node: u32) {
+        let Some(most) = self.nic_packets else {
+            return;
+        };
+        let packets = self.room_of(node, most);
+        let room = &mut self.nodes[node as usize].port.room;
+        *room = Some(Room::new(packets, *room));
+    }
+
+    /// Packets that each of a node's cables takes, at `most` each.
+    fn room_of(&self, node: u32, most: u32) -> usize {
+        let cables = self.cables[node as usize].iter();
+        let room =
+            cables.map(|&link| (most as usize).saturating_sub(self.links[link as usize].packets()));
+        room.min().unwrap_or(most as usize)
+    }
+
+    /// Queries a node's wire again for packets that it refused, if its cables have room; returns whether they have.
+    fn readmit(&mut self, node: u32) -> bool {
+        let Some(most) = self.nic_packets else {
+            return false;
+        };
+        let is_refused = self.nodes[node as usize].port.room.is_some_and(|room| room.is_refused);
+        let has_room = is_refused && self.room_of(node, most) > 0;
+        if has_room {
+            self.nodes[node as usize].endpoint.readmit(self.now);
+        }
+        has_room
     }
 
     /// Puts the packets sent by a node on their way. Where packets are held the caller does this, and
@@ -641,7 +715,7 @@ impl<M: NodeMemory> Fabric<M> {
             Some(there) if self.holds => there.held.push_back(packet),
             Some(_) => {
                 let id = self.pool.put(packet);
-                self.route(Vertex::Node(from), id);
+                self.route(Vertex::Node(from), None, id);
             }
         }
     }
@@ -655,7 +729,7 @@ impl<M: NodeMemory> Fabric<M> {
 
     fn set_timer(&mut self, node: u32) {
         let entry = &mut self.nodes[node as usize];
-        let Some(due) = world::next_wakeup(&entry.endpoint) else {
+        let Some(due) = world::next_wakeup(&entry.endpoint).filter(|&due| due < NEVER) else {
             return;
         };
         let due = due.max(self.now);

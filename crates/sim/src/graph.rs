@@ -1,8 +1,8 @@
 //! The graph of a network: nodes, switches, the cables between them, and the routes over them.
 //!
 //! Nodes send and receive, switches forward. A cable is two links, one in each direction, numbered so
-//! that the other direction of link `n` is `n ^ 1`. Routes are static shortest paths by destination; of
-//! several, the cable added first wins. Nodes do not forward, so no route passes through one.
+//! that the other direction of link `n` is `n ^ 1`. Routes are static by destination: shortest paths, of
+//! several the cable added first, unless others are given. Nodes do not forward, so no route passes through one.
 
 use alloc::collections::VecDeque;
 use alloc::vec;
@@ -17,12 +17,14 @@ pub struct Graph {
     nodes: u32,
     switches: u32,
     edges: Vec<Edge>,
+    /// Instead of shortest paths.
+    fixed: Option<Routes>,
 }
 
 impl Graph {
     /// Nodes and switches without cables.
     pub const fn new(nodes: u32, switches: u32) -> Graph {
-        Graph { nodes, switches, edges: Vec::new() }
+        Graph { nodes, switches, edges: Vec::new(), fixed: None }
     }
 
     /// Two nodes joined by one cable, the same in both directions.
@@ -49,6 +51,25 @@ impl Graph {
         self.nodes
     }
 
+    /// How many switches there are.
+    pub const fn switches(&self) -> u32 {
+        self.switches
+    }
+
+    /// Replaces the shortest paths: the link by which packets to a node leave each node and switch, as
+    /// `n` for the `n`-th cable in the direction in which it was joined, and its other direction by `true`.
+    #[must_use]
+    pub fn routed(mut self, next: impl Fn(Vertex, u32) -> Option<(u32, bool)>) -> Graph {
+        let nodes = self.nodes as usize;
+        let all = (0..self.nodes).map(Vertex::Node).chain((0..self.switches).map(Vertex::Switch));
+        let link = |(cable, is_back): (u32, bool)| 2 * cable + u32::from(is_back);
+        let hop = |at, dest| next(at, dest).map_or(NONE, link);
+        let next = all.flat_map(|at| (0..self.nodes).map(move |dest| (at, dest)));
+        let next = next.map(|(at, dest)| hop(at, dest)).collect();
+        self.fixed = Some(Routes { nodes, next });
+        self
+    }
+
     pub(crate) fn edges(&self) -> &[Edge] {
         &self.edges
     }
@@ -61,6 +82,10 @@ impl Graph {
     }
 
     pub(crate) fn routes(&self) -> Routes {
+        self.fixed.clone().unwrap_or_else(|| self.shortest())
+    }
+
+    fn shortest(&self) -> Routes {
         let (nodes, vertices) = (self.nodes as usize, (self.nodes + self.switches) as usize);
         let mut into = vec![Vec::new(); vertices];
         for (link, edge) in (0..).zip(&self.edges) {
@@ -94,6 +119,16 @@ pub(crate) struct Routes {
 }
 
 impl Routes {
+    /// The links by which packets of a node leave it.
+    pub(crate) fn cables(&self, node: u32) -> Vec<u32> {
+        let first = node as usize * self.nodes;
+        let mut links = self.next[first..first + self.nodes].to_vec();
+        links.retain(|&link| link != NONE);
+        links.sort_unstable();
+        links.dedup();
+        links
+    }
+
     /// The link from `at` towards a node, if that can be reached.
     pub(crate) fn next(&self, at: Vertex, dest: u32) -> Option<u32> {
         let index = match at {

@@ -9,13 +9,17 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`graph`] | nodes, switches, the cables between them, and the routes |
+//! | [`topology`] | topologies of the crate `fabric` as graphs |
 //! | [`fabric`] | events on a graph: packets, faults, and the loop that advances time |
+//! | [`buffer`] | the shared buffer of a switch, and priority flow control |
+//! | [`credits`] | the other way to lose nothing: InfiniBand's credits |
 //! | [`link`] | one direction of a cable: rate, delay, queues, marking, statistics |
 //! | [`memory`] | a node's memory: real bytes with every access checked, or phantom bytes |
 //! | [`faults`] | the faults of the network, their rates, and whether they made a difference |
 //! | [`chaos`] | random programs under faults, then healing; every completion and byte checked |
 //! | [`goodput`] | the goodput of one stream over a link that loses packets |
 //! | [`incast`] | many senders, one receiver: the queue, and each sender's share |
+//! | [`circle`] | lossless switches under load: whether packets wait in a circle |
 //! | [`neighbour`] | streams that share a slow link with each other, and with a TCP flow |
 //!
 //! No threads, clocks, files or hash maps in here. To use several cores, run several simulations.
@@ -27,8 +31,11 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod buffer;
 pub mod chance;
 pub mod chaos;
+pub mod circle;
+pub mod credits;
 mod events;
 pub mod fabric;
 pub mod faults;
@@ -42,5 +49,6 @@ mod packet;
 mod port;
 pub mod pressure;
 mod streams;
+pub mod topology;
 
 pub use streams::StreamError;

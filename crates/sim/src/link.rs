@@ -1,17 +1,25 @@
 //! One direction of a cable, and the port that feeds it: queues, a rate, a propagation delay.
 //!
 //! A port has a queue for each traffic class, chosen by the DSCP, and serves the highest class that has
-//! packets. Within a class packets leave in order of arrival. All classes share one bounded buffer; a
+//! packets. Classes with a weight are served after those without, in turns of as many bytes as their weights say
+//! (deficit round robin). Within a class packets leave in order of arrival. All classes share one bounded buffer; a
 //! packet that does not fit is dropped (drop tail). A departing packet may be marked according to the
 //! bytes still queued in its class, as switches do for DCQCN: never up to `min_bytes`, always above
 //! `max_bytes`, and in between with a probability that grows linearly to `max_probability`.
+//!
+//! The other end may pause a class (priority flow control): its packets wait, and those of other classes go on. Or, as in
+//! InfiniBand, a packet leaves only when the other end has a buffer for it ([`credits`](crate::credits)).
 
+use alloc::boxed::Box;
 use alloc::collections::VecDeque;
+use core::fmt;
 
+use roce::wire::telemetry::Hop;
 use roce::world::Ecn;
 use roce::{Duration, Time};
 
 use crate::chance::Chance;
+use crate::credits::{BLOCK_BYTES, Receiver, Sender, blocks};
 
 /// When departing packets are marked (congestion experienced).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +60,15 @@ impl Marking {
 /// Most traffic classes of a link.
 pub const MAX_CLASSES: usize = 8;
 
+/// The largest frame on a link: MTU 4096 with all headers and framing.
+pub(crate) const FRAME_BYTES: u32 = 4_400;
+
+/// A buffer that is smaller than a frame would never take one.
+const LEAST_BLOCKS: u32 = FRAME_BYTES.div_ceil(BLOCK_BYTES);
+
+/// Bytes that a turn of deficit round robin gives a class for each unit of its weight: a frame of an MTU of 1,500.
+const QUANTUM: u64 = 1_538;
+
 /// The rate of a link on which packets are never queued.
 pub const UNLIMITED: u64 = u64::MAX;
 
@@ -66,14 +83,40 @@ pub struct LinkConfig {
     pub queue_bytes: u64,
     /// Traffic classes, 1 to [`MAX_CLASSES`]: the 64 DSCPs are divided evenly among them.
     pub classes: u8,
+    /// By class: its share of what those without a weight leave; 0 for one that is always served first.
+    pub weights: [u8; MAX_CLASSES],
     /// Congestion marking, if any.
     pub marking: Option<Marking>,
+    /// Blocks of 64 bytes of each class's buffer at the other end, which is never overrun and takes a frame at least; `None`
+    /// for a link without credits. Faults lose packets of such a link, and neither copy nor delay them.
+    pub credits: Option<u32>,
 }
 
 impl LinkConfig {
     /// A link of this rate and delay whose queue never overflows in practice.
     pub const fn new(rate_bps: u64, delay: Duration) -> LinkConfig {
-        LinkConfig { rate_bps, delay, queue_bytes: 1 << 30, classes: 1, marking: None }
+        let weights = [0; MAX_CLASSES];
+        LinkConfig {
+            rate_bps,
+            delay,
+            queue_bytes: 1 << 30,
+            classes: 1,
+            weights,
+            marking: None,
+            credits: None,
+        }
+    }
+
+    /// The same with another rate.
+    #[must_use]
+    pub const fn with_rate(self, rate_bps: u64) -> LinkConfig {
+        LinkConfig { rate_bps, ..self }
+    }
+
+    /// The same with another propagation delay.
+    #[must_use]
+    pub const fn with_delay(self, delay: Duration) -> LinkConfig {
+        LinkConfig { delay, ..self }
     }
 
     /// A link that delays packets and does nothing else.
@@ -103,6 +146,15 @@ pub enum Vertex {
     Switch(u32),
 }
 
+impl fmt::Display for Vertex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Vertex::Node(node) => write!(f, "node {node}"),
+            Vertex::Switch(switch) => write!(f, "switch {switch}"),
+        }
+    }
+}
+
 /// One direction of a cable.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Edge {
@@ -126,6 +178,10 @@ pub struct LinkStats {
     pub peak_bytes: u64,
     /// Minimum queue length in bytes.
     pub least_bytes: u64,
+    /// Times that the other end paused a class.
+    pub pauses: u64,
+    /// How long a class was paused, in all.
+    pub paused: Duration,
     since: Time,
     until: Time,
     /// Queue length in bytes, times nanoseconds.
@@ -146,22 +202,78 @@ impl LinkStats {
     }
 }
 
+/// The credits of a class.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lane {
+    pub(crate) sender: Sender,
+    pub(crate) receiver: Receiver,
+}
+
+/// A packet in a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Waiting {
+    /// Its number.
+    pub(crate) packet: u32,
+    pub(crate) bytes: u32,
+    /// How it came to this switch; none at the node that sent it.
+    pub(crate) ingress: Option<Ingress>,
+}
+
+/// A link into a switch, and the class of a packet on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ingress {
+    pub(crate) link: u32,
+    pub(crate) class: u8,
+}
+
+/// A packet that starts to depart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Started {
+    pub(crate) waiting: Waiting,
+    pub(crate) class: usize,
+    /// When it will have left.
+    pub(crate) left_at: Time,
+}
+
 /// A link and its queue. Packets are numbers here, resolved by the fabric.
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) config: LinkConfig,
+    /// Where it starts.
+    pub(crate) start: Vertex,
     /// Where it ends.
     pub(crate) end: Vertex,
+    /// Its number among the links to that end.
+    pub(crate) port: usize,
     pub(crate) is_up: bool,
     /// Faults are injected into packets that leave here.
     pub(crate) is_faulty: bool,
     /// The current outage has lost a packet.
     pub(crate) outage_felt: bool,
-    waiting: [VecDeque<(u32, u32)>; MAX_CLASSES],
+    waiting: [VecDeque<Waiting>; MAX_CLASSES],
     /// By class.
     waiting_bytes: [u64; MAX_CLASSES],
+    /// By class: both ends of its credits, on a link that has them.
+    lanes: Option<Box<[Lane; MAX_CLASSES]>>,
+    /// By class: bytes that it may still send in this turn of deficit round robin; and whose turn it is.
+    deficits: [u64; MAX_CLASSES],
+    turn: usize,
+    /// By class: since when it is paused.
+    paused: [Option<Time>; MAX_CLASSES],
     leaving: Option<u32>,
+    /// When the packet that is departing has left.
+    busy_until: Time,
+    /// Bytes that ever left.
+    sent_bytes: u64,
     stats: LinkStats,
+}
+
+/// Lanes whose receivers have so many blocks, after the first flow control packet.
+fn lanes(capacity: u32) -> Box<[Lane; MAX_CLASSES]> {
+    let receiver = Receiver::new(capacity.max(LEAST_BLOCKS));
+    let mut sender = Sender::new();
+    sender.heard(receiver.limit());
+    Box::new([Lane { sender, receiver }; MAX_CLASSES])
 }
 
 /// The outcome of giving a packet to a link.
@@ -181,24 +293,56 @@ impl Link {
     pub(crate) fn new(edge: &Edge) -> Link {
         Link {
             config: edge.config,
+            start: edge.from,
             end: edge.to,
+            port: 0,
             is_up: true,
             is_faulty: matches!(edge.from, Vertex::Node(_)),
             outage_felt: false,
             waiting: [const { VecDeque::new() }; MAX_CLASSES],
             waiting_bytes: [0; MAX_CLASSES],
+            lanes: edge.config.credits.filter(|_| edge.config.rate_bps != UNLIMITED).map(lanes),
+            deficits: [0; MAX_CLASSES],
+            turn: 0,
+            paused: [None; MAX_CLASSES],
             leaving: None,
+            busy_until: Time::ZERO,
+            sent_bytes: 0,
             stats: LinkStats::default(),
         }
     }
 
-    pub(crate) fn enqueue(&mut self, now: Time, packet: u32, bytes: u32, dscp: u8) -> Enqueued {
+    /// The queue of packets with this DSCP.
+    pub(crate) fn class(&self, dscp: u8) -> usize {
+        self.config.class(dscp)
+    }
+
+    /// Whether a packet of so many bytes of this class would have to wait.
+    pub(crate) fn is_busy(&self, class: usize, bytes: u32) -> bool {
+        let is_occupied = self.leaving.is_some() || self.paused[class].is_some();
+        let waits = !self.waiting[class].is_empty() || !self.has_credit(class, bytes);
+        (is_occupied || waits) && self.config.rate_bps != UNLIMITED
+    }
+
+    fn has_credit(&self, class: usize, bytes: u32) -> bool {
+        let lane = self.lanes.as_ref().map(|lanes| &lanes[class]);
+        lane.is_none_or(|lane| lane.sender.may_send(blocks(bytes)))
+    }
+
+    /// The credits of a class, on a link that has them.
+    pub(crate) fn lane(&mut self, class: usize) -> Option<&mut Lane> {
+        self.lanes.as_mut().map(|lanes| &mut lanes[class])
+    }
+
+    pub(crate) fn enqueue(&mut self, now: Time, class: usize, waiting: Waiting) -> Enqueued {
+        let Waiting { packet, bytes, .. } = waiting;
         if self.config.rate_bps == UNLIMITED {
             self.departure(now, bytes);
             return Enqueued::Left;
         }
-        if self.leaving.is_none() {
+        if !self.is_busy(class, bytes) {
             self.leaving = Some(packet);
+            self.spend(class, bytes);
             return Enqueued::Leaves(self.departure(now, bytes));
         }
         let total_bytes = self.total_bytes() + u64::from(bytes);
@@ -207,21 +351,52 @@ impl Link {
             return Enqueued::Dropped;
         }
         self.account(now);
-        let class = self.config.class(dscp);
-        self.waiting[class].push_back((packet, bytes));
+        self.waiting[class].push_back(waiting);
         self.waiting_bytes[class] += u64::from(bytes);
         self.stats.peak_bytes = self.stats.peak_bytes.max(total_bytes);
         Enqueued::Waits
     }
 
-    fn total_bytes(&self) -> u64 {
+    /// A packet found no room in the switch.
+    pub(crate) fn count_drop(&mut self) {
+        self.stats.dropped += 1;
+    }
+
+    /// Bytes that wait.
+    pub(crate) fn total_bytes(&self) -> u64 {
         self.waiting_bytes.iter().sum()
     }
 
+    /// Packets that wait or are departing.
+    pub(crate) fn packets(&self) -> usize {
+        let waiting: usize = self.waiting.iter().map(VecDeque::len).sum();
+        waiting + usize::from(self.leaving.is_some())
+    }
+
+    fn spend(&mut self, class: usize, bytes: u32) {
+        if let Some(lane) = self.lane(class) {
+            lane.sender.send(blocks(bytes));
+        }
+    }
+
     fn departure(&mut self, now: Time, bytes: u32) -> Time {
+        self.sent_bytes += u64::from(bytes);
         self.stats.sent_bytes += u64::from(bytes);
         self.stats.sent_packets += 1;
-        now + self.config.serialization(bytes.into())
+        self.busy_until = now + self.config.serialization(bytes.into());
+        self.busy_until
+    }
+
+    /// When a short frame that goes ahead of all others has left.
+    pub(crate) fn leaves_ahead(&self, now: Time, bytes: u64) -> Time {
+        let is_limited = self.config.rate_bps != UNLIMITED;
+        let start = if is_limited { self.busy_until.max(now) } else { now };
+        start + self.config.serialization(bytes)
+    }
+
+    /// What a switch writes into a packet that starts to depart.
+    pub(crate) fn hop(&self, now: Time) -> Hop {
+        Hop::new(self.config.rate_bps, now.as_nanos(), self.sent_bytes, self.total_bytes())
     }
 
     /// The packet that has just left completely.
@@ -229,25 +404,94 @@ impl Link {
         self.leaving.take()
     }
 
-    /// The next packet starts to depart: its number, and when it will have left.
-    pub(crate) fn start_next(&mut self, now: Time) -> Option<(u32, Time)> {
+    /// The next packet starts to depart, unless one already does.
+    pub(crate) fn start_next(&mut self, now: Time) -> Option<Started> {
+        if self.leaving.is_some() {
+            return None;
+        }
+        let class = self.choose()?;
         self.account(now);
-        let class = self.waiting.iter().rposition(|queue| !queue.is_empty())?;
-        let (packet, bytes) = self.waiting[class].pop_front()?;
-        self.waiting_bytes[class] -= u64::from(bytes);
+        let waiting = self.waiting[class].pop_front()?;
+        self.waiting_bytes[class] -= u64::from(waiting.bytes);
         self.stats.least_bytes = self.stats.least_bytes.min(self.total_bytes());
-        self.leaving = Some(packet);
-        Some((packet, self.departure(now, bytes)))
+        self.leaving = Some(waiting.packet);
+        self.spend(class, waiting.bytes);
+        Some(Started { waiting, class, left_at: self.departure(now, waiting.bytes) })
+    }
+
+    fn may_go(&self, class: usize) -> bool {
+        let head = self.waiting[class].front();
+        let has_credit = head.is_some_and(|head| self.has_credit(class, head.bytes));
+        has_credit && self.paused[class].is_none()
+    }
+
+    /// The class that is served next.
+    fn choose(&mut self) -> Option<usize> {
+        let weights = self.config.weights;
+        let strict =
+            (0..MAX_CLASSES).rev().find(|&class| weights[class] == 0 && self.may_go(class));
+        if strict.is_some() || !(0..MAX_CLASSES).any(|class| self.may_go(class)) {
+            return strict;
+        }
+        // Each round gives every class at least a quantum, so a few are enough.
+        loop {
+            let class = self.turn;
+            let head = self.waiting[class].front().map_or(0, |waiting| u64::from(waiting.bytes));
+            if weights[class] == 0 || !self.may_go(class) {
+                self.deficits[class] = 0;
+            } else if self.deficits[class] >= head {
+                self.deficits[class] -= head;
+                return Some(class);
+            }
+            self.turn = (class + 1) % MAX_CLASSES;
+            self.deficits[self.turn] += QUANTUM * u64::from(weights[self.turn]);
+        }
+    }
+
+    /// The other end pauses a class, or resumes it.
+    pub(crate) fn set_paused(&mut self, now: Time, class: usize, is_paused: bool) {
+        match (self.paused[class], is_paused) {
+            (None, true) => {
+                self.stats.pauses += 1;
+                self.paused[class] = Some(now);
+            }
+            (Some(since), false) => {
+                self.stats.paused = self.stats.paused + now.since(since.max(self.stats.since));
+                self.paused[class] = None;
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether the other end holds back packets of a class.
+    pub(crate) fn is_held(&self, class: usize) -> bool {
+        !self.waiting[class].is_empty() && !self.may_go(class)
+    }
+
+    /// Whether the next packet of a class would get credit if no more than so many bytes remained in the buffer at the
+    /// other end; true on a link without credits.
+    pub(crate) fn would_get_credit(&self, class: usize, remaining: u64) -> bool {
+        let head = self.waiting[class].front().map_or(0, |head| u64::from(head.bytes));
+        let blocks = self.config.credits.map(|blocks| u64::from(blocks.max(LEAST_BLOCKS)));
+        let room = blocks.map(|blocks| blocks * u64::from(BLOCK_BYTES));
+        room.is_none_or(|room| remaining + head <= room)
+    }
+
+    /// Bytes of a class that wait here and came in by this link, of each packet in whole units.
+    pub(crate) fn bytes_from(&self, ingress: u32, class: usize, unit: u32) -> u64 {
+        let is_from_there =
+            |entry: &&Waiting| entry.ingress.is_some_and(|came| came.link == ingress);
+        let from_there = self.waiting[class].iter().filter(is_from_there);
+        from_there.map(|entry| u64::from(entry.bytes.next_multiple_of(unit))).sum()
     }
 
     /// Whether the departing packet is to be marked, and as what.
-    pub(crate) fn mark(&mut self, ecn: Ecn, dscp: u8, chance: &mut Chance) -> Ecn {
+    pub(crate) fn mark(&mut self, ecn: Ecn, class: usize, chance: &mut Chance) -> Ecn {
         let Some(marking) = self.config.marking.filter(|_| matches!(ecn, Ecn::Ect0 | Ecn::Ect1))
         else {
             return ecn;
         };
-        if !chance.per_million(marking.probability_ppm(self.waiting_bytes[self.config.class(dscp)]))
-        {
+        if !chance.per_million(marking.probability_ppm(self.waiting_bytes[class])) {
             return ecn;
         }
         self.stats.marked += 1;
@@ -263,7 +507,10 @@ impl Link {
     /// Statistics from the last [`restart_stats`](Link::restart_stats) to `now`.
     pub(crate) fn stats(&mut self, now: Time) -> LinkStats {
         self.account(now);
-        self.stats
+        let since = self.stats.since;
+        let running = self.paused.iter().flatten().map(|&at| now.since(at.max(since)));
+        let paused = running.fold(self.stats.paused, |sum, span| sum + span);
+        LinkStats { paused, ..self.stats }
     }
 
     pub(crate) fn restart_stats(&mut self, now: Time) {
@@ -281,6 +528,14 @@ impl Link {
 mod tests {
     use super::*;
 
+    fn enqueue(link: &mut Link, at: Time, packet: u32, bytes: u32, dscp: u8) -> Enqueued {
+        link.enqueue(at, link.class(dscp), Waiting { packet, bytes, ingress: None })
+    }
+
+    fn start_next(link: &mut Link, at: Time) -> Option<(u32, Time)> {
+        link.start_next(at).map(|started| (started.waiting.packet, started.left_at))
+    }
+
     fn link(queue_bytes: u64) -> Link {
         let config = LinkConfig::new(8_000_000_000, Duration::ZERO);
         let config = LinkConfig { queue_bytes, ..config };
@@ -291,12 +546,12 @@ mod tests {
     fn one_leaves_others_wait_and_the_rest_is_dropped() {
         let mut link = link(250);
         let at = Time::from_nanos;
-        assert_eq!(link.enqueue(at(0), 1, 100, 0), Enqueued::Leaves(at(100)));
-        assert_eq!(link.enqueue(at(0), 2, 200, 0), Enqueued::Waits);
-        assert_eq!(link.enqueue(at(0), 3, 51, 0), Enqueued::Dropped);
-        assert_eq!(link.enqueue(at(0), 4, 50, 0), Enqueued::Waits);
+        assert_eq!(enqueue(&mut link, at(0), 1, 100, 0), Enqueued::Leaves(at(100)));
+        assert_eq!(enqueue(&mut link, at(0), 2, 200, 0), Enqueued::Waits);
+        assert_eq!(enqueue(&mut link, at(0), 3, 51, 0), Enqueued::Dropped);
+        assert_eq!(enqueue(&mut link, at(0), 4, 50, 0), Enqueued::Waits);
         assert_eq!(link.take_departed(), Some(1));
-        assert_eq!(link.start_next(at(100)), Some((2, at(300))));
+        assert_eq!(start_next(&mut link, at(100)), Some((2, at(300))));
         let stats = link.stats(at(200));
         assert_eq!((stats.dropped, stats.peak_bytes), (1, 250));
         assert_eq!(stats.mean_bytes(), (250 * 100 + 50 * 100) / 200);
@@ -317,11 +572,65 @@ mod tests {
         let mut link = link(1 << 20);
         link.config.marking =
             Some(Marking { min_bytes: 0, max_bytes: 0, max_probability_ppm: 1_000_000 });
-        link.enqueue(Time::ZERO, 1, 100, 0);
-        link.enqueue(Time::ZERO, 2, 100, 0);
+        enqueue(&mut link, Time::ZERO, 1, 100, 0);
+        enqueue(&mut link, Time::ZERO, 2, 100, 0);
         let mut chance = Chance::new(1);
         assert_eq!(link.mark(Ecn::Ect0, 0, &mut chance), Ecn::Ce);
         assert_eq!(link.mark(Ecn::NotEct, 0, &mut chance), Ecn::NotEct);
+    }
+
+    #[test]
+    fn weights_divide_what_the_others_leave() {
+        let mut link = link(1 << 30);
+        link.config.classes = 4;
+        link.config.weights[..3].copy_from_slice(&[1, 3, 2]);
+        let at = Time::from_nanos;
+        enqueue(&mut link, at(0), 0, 100, 0);
+        // Packets of different sizes: shares are of bytes.
+        for (class, bytes) in [(0, 200), (1, 1_000), (2, 4_200)] {
+            for _ in 0..2_000_000 / bytes {
+                enqueue(&mut link, at(0), class, bytes, class as u8 * 16);
+            }
+        }
+        enqueue(&mut link, at(0), 9, 100, 63);
+        link.take_departed();
+        assert_eq!(start_next(&mut link, at(0)).unwrap().0, 9, "without a weight comes first");
+        let mut sent = [0; 3];
+        while sent.iter().sum::<u64>() < 600_000 {
+            link.take_departed();
+            let started = link.start_next(at(0)).unwrap();
+            sent[started.class] += u64::from(started.waiting.bytes);
+        }
+        for (sent, expected) in sent.into_iter().zip([100_000_u64, 300_000, 200_000]) {
+            assert!(sent.abs_diff(expected) < 10_000, "{sent} {expected}");
+        }
+        // Of two that have packets, one paused: the other gets all.
+        link.set_paused(at(0), 1, true);
+        link.set_paused(at(0), 2, true);
+        link.take_departed();
+        assert_eq!(link.start_next(at(0)).unwrap().class, 0);
+    }
+
+    #[test]
+    fn a_paused_class_waits_and_others_go_on() {
+        let mut link = link(1 << 20);
+        link.config.classes = 2;
+        let at = Time::from_nanos;
+        enqueue(&mut link, at(0), 1, 100, 0);
+        link.set_paused(at(10), 0, true);
+        enqueue(&mut link, at(20), 2, 100, 0);
+        enqueue(&mut link, at(20), 3, 100, 63);
+        assert_eq!(link.take_departed(), Some(1));
+        assert_eq!(start_next(&mut link, at(100)), Some((3, at(200))));
+        link.take_departed();
+        assert_eq!(start_next(&mut link, at(200)), None);
+        assert!(link.is_held(0) && !link.is_held(1));
+        assert_eq!(enqueue(&mut link, at(200), 4, 100, 0), Enqueued::Waits);
+        link.set_paused(at(300), 0, false);
+        assert_eq!(start_next(&mut link, at(300)), Some((2, at(400))));
+        assert_eq!(start_next(&mut link, at(300)), None, "one at a time");
+        let stats = link.stats(at(300));
+        assert_eq!((stats.pauses, stats.paused), (1, Duration::from_nanos(290)));
     }
 
     #[test]
@@ -329,13 +638,13 @@ mod tests {
         let mut link = link(250);
         link.config.classes = 2;
         let at = Time::from_nanos;
-        link.enqueue(at(0), 1, 100, 0);
-        assert_eq!(link.enqueue(at(0), 2, 100, 31), Enqueued::Waits);
-        assert_eq!(link.enqueue(at(0), 3, 100, 32), Enqueued::Waits);
-        assert_eq!(link.enqueue(at(0), 4, 100, 63), Enqueued::Dropped);
+        enqueue(&mut link, at(0), 1, 100, 0);
+        assert_eq!(enqueue(&mut link, at(0), 2, 100, 31), Enqueued::Waits);
+        assert_eq!(enqueue(&mut link, at(0), 3, 100, 32), Enqueued::Waits);
+        assert_eq!(enqueue(&mut link, at(0), 4, 100, 63), Enqueued::Dropped);
         link.take_departed();
-        assert_eq!(link.start_next(at(100)), Some((3, at(200))));
+        assert_eq!(start_next(&mut link, at(100)), Some((3, at(200))));
         link.take_departed();
-        assert_eq!(link.start_next(at(200)), Some((2, at(300))));
+        assert_eq!(start_next(&mut link, at(200)), Some((2, at(300))));
     }
 }

@@ -44,6 +44,47 @@ impl Body {
     }
 }
 
+/// What a node's cables take before they are full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Room {
+    packets: usize,
+    /// Of the packets admitted, those not sent yet.
+    granted: usize,
+    /// A packet found none: its queue pair waits for room.
+    pub(crate) is_refused: bool,
+}
+
+impl Room {
+    /// Room for so many packets. What was refused before still waits if there is none.
+    pub(crate) fn new(packets: usize, before: Option<Room>) -> Room {
+        let was_refused = before.is_some_and(|room| room.is_refused);
+        Room { packets, granted: 0, is_refused: was_refused && packets == 0 }
+    }
+
+    fn admits(&mut self, packets: usize) -> usize {
+        let granted = packets.min(self.packets);
+        self.packets -= granted;
+        self.granted += granted;
+        self.is_refused |= granted == 0;
+        granted
+    }
+
+    fn sends(&mut self) {
+        match self.granted.checked_sub(1) {
+            Some(granted) => self.granted = granted,
+            None => self.packets = self.packets.saturating_sub(1),
+        }
+    }
+
+    /// Packets admitted and not sent are admitted no longer.
+    fn lapse(&mut self) {
+        self.packets += core::mem::take(&mut self.granted);
+    }
+}
+
+/// When a wire that refused a packet admits one, as far as it knows: its node is told.
+pub(crate) const NEVER: Time = Time::from_nanos(u64::MAX);
+
 #[derive(Debug)]
 pub(crate) struct Port {
     pub(crate) node: u32,
@@ -73,6 +114,8 @@ pub(crate) struct Port {
     pub(crate) stalled: Option<IpAddr>,
     /// Back-pressure, if its destinations exert any.
     pub(crate) gate: Option<Gate>,
+    /// Room on its cables, if that is limited.
+    pub(crate) room: Option<Room>,
     /// Queue pairs whose packets are kept when they are sent, and the packets.
     pub(crate) taps: Vec<u32>,
     pub(crate) tapped: Vec<Vec<u8>>,
@@ -98,6 +141,7 @@ impl Port {
             accepted: 0,
             stalled: None,
             gate: None,
+            room: None,
             taps: Vec::new(),
             tapped: Vec::new(),
         }
@@ -227,6 +271,9 @@ impl Port {
         if let Some(gate) = &mut self.gate {
             gate.lapse();
         }
+        if let Some(room) = &mut self.room {
+            room.lapse();
+        }
     }
 }
 
@@ -235,6 +282,9 @@ impl Wire for Port {
         for frame in frames {
             if let Some(gate) = &mut self.gate {
                 gate.sends(frame.path.remote.ip());
+            }
+            if let Some(room) = &mut self.room {
+                room.sends();
             }
             let packet = self.packet(frame, memory);
             self.note_sent(&packet);
@@ -266,12 +316,18 @@ impl Wire for Port {
         _service: Transport,
         packets: usize,
     ) -> usize {
+        let packets = self.room.as_mut().map_or(packets, |room| room.admits(packets));
         let (ip, counts) = (path.remote.ip(), &mut self.effects);
-        self.gate.as_mut().map_or(packets, |gate| gate.admits(now, ip, packets, counts))
+        match &mut self.gate {
+            Some(gate) if packets > 0 => gate.admits(now, ip, packets, counts),
+            _ => packets,
+        }
     }
 
     fn next_wakeup(&self) -> Option<Time> {
-        self.gate.as_ref()?.next_wakeup(self.now)
+        let gate = self.gate.as_ref().and_then(|gate| gate.next_wakeup(self.now));
+        let is_refused = self.room.is_some_and(|room| room.is_refused);
+        gate.or(is_refused.then_some(NEVER))
     }
 
     fn is_stalled(&mut self, path: &Path, _dest: Qpn) -> bool {

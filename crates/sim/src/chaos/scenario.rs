@@ -6,16 +6,17 @@
 use alloc::vec::Vec;
 
 use roce::Duration;
-use roce::congestion::{CongestionControl, DcqcnParams};
+use roce::congestion::{CongestionControl, DcqcnParams, DctcpParams, HpccParams, TimelyParams};
 use roce::endpoint::{Connect, EndpointConfig, Mtu, Reliability};
 use roce::verbs::Transport;
 use roce::wire::Psn;
 use roce::world::Path;
 
+use crate::buffer::BufferConfig;
 use crate::chance::Chance;
-use crate::fabric::FabricConfig;
+use crate::fabric::{FabricConfig, headroom};
 use crate::faults::FaultMix;
-use crate::graph::Graph;
+use crate::graph::{Graph, Vertex};
 use crate::link::{LinkConfig, Marking};
 use crate::pressure::Pressure;
 
@@ -110,6 +111,7 @@ impl Params {
     pub(super) fn cnp_interval(&self) -> Duration {
         match self.congestion {
             CongestionControl::Dcqcn(params) => params.cnp_interval,
+            CongestionControl::Dctcp(_) => DctcpParams::CNP_INTERVAL,
             _ => Duration::from_micros(50),
         }
     }
@@ -118,6 +120,9 @@ impl Params {
     pub(super) fn least_bps(&self) -> Option<u64> {
         match self.congestion {
             CongestionControl::Dcqcn(params) => Some(params.min_bps),
+            CongestionControl::Dctcp(params) => Some(params.min_bps),
+            CongestionControl::Timely(params) => Some(params.min_bps),
+            CongestionControl::Hpcc(params) => Some(params.min_bps),
             _ => None,
         }
     }
@@ -239,6 +244,11 @@ impl Scenario {
         let habits = Habits::draw(&mut Chance::new(!seed));
         let mut pairs = with_habits(pairs, &habits, &mut Chance::new(!seed));
         let pressure = draw_pressure(&mut fabric, &mut pairs, &mut Chance::new(seed ^ PRESSURE));
+        let link = draw_switches(&mut fabric, &mut pairs, link, &mut Chance::new(seed ^ SWITCHES));
+        if pressure.is_some() {
+            // One reason to refuse a packet at a time: each is checked.
+            fabric.nic_packets = None;
+        }
         let max_len = if is_large { 65_536 } else { chance.pick(&[1_500, 6_000, 10_000]) };
         Scenario {
             fabric,
@@ -334,6 +344,83 @@ fn draw_pressure(
         longest_ns: chance.pick(&[1_000, 5_000, 20_000]),
         refusals: chance.pick(&[20, 200]),
         seed: chance.word(),
+    })
+}
+
+/// Sets the stream of networks with several switches apart from the others of a seed.
+const SWITCHES: u64 = 0x7377_6974_6368_6573;
+
+/// In some seeds, a leaf for each node and two spines: switches share their buffers among their ports, pause or drop, and
+/// mark; nodes keep in their queue pairs what their cables do not take; and some controls follow what switches say.
+/// Returns a link that stands for the whole way.
+fn draw_switches(
+    fabric: &mut FabricConfig,
+    pairs: &mut [PairPlan],
+    link: LinkConfig,
+    chance: &mut Chance,
+) -> LinkConfig {
+    if !chance.per_mille(300) {
+        return link;
+    }
+    let is_lossless = chance.per_mille(700);
+    let (shared, reserve) = (chance.between(20_000, 200_000), 1_100);
+    // Four ports at most: a node and two spines, or three leaves.
+    let own = 4 * (reserve + headroom(&link, &link.with_rate(link.rate_bps / 4)));
+    let config = match is_lossless {
+        true => BufferConfig::lossless(own + shared),
+        false => BufferConfig::lossy(shared),
+    };
+    fabric.buffer = Some(BufferConfig { reserve, shift: 1, ..config });
+    fabric.nic_packets = chance.pick(&[None, Some(1), Some(1), Some(4)]);
+    let slower = chance.pick(&[1, 4]);
+    fabric.graph = leaves_and_spines(fabric.graph.nodes(), link, slower);
+    let line_bps = link.rate_bps;
+    // Four links and two packets on each, both ways.
+    let base_rtt = link.delay * 8 + link.serialization(4_200) * 8;
+    for PairPlan { params, .. } in pairs {
+        let named =
+            chance.pick(&["dctcp", "timely", "timely-patched", "hpcc", "hpcc", "as before"]);
+        let control = CongestionControl::named(named, line_bps, base_rtt);
+        params.congestion = control.map_or(params.congestion, no_slower);
+    }
+    LinkConfig { rate_bps: link.rate_bps / slower, delay: link.delay * 2, ..link }
+}
+
+/// The same, but with at least 1 Gbit/s, so that what is under way ends in time.
+fn no_slower(control: CongestionControl) -> CongestionControl {
+    let min_bps = 1_000_000_000;
+    match control {
+        CongestionControl::Dctcp(params) => {
+            CongestionControl::Dctcp(DctcpParams { min_bps, ..params })
+        }
+        CongestionControl::Timely(params) => {
+            CongestionControl::Timely(TimelyParams { min_bps, ..params })
+        }
+        CongestionControl::Hpcc(params) => {
+            CongestionControl::Hpcc(HpccParams { min_bps, ..params })
+        }
+        other => other,
+    }
+}
+
+/// The links between switches are as slow as those of nodes, or slower, so that queues form inside.
+fn leaves_and_spines(nodes: u32, link: LinkConfig, slower: u64) -> Graph {
+    use Vertex::{Node, Switch};
+    let (first_spine, spines) = (nodes, 2);
+    let trunk = LinkConfig { rate_bps: link.rate_bps / slower, ..link };
+    let mut graph = Graph::new(nodes, nodes + spines);
+    for node in 0..nodes {
+        graph = graph.join(Node(node), Switch(node), link, link);
+    }
+    for (leaf, spine) in (0..nodes).flat_map(|leaf| (0..spines).map(move |spine| (leaf, spine))) {
+        graph = graph.join(Switch(leaf), Switch(first_spine + spine), trunk, trunk);
+    }
+    let trunk = move |leaf, spine| nodes + leaf * spines + spine;
+    graph.routed(move |at, dest| match at {
+        Node(node) => (node != dest).then_some((node, false)),
+        Switch(leaf) if leaf == dest => Some((dest, true)),
+        Switch(leaf) if leaf < first_spine => Some((trunk(leaf, dest % spines), false)),
+        Switch(spine) => Some((trunk(dest, spine - first_spine), true)),
     })
 }
 

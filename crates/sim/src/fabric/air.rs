@@ -12,7 +12,7 @@ use roce::wire::{Headers, Psn, Service};
 
 use super::{Event, Fabric, Node};
 use crate::faults::Fault;
-use crate::link::{Enqueued, Link, Vertex};
+use crate::link::{Enqueued, Ingress, Link, Started, Vertex, Waiting};
 use crate::memory::NodeMemory;
 use crate::packet::Packet;
 use crate::port::Body;
@@ -62,20 +62,53 @@ pub(super) struct Flow {
 }
 
 impl<M: NodeMemory> Fabric<M> {
-    /// A packet leaves `at`, a node or a switch, on its next link.
-    pub(super) fn route(&mut self, at: Vertex, id: u32) {
+    /// A packet leaves `at`, a node or a switch, on its next link. At a switch it came by the link `ingress`.
+    pub(super) fn route(&mut self, at: Vertex, ingress: Option<u32>, id: u32) {
         let Some(packet) = self.pool.get_mut(id) else {
             return;
         };
         let (to, bytes, dscp) = (packet.to, packet.frame_bytes, packet.dscp);
+        let class_on = |link: u32| self.links[link as usize].class(dscp);
+        let ingress = ingress.map(|link| Ingress { link, class: class_on(link) as u8 });
         let Some(link) = self.routes.next(at, to) else {
+            self.vacate(ingress, bytes);
             return self.discard(id);
         };
-        match self.links[link as usize].enqueue(self.now, id, bytes, dscp) {
+        let class = class_on(link);
+        let is_busy = self.links[link as usize].is_busy(class, bytes);
+        if is_busy && !self.charge(ingress, bytes) {
+            self.links[link as usize].count_drop();
+            self.vacate(ingress, bytes);
+            return self.discard(id);
+        }
+        let waiting = Waiting { packet: id, bytes, ingress };
+        match self.links[link as usize].enqueue(self.now, class, waiting) {
             Enqueued::Waits => {}
-            Enqueued::Leaves(at) => self.events.add(at, Event::Departed(link)),
-            Enqueued::Left => self.launch(link, id),
-            Enqueued::Dropped => self.discard(id),
+            Enqueued::Leaves(at) => {
+                self.stamp(link, id);
+                self.vacate(ingress, bytes);
+                self.events.add(at, Event::Departed(link));
+            }
+            Enqueued::Left => {
+                self.vacate(ingress, bytes);
+                self.launch(link, id);
+            }
+            Enqueued::Dropped => {
+                self.discharge(ingress, bytes);
+                self.vacate(ingress, bytes);
+                self.discard(id);
+            }
+        }
+    }
+
+    /// A switch writes the state of the link into a packet that starts to depart, if it has a place for it.
+    fn stamp(&mut self, link: u32, id: u32) {
+        let link = &self.links[link as usize];
+        if let Some(packet) = self.pool.get_mut(id)
+            && let Some(report) = &mut packet.telemetry
+            && matches!(link.start, Vertex::Switch(_))
+        {
+            report.stamp(link.hop(self.now));
         }
     }
 
@@ -90,13 +123,28 @@ impl<M: NodeMemory> Fabric<M> {
         if let Some(packet) = self.links[index].take_departed() {
             self.launch(link, packet);
         }
-        let Some((packet, at)) = self.links[index].start_next(self.now) else {
+        self.start_next(link);
+        if let Vertex::Node(node) = self.links[index].start
+            && self.readmit(node)
+        {
+            self.mark_dirty(node);
+        }
+    }
+
+    /// The next packet of a link starts to depart, if one may.
+    pub(super) fn start_next(&mut self, link: u32) {
+        let index = link as usize;
+        let Some(Started { waiting, class, left_at }) = self.links[index].start_next(self.now)
+        else {
             return;
         };
-        if let Some(packet) = self.pool.get_mut(packet) {
-            packet.ecn = self.links[index].mark(packet.ecn, packet.dscp, &mut self.chance);
+        if let Some(packet) = self.pool.get_mut(waiting.packet) {
+            packet.ecn = self.links[index].mark(packet.ecn, class, &mut self.chance);
         }
-        self.events.add(at, Event::Departed(link));
+        self.stamp(link, waiting.packet);
+        self.discharge(waiting.ingress, waiting.bytes);
+        self.vacate(waiting.ingress, waiting.bytes);
+        self.events.add(left_at, Event::Departed(link));
     }
 
     /// A packet enters the air, where faults are injected.
@@ -109,16 +157,20 @@ impl<M: NodeMemory> Fabric<M> {
             return self.fly(link, id, Duration::ZERO);
         }
         if self.strikes(Fault::Loss) {
+            self.resend_total(link, id);
             let live = self.pool.get_mut(id).is_some_and(|packet| is_live(&self.nodes, packet));
             if live {
                 self.counts.effect(Fault::Loss);
             }
             return self.discard(id);
         }
-        self.double(link, id);
-        self.stray(link, id);
+        let is_orderly = self.links[link as usize].config.credits.is_some();
+        if !is_orderly {
+            self.double(link, id);
+            self.stray(link, id);
+        }
         self.damage(id);
-        let delay = self.hold_up(id);
+        let delay = if is_orderly { Duration::ZERO } else { self.hold_up(id) };
         self.fly(link, id, delay);
     }
 
@@ -139,6 +191,7 @@ impl<M: NodeMemory> Fabric<M> {
                 self.counts.effect(Fault::Flap);
             }
         }
+        self.resend_total(link, id);
         self.discard(id);
     }
 
@@ -219,9 +272,15 @@ impl<M: NodeMemory> Fabric<M> {
     }
 
     pub(super) fn arrived(&mut self, id: u32, link: u32) {
+        if !self.occupy(link, id) {
+            return self.discard(id);
+        }
         match self.links[link as usize].end {
-            switch @ Vertex::Switch(_) => self.route(switch, id),
-            Vertex::Node(node) => self.arrive(node, id),
+            switch @ Vertex::Switch(_) => self.route(switch, Some(link), id),
+            Vertex::Node(node) => {
+                self.consume(link, id);
+                self.arrive(node, id);
+            }
         }
     }
 

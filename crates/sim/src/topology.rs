@@ -1,0 +1,89 @@
+//! Topologies of the crate `fabric` as graphs to simulate, with the routes of its tables.
+//!
+//! Hosts become nodes and switches stay switches, both numbered in the topology's order. A node sends by its first
+//! connected port.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+use fabric::channels::Channels;
+use fabric::routes::Tables;
+use fabric::topology::{End, Kind, Node, NodeId, Topology};
+use roce::Duration;
+
+use crate::graph::{Graph, Vertex};
+use crate::link::LinkConfig;
+
+/// The number of each node of a topology in its graph.
+#[derive(Clone, Debug)]
+struct Numbers {
+    /// By node: its number among hosts or switches.
+    by_node: Vec<u32>,
+    hosts: Vec<NodeId>,
+    switches: Vec<NodeId>,
+}
+
+impl Numbers {
+    fn of(topology: &Topology) -> Numbers {
+        let (mut hosts, mut switches) = (Vec::new(), Vec::new());
+        let number = |(id, node): (NodeId, &Node)| {
+            let own = if node.kind() == Kind::Host { &mut hosts } else { &mut switches };
+            own.push(id);
+            own.len() as u32 - 1
+        };
+        let by_node = topology.nodes().map(number).collect();
+        Numbers { by_node, hosts, switches }
+    }
+
+    fn vertex(&self, topology: &Topology, id: NodeId) -> Vertex {
+        let number = self.by_node[id.index()];
+        match topology.node(id).kind() {
+            Kind::Host => Vertex::Node(number),
+            Kind::Switch => Vertex::Switch(number),
+        }
+    }
+}
+
+/// The end port at which each node of a topology's graph is reached: its first one.
+pub fn end_ports(topology: &Topology, channels: &Channels) -> Vec<Option<u32>> {
+    let first = |host: NodeId| {
+        (0..)
+            .zip(channels.end_ports())
+            .find(|(_, end)| end.end.node == host)
+            .map(|(place, _)| place)
+    };
+    topology.hosts().map(first).collect()
+}
+
+/// The graph of a topology, with the routes of `tables`. Rates and delays are those of its links, the rest is that of
+/// `like`.
+pub fn graph(topology: &Topology, channels: &Channels, tables: &Tables, like: LinkConfig) -> Graph {
+    let numbers = Numbers::of(topology);
+    let bare = Graph::new(numbers.hosts.len() as u32, numbers.switches.len() as u32);
+    // Links that were removed have no cable.
+    let mut cables = BTreeMap::new();
+    let graph = topology.links().zip(0_u32..).fold(bare, |graph, ((id, link), cable)| {
+        cables.insert(id, cable);
+        let [a, b] = link.ends.map(|end| numbers.vertex(topology, end.node));
+        let delay = Duration::from_nanos(link.capacity.delay_ns);
+        let config = like.with_rate(link.capacity.rate_bps).with_delay(delay);
+        graph.join(a, b, config, config)
+    });
+    let end_ports = end_ports(topology, channels);
+    let leaves_by = |node: NodeId, port: u8| -> Option<(u32, bool)> {
+        let id = topology.node(node).link_at(port)?;
+        let is_back = topology.link(id)?.ends[0] != End { node, port };
+        Some((*cables.get(&id)?, is_back))
+    };
+    graph.routed(|at, dest| match at {
+        Vertex::Node(number) => {
+            let host = numbers.hosts[number as usize];
+            let (port, _) = topology.node(host).links().next().filter(|_| number != dest)?;
+            leaves_by(host, port)
+        }
+        Vertex::Switch(number) => {
+            let end_port = end_ports[dest as usize]?;
+            leaves_by(numbers.switches[number as usize], tables.port(number, end_port))
+        }
+    })
+}
