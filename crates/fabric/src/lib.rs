@@ -10,6 +10,8 @@
 //! | [`topology`] | hosts, switches, ports and links |
 //! | [`shape`] | topologies made by rule, and their names |
 //! | [`text`] | topologies as text of other programs |
+//! | [`lingjun`] | the topology of a published cluster, from its file |
+//! | [`drawing`] | a picture of a topology |
 //! | [`channels`] | the switches of a topology as a routing engine sees them |
 //! | [`dependencies`] | which channels wait for which, and cycles of them |
 //! | [`routes`] | forwarding tables, and the engines that compute them |
@@ -29,9 +31,11 @@ extern crate std;
 pub mod channels;
 pub mod dependencies;
 pub mod discovery;
+pub mod drawing;
 pub mod exchange;
 pub mod judge;
 pub mod lanes;
+pub mod lingjun;
 pub mod mad;
 pub mod routes;
 pub mod setup;

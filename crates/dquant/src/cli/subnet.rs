@@ -10,6 +10,8 @@ use clap::{Args, Subcommand};
 use super::Console;
 use crate::exit::{CliError, Exit};
 
+pub(super) use plan::Name as EngineName;
+
 /// Discover, route and set up an InfiniBand fabric; compare routing engines on any topology.
 #[derive(Debug, Args)]
 #[command(after_help = "\

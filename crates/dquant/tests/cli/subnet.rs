@@ -45,6 +45,20 @@ fn a_topology_goes_through_a_file_unchanged() {
 }
 
 #[test]
+fn a_published_cluster_is_read_and_a_topology_is_drawn() {
+    let folder = Folder::new("subnet-formats");
+    folder.write("topo.csv", "ip,DSW,PSW,ASW\na,G,P1,S1\nb,G,P1,S1\nc,G,P1,S2\nd,G,P2,S1\n");
+    let args = ["subnet", "plan", "topo.csv", "--engine", "fat-tree", "--write", "cluster.svg"];
+    let text = folder.run(&args).good().stdout;
+    assert!(text.contains("4 hosts, 9 switches, 16 links"), "{text}");
+    let svg = String::from_utf8(folder.read("cluster.svg")).expect("text");
+    assert!(svg.starts_with("<svg ") && svg.contains("<title>ASW-P1-S1</title>"), "{svg}");
+    folder.write("torn.csv", "ip,DSW,PSW,ASW\na,G,P1,S1\nb,H,P1,S1\n");
+    let torn = folder.run(&["subnet", "plan", "torn.csv"]);
+    torn.failed(2, "line 3: P1 is below H, and was below G", "");
+}
+
+#[test]
 fn what_cannot_be_routed_is_said() {
     let folder = Folder::new("subnet-refused");
     let plan = |topology: &str| folder.run(&["subnet", "plan", topology]);

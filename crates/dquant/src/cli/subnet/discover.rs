@@ -37,7 +37,7 @@ pub(super) struct Discover {
     #[command(flatten)]
     port: PortArgs,
 
-    /// Write the topology: .net for ibsim, .dot for Graphviz, .ns3 for ns-3
+    /// Write the topology: .net for ibsim, .dot for Graphviz, .ns3 for ns-3, .svg for a picture
     #[arg(long, value_name = "FILE")]
     write: Option<PathBuf>,
 }

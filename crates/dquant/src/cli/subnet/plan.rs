@@ -6,8 +6,10 @@ use std::time::Instant;
 
 use clap::{Args, ValueEnum};
 use fabric::channels::Channels;
+use fabric::drawing;
 use fabric::judge::{Verdict, judge};
 use fabric::lanes::{Lanes, MAX_LANES};
+use fabric::lingjun;
 use fabric::routes::{Engine, RouteError, Tables};
 use fabric::shape::{Shape, ShapeError};
 use fabric::text;
@@ -19,9 +21,9 @@ use crate::exit::{CliError, Exit, OUTPUT_HINT};
 
 /// Compute linear forwarding tables for a topology and judge them
 ///
-/// TOPOLOGY is a file or a rule. Files: net files of ibsim, and what ibnetdiscover printed. Rules:
-/// fat-tree:K, leaf-spine:LxSxH, vl2:AxIxH, torus:AxB:H, dragonfly:AxPxH, rail:UxHxRxS,
-/// random:NxDxH:SEED, bcube:NxK; docs/routing.md explains them.
+/// TOPOLOGY is a file or a rule. Files: net files of ibsim, what ibnetdiscover printed, and topo.csv
+/// of the Lingjun data set. Rules: fat-tree:K, leaf-spine:LxSxH, vl2:AxIxH, torus:AxB:H,
+/// dragonfly:AxPxH, rail:UxHxRxS, random:NxDxH:SEED, bcube:NxK; docs/routing.md explains them.
 ///
 /// load: ordered pairs of hosts' ports whose packets pass a channel, which is one direction of a link
 /// between switches; mean and least of the channels that carry something. VLs: virtual lanes that keep
@@ -53,14 +55,14 @@ pub(super) struct Plan {
     )]
     engines: Vec<Name>,
 
-    /// Write the topology: .net for ibsim, .dot for Graphviz, .ns3 for ns-3
+    /// Write the topology: .net for ibsim, .dot for Graphviz, .ns3 for ns-3, .svg for a picture
     #[arg(long, value_name = "FILE")]
     write: Option<PathBuf>,
 }
 
 /// Engines, as they are named on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum Name {
+pub(in crate::cli) enum Name {
     #[value(alias = "minhop")]
     MinHop,
     #[value(alias = "updn")]
@@ -72,7 +74,7 @@ pub(super) enum Name {
 }
 
 impl Name {
-    pub(super) fn engine(self) -> Engine {
+    pub(in crate::cli) fn engine(self) -> Engine {
         match self {
             Name::MinHop => Engine::MinHop,
             Name::UpDown => Engine::UpDown,
@@ -137,6 +139,14 @@ fn read(name: &str) -> Result<Topology, CliError> {
         )));
     }
     let text = std::fs::read_to_string(path).map_err(|error| cannot(&error))?;
+    if text.lines().next().map(str::trim_end) == Some(lingjun::HEADER) {
+        return lingjun::read(&text, Capacity::default()).map_err(|error| {
+            CliError::because(
+                format_args!("{name} is not a topology of the Lingjun data set"),
+                &error,
+            )
+        });
+    }
     text::read_net(&text, Capacity::default())
         .map_err(|error| CliError::because(format_args!("{name} is not a net file"), &error))
 }
@@ -147,6 +157,7 @@ fn writer(path: &Path) -> Option<fn(&Topology) -> String> {
         Some("net") => Some(text::write_net),
         Some("dot") => Some(text::write_dot),
         Some("ns3") => Some(text::write_ns3),
+        Some("svg") => Some(drawing::write_svg),
         _ => None,
     }
 }
@@ -154,7 +165,10 @@ fn writer(path: &Path) -> Option<fn(&Topology) -> String> {
 /// Refuses names that say no format.
 pub(super) fn check_name(path: &Path) -> Result<(), CliError> {
     let unknown = || {
-        CliError::usage(format_args!("{}: the name ends with .net, .dot or .ns3", path.display()))
+        CliError::usage(format_args!(
+            "{}: the name ends with .net, .dot, .ns3 or .svg",
+            path.display()
+        ))
     };
     writer(path).map(drop).ok_or_else(unknown)
 }
