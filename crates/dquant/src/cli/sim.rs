@@ -4,6 +4,7 @@
 //! seeds at once, and the tables.
 
 mod chaos;
+mod deadlock;
 mod goodput;
 mod incast;
 
@@ -12,13 +13,14 @@ use clap::{Args, Subcommand};
 use super::Console;
 use crate::exit::{CliError, Exit};
 
-/// Run the transport in virtual time: under faults, for goodput, in an incast.
+/// Run the transport in virtual time: under faults, for goodput, in an incast, for deadlocks.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   dquant sim chaos --seeds 0..2000
   dquant sim goodput --loss 1%
   dquant sim incast --senders 10 --cc dcqcn-mlnx
+  dquant sim deadlock --topology torus:4x4:2
   dquant sim chaos --help")]
 pub(super) struct Sim {
     #[command(subcommand)]
@@ -28,6 +30,7 @@ pub(super) struct Sim {
 #[derive(Debug, Subcommand)]
 enum Verb {
     Chaos(chaos::Chaos),
+    Deadlock(deadlock::Deadlock),
     Goodput(goodput::GoodputCommand),
     Incast(incast::IncastCommand),
 }
@@ -36,6 +39,7 @@ impl Sim {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
         match self.verb {
             Verb::Chaos(chaos) => chaos.run(console),
+            Verb::Deadlock(deadlock) => deadlock.run(console),
             Verb::Goodput(goodput) => goodput.run(console),
             Verb::Incast(incast) => incast.run(console),
         }

@@ -27,6 +27,7 @@ const COMMANDS: &[&[&str]] = &[
     &["perf", "serve"],
     &["sim"],
     &["sim", "chaos"],
+    &["sim", "deadlock"],
     &["sim", "goodput"],
     &["sim", "incast"],
     &["subnet"],

@@ -32,6 +32,44 @@ fn goodput_falls_with_loss() {
 }
 
 #[test]
+fn a_torus_in_one_lane_comes_to_a_deadlock_and_in_lanes_does_not() {
+    let folder = Folder::new("sim-deadlock");
+    let stuck = folder.run(&["sim", "deadlock", "--topology", "torus:4x4:2"]);
+    assert_eq!(stuck.exit, Some(1), "{stuck:?}");
+    let (before, circle) = stuck.stdout.split_once("  deadlock    after ").expect("a deadlock");
+    assert!(before.contains("torus:4x4:2, routed by dor, 1 lane"), "{before}");
+    let names: Vec<&str> =
+        circle.split(": ").nth(1).expect("a circle").trim().split(" -> ").collect();
+    assert!(names.len() >= 4 && names.first() == names.last(), "{circle}");
+    let args = ["sim", "deadlock", "--topology", "torus:4x4:2", "--lanes", "4", "--json"];
+    let report = folder.run(&args).good().json();
+    assert_eq!((&report["deadlock"], &report["dropped"]), (&serde_json::Value::Null, &0.into()));
+}
+
+#[test]
+fn the_reference_case_stands_beside_ns_3() {
+    let folder = Folder::new("sim-reference");
+    let report = folder.run(&["sim", "incast", "--reference", "--json"]).good().json();
+    assert_eq!(report["rows"].as_array().map(Vec::len), Some(6));
+    let pfc = [
+        "sim",
+        "incast",
+        "--senders",
+        "7",
+        "--pfc",
+        "--cc",
+        "hpcc",
+        "--topology",
+        "fat-tree:4",
+        "--json",
+    ];
+    let report = folder.run(&pfc).good().json();
+    assert_eq!(report["dropped"], 0);
+    let many = ["sim", "incast", "--senders", "16", "--topology", "fat-tree:4"];
+    folder.run(&many).failed(1, "16 hosts", "");
+}
+
+#[test]
 fn what_cannot_be_run_is_said() {
     let folder = Folder::new("sim-refused");
     let nothing = folder.run(&["sim", "chaos", "--seeds", "5..5"]);

@@ -3,17 +3,15 @@
 use std::fmt;
 
 use clap::Args;
+use fabric::shape::Shape;
 use roce::Duration;
 use roce::congestion::{CongestionControl, DcqcnParams};
 use serde::Serialize;
-use sim::incast::{self, Incast, IncastConfig};
+use sim::incast::{self, Incast, IncastConfig, Reference};
 
 use super::super::{Console, Report};
 use crate::exit::{CliError, Exit};
 use crate::units;
-
-/// Names accepted by `--cc`.
-const NAMES: [&str; 4] = ["dcqcn-mlnx", "dcqcn-paper", "dcqcn-uet", "off"];
 
 /// Let many senders collide at one receiver
 ///
@@ -25,12 +23,14 @@ const NAMES: [&str; 4] = ["dcqcn-mlnx", "dcqcn-paper", "dcqcn-uet", "off"];
 #[command(
     verbatim_doc_comment,
     after_help = "\
-Congestion controls: dcqcn-mlnx, dcqcn-paper, dcqcn-uet, off.
+Congestion controls: dcqcn-mlnx, dcqcn-paper, dcqcn-uet, dctcp, timely, timely-patched, hpcc, swift,
+delay, off.
 
 Examples:
   dquant sim incast --senders 10 --cc dcqcn-mlnx
   dquant sim incast --senders 10 --cc dcqcn-mlnx --increase-timer 900us
-  dquant sim incast --senders 32 --gbit 100 --cc dcqcn-uet --json"
+  dquant sim incast --senders 127 --cc hpcc --pfc --topology fat-tree:8 --no-long-flow
+  dquant sim incast --reference"
 )]
 pub(super) struct IncastCommand {
     /// Senders that start together
@@ -38,7 +38,7 @@ pub(super) struct IncastCommand {
     senders: u32,
 
     /// Congestion control of every connection
-    #[arg(long, default_value = "dcqcn-mlnx", value_name = "NAME", value_parser = NAMES, hide_possible_values = true)]
+    #[arg(long, default_value = "dcqcn-mlnx", value_name = "NAME", value_parser = CongestionControl::NAMES, hide_possible_values = true)]
     cc: String,
 
     /// Rate of every link in Gbit/s
@@ -53,6 +53,18 @@ pub(super) struct IncastCommand {
     #[arg(long)]
     no_long_flow: bool,
 
+    /// Switches pause senders instead of dropping packets, and their ports share the 4 MB
+    #[arg(long)]
+    pfc: bool,
+
+    /// The network, instead of one switch, as in 'dquant subnet plan'
+    #[arg(long, value_name = "RULE")]
+    topology: Option<Shape>,
+
+    /// Run the 10:1 case of ns-3 with its parameters, and print its figures beside ours
+    #[arg(long, conflicts_with_all = ["senders", "cc", "gbit", "increase_timer", "no_long_flow", "pfc", "topology"])]
+    reference: bool,
+
     /// Random seed
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -60,32 +72,102 @@ pub(super) struct IncastCommand {
 
 impl IncastCommand {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
-        let rate_bps = self.gbit * 1_000_000_000;
-        let congestion = self.congestion(rate_bps);
+        if self.reference {
+            console.report(&ReferenceReport::measure(self.seed)?)?;
+            return Ok(Exit::Good);
+        }
         let config = IncastConfig {
             long_flow: !self.no_long_flow,
+            shape: self.topology.clone(),
             seed: self.seed,
             ..IncastConfig::new(self.senders, self.gbit)
         };
+        let config = if self.pfc { config.lossless() } else { config };
+        let base_rtt = config.base_rtt().map_err(CliError::check_failed)?;
+        let congestion = self.congestion(base_rtt);
         let got = incast::measure(&config, |connect| connect.congestion = congestion);
         let got = got.map_err(CliError::check_failed)?;
         console.report(&IncastReport::new(&self, &got))?;
         Ok(Exit::Good)
     }
 
-    fn congestion(&self, rate_bps: u64) -> CongestionControl {
-        let Some(params) = DcqcnParams::named(&self.cc, rate_bps) else {
-            return CongestionControl::Off;
-        };
-        let increase_period = self.increase_timer.unwrap_or(params.increase_period);
-        CongestionControl::Dcqcn(DcqcnParams { increase_period, ..params })
+    fn congestion(&self, base_rtt: Duration) -> CongestionControl {
+        let named = CongestionControl::named(&self.cc, self.gbit * 1_000_000_000, base_rtt);
+        match (named, self.increase_timer) {
+            (Some(CongestionControl::Dcqcn(params)), Some(increase_period)) => {
+                CongestionControl::Dcqcn(DcqcnParams { increase_period, ..params })
+            }
+            (named, _) => named.unwrap_or_default(),
+        }
     }
 }
 
-/// Results of the same case elsewhere: 10:1 at 25 Gbit/s in ns-3, with an increase timer of 900 us.
-const REFERENCE: &str = "\
-  reference   DCQCN in ns-3 (10 senders, 25 Gbit/s, increase timer 900 us): peak 1,623 kB, mean 90.2 kB,
-              range 0 to 235 kB, link 24.72 Gb/s";
+/// Our figures of the case that ns-3 measured, beside its own.
+#[derive(Debug, Serialize)]
+struct ReferenceReport {
+    rows: Vec<ReferenceRow>,
+}
+
+#[derive(Debug, Serialize)]
+struct ReferenceRow {
+    congestion_control: &'static str,
+    queue_peak_bytes: u64,
+    queue_mean_bytes: u64,
+    link_bps: u64,
+    max_unfairness_per_mille: u64,
+    dropped: u64,
+    reference_queue_peak_bytes: u64,
+    reference_queue_mean_bytes: u64,
+    reference_link_bps: u64,
+}
+
+impl ReferenceReport {
+    fn measure(seed: u64) -> Result<ReferenceReport, CliError> {
+        let rows = incast::reference().into_iter().map(|row| ReferenceRow::measure(&row, seed));
+        Ok(ReferenceReport { rows: rows.collect::<Result<_, _>>()? })
+    }
+}
+
+impl ReferenceRow {
+    fn measure(row: &Reference, seed: u64) -> Result<ReferenceRow, CliError> {
+        let case = incast::reference_case();
+        let config = IncastConfig { seed, ..case };
+        let got = incast::measure(&config, |connect| connect.congestion = row.control);
+        let got = got.map_err(CliError::check_failed)?;
+        Ok(ReferenceRow {
+            congestion_control: row.name,
+            queue_peak_bytes: got.peak_bytes,
+            queue_mean_bytes: got.mean_bytes,
+            link_bps: got.wire_bps,
+            max_unfairness_per_mille: got.unfairness_per_mille(),
+            dropped: got.dropped,
+            reference_queue_peak_bytes: row.peak_bytes,
+            reference_queue_mean_bytes: row.mean_bytes,
+            reference_link_bps: row.wire_bps,
+        })
+    }
+}
+
+impl Report for ReferenceReport {
+    const SCHEMA: &'static str = "dquant.sim.incast-reference/1";
+}
+
+impl fmt::Display for ReferenceReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "10 senders meet a long flow, 25 Gbit/s: ours / ns-3")?;
+        write!(f, "  {:<16} {:>15} {:>15} {:>15}", "control", "peak kB", "mean kB", "link Gb/s")?;
+        let pair = |ours: u64, theirs: u64, unit: f64, digits: usize| {
+            format!("{:.digits$} / {:.digits$}", ours as f64 / unit, theirs as f64 / unit)
+        };
+        for row in &self.rows {
+            let peak = pair(row.queue_peak_bytes, row.reference_queue_peak_bytes, 1e3, 0);
+            let mean = pair(row.queue_mean_bytes, row.reference_queue_mean_bytes, 1e3, 1);
+            let link = pair(row.link_bps, row.reference_link_bps, 1e9, 2);
+            write!(f, "\n  {:<16} {peak:>15} {mean:>15} {link:>15}", row.congestion_control)?;
+        }
+        Ok(())
+    }
+}
 
 #[derive(Debug, Serialize)]
 struct IncastReport {
@@ -104,6 +186,7 @@ struct IncastReport {
     shares_bps: Vec<u64>,
     dropped: u64,
     marked: u64,
+    paused_ns: u64,
     notifications: u64,
     events: u64,
 }
@@ -125,6 +208,7 @@ impl IncastReport {
             shares_bps: got.shares_bps.clone(),
             dropped: got.dropped,
             marked: got.marked,
+            paused_ns: got.paused.as_nanos(),
             notifications: got.notifications,
             events: got.events,
         }
@@ -163,8 +247,10 @@ impl fmt::Display for IncastReport {
         }
         write!(
             f,
-            "\n  signals     {} packets marked, {} notifications\n{REFERENCE}",
-            self.marked, self.notifications
+            "\n  signals     {} packets marked, {} notifications; links paused for {:.3} ms in all",
+            self.marked,
+            self.notifications,
+            self.paused_ns as f64 / 1e6
         )
     }
 }
