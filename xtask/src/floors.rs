@@ -49,7 +49,8 @@ const FLOORS: &[(&str, &str)] = &[
          credits: chance
          link: chance credits
          buffer: link
-         graph: link
+         paths: link
+         graph: link paths
          topology: graph link
          memory: chance
          packet: faults

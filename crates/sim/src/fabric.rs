@@ -33,11 +33,12 @@ use crate::buffer::{Buffer, BufferConfig};
 use crate::chance::Chance;
 use crate::events::EventQueue;
 use crate::faults::{Fault, FaultCounts, FaultMix};
-use crate::graph::{Graph, Routes};
+use crate::graph::Graph;
 use crate::link::{Link, LinkStats, Vertex};
 use crate::memory::NodeMemory;
 use crate::packet::{Addressing, GROUP, Marks};
 pub use crate::packet::{Direction, Packet, Sighting};
+use crate::paths::{Paths, Spread};
 use crate::port::{Body, NEVER, Port, Room};
 use crate::pressure::{Gate, Pressure};
 pub use air::MAX_DELAY_NS;
@@ -134,7 +135,8 @@ pub struct Fabric<M> {
     pub nodes: Vec<Node<M>>,
     now: Time,
     links: Vec<Link>,
-    routes: Routes,
+    paths: Paths,
+    spread: Spread,
     /// By node: the links by which its packets leave.
     cables: Vec<Vec<u32>>,
     /// By switch; empty where they never fill.
@@ -185,15 +187,16 @@ impl<M: NodeMemory> Fabric<M> {
         let nodes = nodes.collect();
         let mut links: Vec<Link> = config.graph.edges().iter().map(Link::new).collect();
         let buffers = switching::buffers(&mut links, config.graph.switches(), config.buffer);
-        let routes = config.graph.routes();
-        let cables = (0..config.graph.nodes()).map(|node| routes.cables(node)).collect();
+        let paths = config.graph.paths(|_| true);
+        let cables = (0..config.graph.nodes()).map(|node| paths.cables(node)).collect();
         Fabric {
             mix: FaultMix::NONE,
             nodes,
             now: Time::ZERO,
             links,
             cables,
-            routes,
+            paths,
+            spread: config.graph.way_to_spread(),
             buffers,
             nic_packets: config.nic_packets,
             holds: config.holds,

@@ -1,15 +1,16 @@
 //! The graph of a network: nodes, switches, the cables between them, and the routes over them.
 //!
 //! Nodes send and receive, switches forward. A cable is two links, one in each direction, numbered so
-//! that the other direction of link `n` is `n ^ 1`. Routes are static by destination: shortest paths, of
-//! several the cable added first, unless others are given. Nodes do not forward, so no route passes through one.
+//! that the other direction of link `n` is `n ^ 1`. Routes are static by destination: shortest paths, unless others are
+//! given. Where several are equally short, [`Spread`] says which one a packet takes. Nodes do not forward, so no route
+//! passes through one.
 
-use alloc::collections::VecDeque;
-use alloc::vec;
 use alloc::vec::Vec;
 
 pub use crate::link::Vertex;
 use crate::link::{Edge, LinkConfig};
+pub use crate::paths::Spread;
+use crate::paths::{Paths, RowOf};
 
 /// Nodes, switches and cables.
 #[derive(Clone, Debug)]
@@ -18,13 +19,14 @@ pub struct Graph {
     switches: u32,
     edges: Vec<Edge>,
     /// Instead of shortest paths.
-    fixed: Option<Routes>,
+    fixed: Option<Paths>,
+    spread: Spread,
 }
 
 impl Graph {
     /// Nodes and switches without cables.
     pub const fn new(nodes: u32, switches: u32) -> Graph {
-        Graph { nodes, switches, edges: Vec::new(), fixed: None }
+        Graph { nodes, switches, edges: Vec::new(), fixed: None, spread: Spread::First }
     }
 
     /// Two nodes joined by one cable, the same in both directions.
@@ -60,84 +62,42 @@ impl Graph {
     /// `n` for the `n`-th cable in the direction in which it was joined, and its other direction by `true`.
     #[must_use]
     pub fn routed(mut self, next: impl Fn(Vertex, u32) -> Option<(u32, bool)>) -> Graph {
-        let nodes = self.nodes as usize;
-        let all = (0..self.nodes).map(Vertex::Node).chain((0..self.switches).map(Vertex::Switch));
-        let link = |(cable, is_back): (u32, bool)| 2 * cable + u32::from(is_back);
-        let hop = |at, dest| next(at, dest).map_or(NONE, link);
-        let next = all.flat_map(|at| (0..self.nodes).map(move |dest| (at, dest)));
-        let next = next.map(|(at, dest)| hop(at, dest)).collect();
-        self.fixed = Some(Routes { nodes, next });
+        let mut paths = Paths::new(self.nodes, self.switches);
+        for at in self.vertices() {
+            let link = |(cable, is_back): (u32, bool)| 2 * cable + u32::from(is_back);
+            let links = (0..self.nodes).map(|dest| next(at, dest).map(link));
+            let row = links.map(|link| paths.choice(link.as_slice())).collect();
+            paths.set(at, RowOf::Each(row));
+        }
+        self.fixed = Some(paths);
         self
+    }
+
+    /// Chooses among shortest paths in this way.
+    #[must_use]
+    pub const fn spread(mut self, spread: Spread) -> Graph {
+        self.spread = spread;
+        self
+    }
+
+    pub(crate) const fn way_to_spread(&self) -> Spread {
+        self.spread
     }
 
     pub(crate) fn edges(&self) -> &[Edge] {
         &self.edges
     }
 
-    fn index(&self, vertex: Vertex) -> usize {
-        match vertex {
-            Vertex::Node(node) => node as usize,
-            Vertex::Switch(switch) => (self.nodes + switch) as usize,
+    fn vertices(&self) -> impl Iterator<Item = Vertex> + use<> {
+        (0..self.nodes).map(Vertex::Node).chain((0..self.switches).map(Vertex::Switch))
+    }
+
+    /// The routes, without the links that are not `usable`.
+    pub(crate) fn paths(&self, usable: impl Fn(u32) -> bool) -> Paths {
+        match &self.fixed {
+            Some(paths) => paths.clone(),
+            None => Paths::shortest(self.nodes, self.switches, &self.edges, self.spread, usable),
         }
-    }
-
-    pub(crate) fn routes(&self) -> Routes {
-        self.fixed.clone().unwrap_or_else(|| self.shortest())
-    }
-
-    fn shortest(&self) -> Routes {
-        let (nodes, vertices) = (self.nodes as usize, (self.nodes + self.switches) as usize);
-        let mut into = vec![Vec::new(); vertices];
-        for (link, edge) in (0..).zip(&self.edges) {
-            into[self.index(edge.to)].push((link, self.index(edge.from)));
-        }
-        let mut next = vec![NONE; vertices * nodes];
-        let mut queue = VecDeque::with_capacity(vertices);
-        for dest in 0..nodes {
-            queue.push_back(dest);
-            while let Some(vertex) = queue.pop_front() {
-                for &(link, from) in &into[vertex] {
-                    let hop = &mut next[from * nodes + dest];
-                    if *hop == NONE && from != dest {
-                        *hop = link;
-                        queue.extend((from >= nodes).then_some(from));
-                    }
-                }
-            }
-        }
-        Routes { nodes, next }
-    }
-}
-
-const NONE: u32 = u32::MAX;
-
-/// The next link from every vertex to every node.
-#[derive(Clone, Debug)]
-pub(crate) struct Routes {
-    nodes: usize,
-    next: Vec<u32>,
-}
-
-impl Routes {
-    /// The links by which packets of a node leave it.
-    pub(crate) fn cables(&self, node: u32) -> Vec<u32> {
-        let first = node as usize * self.nodes;
-        let mut links = self.next[first..first + self.nodes].to_vec();
-        links.retain(|&link| link != NONE);
-        links.sort_unstable();
-        links.dedup();
-        links
-    }
-
-    /// The link from `at` towards a node, if that can be reached.
-    pub(crate) fn next(&self, at: Vertex, dest: u32) -> Option<u32> {
-        let index = match at {
-            Vertex::Node(node) => node as usize,
-            Vertex::Switch(switch) => self.nodes + switch as usize,
-        };
-        let in_range = (dest as usize) < self.nodes;
-        let link = in_range.then(|| self.next[index * self.nodes + dest as usize])?;
-        (link != NONE).then_some(link)
     }
 }
 
@@ -150,10 +110,10 @@ mod tests {
 
     #[test]
     fn a_star_goes_up_and_down() {
-        let routes = Graph::star(3, LINK, LINK).routes();
-        assert_eq!(routes.next(Vertex::Node(0), 2), Some(0));
-        assert_eq!(routes.next(Vertex::Switch(0), 2), Some(5));
-        assert_eq!(routes.next(Vertex::Node(0), 3), None);
+        let routes = Graph::star(3, LINK, LINK).paths(|_| true);
+        assert_eq!(routes.links(Vertex::Node(0), 2), [0]);
+        assert_eq!(routes.links(Vertex::Switch(0), 2), [5]);
+        assert!(routes.links(Vertex::Node(0), 3).is_empty());
     }
 
     #[test]
@@ -171,11 +131,11 @@ mod tests {
             (Node(2), Node(1)),
         ];
         let join = |graph: Graph, (a, b)| graph.join(a, b, LINK, LINK);
-        let routes = joins.into_iter().fold(Graph::new(4, 3), join).routes();
-        assert_eq!(routes.next(Node(0), 1), Some(0), "not over node 2");
-        assert_eq!(routes.next(Switch(0), 1), Some(6), "not over switch 1");
-        assert_eq!(routes.next(Node(1), 0), Some(9));
-        assert_eq!(routes.next(Node(2), 1), Some(12));
-        assert_eq!(routes.next(Node(0), 3), None);
+        let routes = joins.into_iter().fold(Graph::new(4, 3), join).paths(|_| true);
+        assert_eq!(routes.links(Node(0), 1), [0], "not over node 2");
+        assert_eq!(routes.links(Switch(0), 1), [6], "not over switch 1");
+        assert_eq!(routes.links(Node(1), 0), [9]);
+        assert_eq!(routes.links(Node(2), 1), [12]);
+        assert!(routes.links(Node(0), 3).is_empty());
     }
 }

@@ -46,6 +46,7 @@ pub mod link;
 pub mod memory;
 pub mod neighbour;
 mod packet;
+mod paths;
 mod port;
 pub mod pressure;
 mod streams;

@@ -55,27 +55,30 @@ pub fn end_ports(topology: &Topology, channels: &Channels) -> Vec<Option<u32>> {
     topology.hosts().map(first).collect()
 }
 
-/// The graph of a topology, with the routes of `tables`. Rates and delays are those of its links, the rest is that of
-/// `like`.
-pub fn graph(topology: &Topology, channels: &Channels, tables: &Tables, like: LinkConfig) -> Graph {
+/// The graph of a topology, with shortest paths. Rates and delays are those of its links, the rest is that of `like`.
+pub fn cables(topology: &Topology, like: LinkConfig) -> Graph {
     let numbers = Numbers::of(topology);
     let bare = Graph::new(numbers.hosts.len() as u32, numbers.switches.len() as u32);
-    // Links that were removed have no cable.
-    let mut cables = BTreeMap::new();
-    let graph = topology.links().zip(0_u32..).fold(bare, |graph, ((id, link), cable)| {
-        cables.insert(id, cable);
+    topology.links().fold(bare, |graph, (_, link)| {
         let [a, b] = link.ends.map(|end| numbers.vertex(topology, end.node));
         let delay = Duration::from_nanos(link.capacity.delay_ns);
         let config = like.with_rate(link.capacity.rate_bps).with_delay(delay);
         graph.join(a, b, config, config)
-    });
+    })
+}
+
+/// The same with the routes of `tables`.
+pub fn graph(topology: &Topology, channels: &Channels, tables: &Tables, like: LinkConfig) -> Graph {
+    let numbers = Numbers::of(topology);
+    // Links that were removed have no cable.
+    let cables: BTreeMap<_, u32> = topology.links().map(|(id, _)| id).zip(0..).collect();
     let end_ports = end_ports(topology, channels);
     let leaves_by = |node: NodeId, port: u8| -> Option<(u32, bool)> {
         let id = topology.node(node).link_at(port)?;
         let is_back = topology.link(id)?.ends[0] != End { node, port };
         Some((*cables.get(&id)?, is_back))
     };
-    graph.routed(|at, dest| match at {
+    self::cables(topology, like).routed(|at, dest| match at {
         Vertex::Node(number) => {
             let host = numbers.hosts[number as usize];
             let (port, _) = topology.node(host).links().next().filter(|_| number != dest)?;

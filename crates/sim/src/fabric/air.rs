@@ -15,6 +15,7 @@ use crate::faults::Fault;
 use crate::link::{Enqueued, Ingress, Link, Started, Vertex, Waiting};
 use crate::memory::NodeMemory;
 use crate::packet::Packet;
+use crate::paths::Spread;
 use crate::port::Body;
 
 /// Longest delay by a fault.
@@ -67,14 +68,16 @@ impl<M: NodeMemory> Fabric<M> {
         let Some(packet) = self.pool.get_mut(id) else {
             return;
         };
-        let (to, bytes, dscp) = (packet.to, packet.frame_bytes, packet.dscp);
-        let class_on = |link: u32| self.links[link as usize].class(dscp);
-        let ingress = ingress.map(|link| Ingress { link, class: class_on(link) as u8 });
-        let Some(link) = self.routes.next(at, to) else {
+        let (bytes, dscp) = (packet.frame_bytes, packet.dscp);
+        let ingress = ingress.map(|link| {
+            let class = self.links[link as usize].class(dscp) as u8;
+            Ingress { link, class }
+        });
+        let Some(link) = self.next_link(at, id) else {
             self.vacate(ingress, bytes);
             return self.discard(id);
         };
-        let class = class_on(link);
+        let class = self.links[link as usize].class(dscp);
         let is_busy = self.links[link as usize].is_busy(class, bytes);
         if is_busy && !self.charge(ingress, bytes) {
             self.links[link as usize].count_drop();
@@ -99,6 +102,18 @@ impl<M: NodeMemory> Fabric<M> {
                 self.discard(id);
             }
         }
+    }
+
+    /// The link by which a packet leaves `at`.
+    fn next_link(&mut self, at: Vertex, id: u32) -> Option<u32> {
+        let packet = self.pool.get_mut(id)?;
+        let links = self.paths.links(at, packet.to);
+        let place = match (links.len() as u64, self.spread) {
+            (0 | 1, _) | (_, Spread::First) => 0,
+            (several, Spread::Flow) => hash(at, packet) % several,
+            (several, Spread::Packet) => self.chance.below(several),
+        };
+        links.get(place as usize).copied()
     }
 
     /// A switch writes the state of the link into a packet that starts to depart, if it has a place for it.
@@ -340,6 +355,21 @@ impl<M: NodeMemory> Fabric<M> {
 fn resent(endpoint: &Endpoint) -> u64 {
     let counters = endpoint.counters();
     counters.retransmitted_packets + counters.timeouts
+}
+
+/// Of a packet's flow, at every node and switch another one: mixing as in SplitMix64.
+fn hash(at: Vertex, packet: &Packet) -> u64 {
+    let (kind, number) = match at {
+        Vertex::Node(node) => (1, node),
+        Vertex::Switch(switch) => (2, switch),
+    };
+    let parts = [kind, number, packet.from, packet.to, packet.dest_qpn()];
+    parts.into_iter().fold(0, |state: u64, part| {
+        let sum = (state ^ u64::from(part)).wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let once = (sum ^ sum >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let twice = (once ^ once >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        twice ^ twice >> 31
+    })
 }
 
 /// Whether the destination queue pair accepts packets.
