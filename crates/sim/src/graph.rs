@@ -138,4 +138,56 @@ mod tests {
         assert_eq!(routes.links(Node(2), 1), [12]);
         assert!(routes.links(Node(0), 3).is_empty());
     }
+
+    /// Two nodes at each of two switches, which three spines and a longer way join; node 4 has a cable to either.
+    fn leaves_and_spines() -> Graph {
+        use Vertex::{Node, Switch};
+        let joins = [
+            (Node(0), Switch(0)),
+            (Node(1), Switch(0)),
+            (Node(2), Switch(1)),
+            (Node(3), Switch(1)),
+            (Switch(0), Switch(2)),
+            (Switch(0), Switch(3)),
+            (Switch(0), Switch(4)),
+            (Switch(1), Switch(2)),
+            (Switch(1), Switch(3)),
+            (Switch(1), Switch(4)),
+            (Switch(0), Switch(5)),
+            (Switch(5), Switch(6)),
+            (Switch(6), Switch(1)),
+            (Node(4), Switch(0)),
+            (Node(4), Switch(1)),
+        ];
+        joins.into_iter().fold(Graph::new(5, 7), |graph, (a, b)| graph.join(a, b, LINK, LINK))
+    }
+
+    #[test]
+    fn all_shortest_paths_and_no_others() {
+        use Vertex::{Node, Switch};
+        let paths = leaves_and_spines().spread(Spread::Flow).paths(|_| true);
+        for dest in [2, 3] {
+            assert_eq!(paths.links(Switch(0), dest), [8, 10, 12], "{dest}");
+            assert_eq!(paths.links(Switch(3), dest), [17]);
+            assert_eq!(paths.links(Switch(5), dest), [22]);
+        }
+        assert_eq!(paths.links(Switch(1), 2), [5]);
+        assert_eq!(paths.links(Switch(1), 3), [7]);
+        assert_eq!(paths.links(Switch(2), 4), [9, 15], "by either leaf");
+        assert_eq!(paths.links(Node(4), 0), [26]);
+        assert_eq!(paths.links(Node(4), 3), [28]);
+        assert!(paths.links(Node(4), 4).is_empty());
+        assert_eq!((paths.cables(4), paths.cables(1)), ([26, 28].into(), [2].into()));
+    }
+
+    #[test]
+    fn links_that_are_down_are_not_used() {
+        let graph = leaves_and_spines().spread(Spread::Flow);
+        let paths = graph.paths(|link| link / 2 != 4 && link / 2 != 5);
+        assert_eq!(paths.links(Vertex::Switch(0), 2), [12]);
+        let paths = graph.paths(|link| !(4..7).contains(&(link / 2)));
+        assert_eq!(paths.links(Vertex::Switch(0), 2), [20], "the longer way");
+        let paths = graph.paths(|link| !(4..7).contains(&(link / 2)) && link / 2 != 11);
+        assert!(paths.links(Vertex::Switch(0), 2).is_empty());
+    }
 }
