@@ -61,6 +61,7 @@ const FLOORS: &[(&str, &str)] = &[
          streams: fabric graph link memory
          goodput: fabric faults graph link memory streams
          incast: buffer fabric goodput graph link memory streams topology
+         traffic: buffer chance fabric graph link memory packet
          circle: buffer chance fabric graph link memory streams topology
          neighbour: fabric faults goodput graph link memory streams",
     ),

@@ -16,6 +16,7 @@
 mod air;
 mod neighbours;
 mod node;
+mod reports;
 mod switching;
 
 use alloc::boxed::Box;
@@ -47,6 +48,7 @@ pub use neighbours::Flaw;
 use neighbours::Neighbourhood;
 pub use node::Node;
 use node::{Tally, new_node};
+pub use reports::{LinkReport, QueueSample};
 pub use switching::Deadlock;
 pub(crate) use switching::headroom;
 

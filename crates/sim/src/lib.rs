@@ -20,6 +20,7 @@
 //! | [`goodput`] | the goodput of one stream over a link that loses packets |
 //! | [`incast`] | many senders, one receiver: the queue, and each sender's share |
 //! | [`circle`] | lossless switches under load: whether packets wait in a circle |
+//! | [`traffic`] | workloads: flows with a size and a start, and how long each took |
 //! | [`neighbour`] | streams that share a slow link with each other, and with a TCP flow |
 //!
 //! No threads, clocks, files or hash maps in here. To use several cores, run several simulations.
@@ -51,5 +52,6 @@ mod port;
 pub mod pressure;
 mod streams;
 pub mod topology;
+pub mod traffic;
 
 pub use streams::StreamError;

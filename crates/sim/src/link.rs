@@ -463,6 +463,11 @@ impl Link {
         }
     }
 
+    /// How many classes the other end pauses.
+    pub(crate) fn paused_classes(&self) -> u32 {
+        self.paused.iter().flatten().count() as u32
+    }
+
     /// Whether the other end holds back packets of a class.
     pub(crate) fn is_held(&self, class: usize) -> bool {
         !self.waiting[class].is_empty() && !self.may_go(class)

@@ -13,7 +13,7 @@ use roce::world::Ecn;
 use crate::faults::Fault;
 
 /// Ethernet header, frame check sequence, preamble and gap between frames.
-const ETHERNET_BYTES: u32 = 14 + 4 + 8 + 12;
+pub(crate) const ETHERNET_BYTES: u32 = 14 + 4 + 8 + 12;
 const UDP_BYTES: u32 = 8;
 
 /// Destination of packets to a multicast group: every node but the sender.

@@ -9,3 +9,4 @@ mod incast;
 mod neighbour;
 #[path = "../../../../testing/seeds.rs"]
 mod seeds;
+mod traffic;

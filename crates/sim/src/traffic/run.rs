@@ -1,0 +1,387 @@
+//! Flows over a simulated network.
+//!
+//! [`Runner::advance`] starts what is due, moves time to the next event and takes completions, until every flow has
+//! arrived or the deadline is reached.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+use roce::congestion::CongestionControl;
+use roce::device;
+use roce::endpoint::{Connect, EndpointConfig, Mtu, QpConfig};
+use roce::verbs::{
+    Access, Completion, CqId, MAX_MESSAGE_BYTES, MemoryRegion, Qpn, RecvWr, Reliability, SendOp,
+    SendWr, SgList, Sge, VerbsError, WcOpcode, WcStatus,
+};
+use roce::{Duration, Time};
+use thiserror::Error;
+
+use super::ideal::completion_time;
+use super::outcome::{Outcome, Record};
+use super::workload::Flow;
+use crate::buffer::BufferConfig;
+use crate::fabric::{Fabric, FabricConfig, QueueSample};
+use crate::graph::Graph;
+use crate::link::LinkConfig;
+use crate::memory::Phantom;
+
+/// Completions of one instant that a host's queue holds: more than its links can deliver at once.
+const QUEUE_DEPTH: u32 = 128;
+
+/// Where every host's memory is, in its own addresses.
+const MEMORY_AT: u64 = 1 << 32;
+
+/// A network and how its hosts use it.
+#[derive(Clone, Debug)]
+pub struct Network {
+    /// Hosts, switches and links.
+    pub graph: Graph,
+    /// The buffer of each switch, shared by its ports; `None` for a queue of its own at each link.
+    pub buffer: Option<BufferConfig>,
+    /// Path MTU.
+    pub mtu: Mtu,
+    /// Most unacknowledged packets of a flow.
+    pub window_packets: u32,
+    /// Loss recovery.
+    pub reliability: Reliability,
+    /// Local ACK timeout: 4.096 us · 2ⁿ.
+    pub timeout: u8,
+    /// Congestion control.
+    pub congestion: CongestionControl,
+    /// Random seed.
+    pub seed: u64,
+}
+
+/// Why a run cannot go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum TrafficError {
+    /// A verb was refused.
+    #[error(transparent)]
+    Verbs(#[from] VerbsError),
+}
+
+/// A connection: its queue pair at the sender and at the receiver.
+#[derive(Clone, Copy, Debug)]
+struct Connection {
+    sender: Qpn,
+    receiver: Qpn,
+}
+
+/// What a host has for its flows, once it has one.
+#[derive(Clone, Copy, Debug)]
+struct Host {
+    cq: CqId,
+    memory: MemoryRegion,
+}
+
+/// A run under way.
+#[derive(Debug)]
+pub struct Runner {
+    fabric: Fabric<Phantom>,
+    network: Connecting,
+    keeps_connections: bool,
+    hosts: Vec<Option<Host>>,
+    flows: Vec<Flow>,
+    records: Vec<Record>,
+    /// By flow: how many of those that it waits for have not arrived.
+    waits_for: Vec<u32>,
+    /// By flow: those that wait for it.
+    followers: Vec<Vec<u32>>,
+    /// Flows that wait for their time only, the earliest last.
+    to_come: Vec<u32>,
+    open: BTreeMap<u32, Connection>,
+    idle: BTreeMap<(u32, u32), Vec<Connection>>,
+    /// Flows that have neither arrived nor failed.
+    left: u32,
+    failed: u32,
+    sample_every: Option<Duration>,
+    samples: Vec<QueueSample>,
+}
+
+/// The part of a [`Network`] that connections need.
+#[derive(Clone, Copy, Debug)]
+struct Connecting {
+    mtu: Mtu,
+    window_packets: u32,
+    reliability: Reliability,
+    timeout: u8,
+    congestion: CongestionControl,
+}
+
+impl Runner {
+    /// The flows, which are in order and fit the network, before anything has started.
+    pub fn new(network: &Network, flows: Vec<Flow>, keeps_connections: bool) -> Runner {
+        let config = FabricConfig {
+            endpoint: EndpointConfig {
+                // As a NIC serves its queue pairs: a packet each.
+                burst_packets: 1,
+                max_qps: 1 << 16,
+                ..EndpointConfig::default()
+            },
+            buffer: network.buffer,
+            nic_packets: Some(1),
+            ..FabricConfig::new(network.graph.clone(), network.seed)
+        };
+        let fabric = Fabric::new(&config, |_| Phantom);
+        let records = flows.iter().map(|flow| record(&fabric, network.mtu, flow)).collect();
+        let mut followers = alloc::vec![Vec::new(); flows.len()];
+        for (number, flow) in (0..).zip(&flows) {
+            for &before in &flow.after {
+                followers[before as usize].push(number);
+            }
+        }
+        let mut to_come: Vec<u32> = (0..flows.len() as u32).collect();
+        to_come.retain(|&number| flows[number as usize].after.is_empty());
+        to_come.sort_by_key(|&number| core::cmp::Reverse((flows[number as usize].at, number)));
+        let &Network { mtu, window_packets, reliability, timeout, congestion, .. } = network;
+        Runner {
+            network: Connecting { mtu, window_packets, reliability, timeout, congestion },
+            keeps_connections,
+            hosts: alloc::vec![None; fabric.len() as usize],
+            waits_for: flows.iter().map(|flow| flow.after.len() as u32).collect(),
+            left: flows.len() as u32,
+            fabric,
+            flows,
+            records,
+            followers,
+            to_come,
+            open: BTreeMap::new(),
+            idle: BTreeMap::new(),
+            failed: 0,
+            sample_every: None,
+            samples: Vec::new(),
+        }
+    }
+
+    /// Samples the queues this often.
+    pub fn sample_every(&mut self, span: Duration) {
+        self.sample_every = Some(span);
+        self.fabric.wake_at(Time::ZERO, SAMPLE);
+    }
+
+    /// The present of the simulation.
+    pub fn now(&self) -> Time {
+        self.fabric.now()
+    }
+
+    /// Flows that have neither arrived nor failed.
+    pub fn left(&self) -> u32 {
+        self.left
+    }
+
+    /// Events so far.
+    pub fn events(&self) -> u64 {
+        self.fabric.events_handled()
+    }
+
+    /// Goes to the next event; false when nothing is left to do, and at the deadline.
+    ///
+    /// # Errors
+    /// When a verb is refused, which would be a mistake of this module.
+    pub fn advance(&mut self, deadline: Time) -> Result<bool, TrafficError> {
+        self.start_due()?;
+        if self.left == 0 || self.fabric.now() >= deadline || !self.fabric.advance() {
+            return Ok(false);
+        }
+        if self.fabric.wakes().contains(&SAMPLE) {
+            self.sample();
+        }
+        for place in 0..self.fabric.touched().len() {
+            let host = self.fabric.touched()[place];
+            self.take_completions(host)?;
+        }
+        Ok(true)
+    }
+
+    /// What the run has come to.
+    pub fn outcome(mut self) -> Outcome {
+        let ended = self.records.iter().filter_map(|record| record.arrived).max();
+        let ended = if self.left == 0 { ended } else { None };
+        let packets = self.fabric.nodes.iter().map(|node| node.packets());
+        let packets = packets.fold([0; 3], |sum, own| [0, 1, 2].map(|at| sum[at] + own[at]));
+        Outcome {
+            failed: self.failed,
+            ended: ended.unwrap_or(self.fabric.now()),
+            links: self.fabric.link_reports(),
+            samples: self.samples,
+            packets,
+            events: self.fabric.events_handled(),
+            records: self.records,
+        }
+    }
+
+    // ---- flows ---------------------------------------------------------------------------------
+
+    /// Starts the flows whose time has come, and asks to be woken for the next one.
+    fn start_due(&mut self) -> Result<(), TrafficError> {
+        let now = self.fabric.now();
+        while let Some(&next) = self.to_come.last() {
+            let at = self.flows[next as usize].at;
+            if at > now {
+                self.fabric.wake_at(at, START);
+                break;
+            }
+            self.to_come.pop();
+            self.start(next)?;
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, number: u32) -> Result<(), TrafficError> {
+        let Flow { from, to, bytes, .. } = self.flows[number as usize];
+        let now = self.fabric.now();
+        let connection = self.connection(from, to)?;
+        self.open.insert(number, connection);
+        self.records[number as usize].started = Some(now);
+        let (source, dest) = (self.host(from)?.memory, self.host(to)?.memory);
+        let recv = RecvWr { wr_id: number.into(), sges: SgList::new() };
+        self.fabric.node_quietly(to).endpoint.post_recv(now, connection.receiver, recv)?;
+        let op = SendOp::WriteImm { remote_addr: dest.addr, rkey: dest.rkey, imm: number };
+        let sge = Sge { addr: source.addr, len: bytes as u32, lkey: source.lkey };
+        let wr = SendWr {
+            wr_id: number.into(),
+            op,
+            sges: [sge].into_iter().collect(),
+            signaled: true,
+            ..SendWr::default()
+        };
+        self.fabric.node_mut(from).endpoint.post_send(now, connection.sender, wr)?;
+        Ok(())
+    }
+
+    fn take_completions(&mut self, host: u32) -> Result<(), TrafficError> {
+        let Some(Host { cq, .. }) = self.hosts[host as usize] else {
+            return Ok(());
+        };
+        while let Some(done) = self.fabric.node_quietly(host).endpoint.poll_cq(cq) {
+            let number = done.wr_id as u32;
+            let Completion { status, opcode, .. } = done;
+            match (status, opcode) {
+                (WcStatus::Success, WcOpcode::RecvWriteImm) => self.arrived(number)?,
+                (WcStatus::Success, _) => self.acknowledged(number)?,
+                _ => self.failed(number)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The last byte of a flow is there.
+    fn arrived(&mut self, number: u32) -> Result<(), TrafficError> {
+        self.records[number as usize].arrived = Some(self.fabric.now());
+        self.left -= 1;
+        for next in core::mem::take(&mut self.followers[number as usize]) {
+            let waits_for = &mut self.waits_for[next as usize];
+            *waits_for -= 1;
+            if *waits_for == 0 {
+                self.start(next)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A flow's sender knows that it has arrived.
+    fn acknowledged(&mut self, number: u32) -> Result<(), TrafficError> {
+        let Some(connection) = self.open.remove(&number) else {
+            return Ok(());
+        };
+        let Flow { from, to, .. } = self.flows[number as usize];
+        if self.keeps_connections {
+            self.idle.entry((from, to)).or_default().push(connection);
+            return Ok(());
+        }
+        self.close(from, to, connection)
+    }
+
+    /// A flow's connection has ended. Those that wait for it never start.
+    fn failed(&mut self, number: u32) -> Result<(), TrafficError> {
+        let Some(connection) = self.open.remove(&number) else {
+            return Ok(());
+        };
+        let Flow { from, to, .. } = self.flows[number as usize];
+        if self.records[number as usize].arrived.is_none() {
+            self.left -= 1;
+            self.failed += 1;
+        }
+        self.close(from, to, connection)
+    }
+
+    fn close(&mut self, from: u32, to: u32, connection: Connection) -> Result<(), TrafficError> {
+        let now = self.fabric.now();
+        self.fabric.node_mut(from).endpoint.destroy_qp(now, connection.sender)?;
+        self.fabric.node_mut(to).endpoint.destroy_qp(now, connection.receiver)?;
+        Ok(())
+    }
+
+    // ---- connections ---------------------------------------------------------------------------
+
+    fn connection(&mut self, from: u32, to: u32) -> Result<Connection, TrafficError> {
+        let idle = self.idle.get_mut(&(from, to)).and_then(Vec::pop);
+        idle.map_or_else(|| self.connect(from, to), Ok)
+    }
+
+    fn connect(&mut self, from: u32, to: u32) -> Result<Connection, TrafficError> {
+        let sender = self.queue_pair(from)?;
+        let receiver = self.queue_pair(to)?;
+        self.join(from, sender, to, receiver)?;
+        self.join(to, receiver, from, sender)?;
+        Ok(Connection { sender, receiver })
+    }
+
+    fn queue_pair(&mut self, host: u32) -> Result<Qpn, TrafficError> {
+        let Host { cq, .. } = self.host(host)?;
+        let node = self.fabric.node_quietly(host);
+        Ok(node.endpoint.create_qp(QpConfig::rc(node.pd, cq, 1, 1))?)
+    }
+
+    /// Connects one end.
+    fn join(&mut self, own: u32, qpn: Qpn, peer: u32, peer_qpn: Qpn) -> Result<(), TrafficError> {
+        let now = self.fabric.now();
+        let remote_psn = self.fabric.node(peer).endpoint.query_qp(peer_qpn)?.sq_psn;
+        let path = self.fabric.path_to(peer);
+        let endpoint = &mut self.fabric.node_quietly(own).endpoint;
+        let Connecting { mtu, window_packets, reliability, timeout, congestion } = self.network;
+        let connect = Connect {
+            local_psn: endpoint.query_qp(qpn)?.sq_psn,
+            mtu,
+            window_packets,
+            reliability,
+            timeout,
+            congestion,
+            ..Connect::new(path, peer_qpn, remote_psn)
+        };
+        Ok(device::connect(endpoint, now, qpn, &connect)?)
+    }
+
+    /// A host's queue and memory, created when it is needed first.
+    fn host(&mut self, host: u32) -> Result<Host, TrafficError> {
+        if let Some(known) = self.hosts[host as usize] {
+            return Ok(known);
+        }
+        let node = self.fabric.node_quietly(host);
+        let memory = node.register(MEMORY_AT, MAX_MESSAGE_BYTES, Access::ALL)?;
+        let cq = node.endpoint.create_cq(QUEUE_DEPTH)?;
+        let new = Host { cq, memory };
+        self.hosts[host as usize] = Some(new);
+        Ok(new)
+    }
+
+    // ---- queues --------------------------------------------------------------------------------
+
+    fn sample(&mut self) {
+        self.samples.push(self.fabric.queues());
+        if let Some(span) = self.sample_every {
+            self.fabric.wake_at(self.fabric.now() + span, SAMPLE);
+        }
+    }
+}
+
+/// Tokens of wake-ups.
+const START: u32 = 0;
+const SAMPLE: u32 = 1;
+
+fn record(fabric: &Fabric<Phantom>, mtu: Mtu, flow: &Flow) -> Record {
+    let path: Vec<LinkConfig> = fabric.path(flow.from, flow.to);
+    let Flow { from, to, bytes, .. } = *flow;
+    let ideal = completion_time(&path, bytes, mtu);
+    Record { from, to, bytes, started: None, arrived: None, ideal }
+}
