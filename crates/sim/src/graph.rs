@@ -80,6 +80,22 @@ impl Graph {
         self
     }
 
+    /// The longest way that packets take from any of the first nodes to any other one, by propagation delay: its links.
+    pub fn longest_path(&self) -> Vec<LinkConfig> {
+        /// In topologies made by rule, the first nodes stand for all.
+        const SOURCES: u32 = 8;
+        let paths = self.paths(|_| true);
+        let sources = 0..self.nodes.min(SOURCES);
+        let pairs = sources.flat_map(|from| (0..self.nodes).map(move |to| (from, to)));
+        let way = |(from, to)| -> Vec<LinkConfig> {
+            let way = paths.way(from, to, |link| self.edges[link as usize].to);
+            way.into_iter().map(|link| self.edges[link as usize].config).collect()
+        };
+        let delay =
+            |way: &Vec<LinkConfig>| way.iter().map(|link| link.delay.as_nanos()).sum::<u64>();
+        pairs.map(way).max_by_key(delay).unwrap_or_default()
+    }
+
     pub(crate) const fn way_to_spread(&self) -> Spread {
         self.spread
     }

@@ -102,6 +102,21 @@ impl Paths {
         &self.sets[choice as usize]
     }
 
+    /// The links from one node to another, by the first of several ways; cut short where there is none. `end` says where a
+    /// link ends.
+    pub(crate) fn way(&self, from: u32, to: u32, end: impl Fn(u32) -> Vertex) -> Vec<u32> {
+        let (mut at, mut way) = (Vertex::Node(from), Vec::new());
+        // Tables with a loop: no way is longer than all vertices.
+        while at != Vertex::Node(to) && way.len() <= self.rows.len() {
+            let Some(&link) = self.links(at, to).first() else {
+                break;
+            };
+            way.push(link);
+            at = end(link);
+        }
+        way
+    }
+
     /// The links by which packets of a node leave it.
     pub(crate) fn cables(&self, node: u32) -> Vec<u32> {
         let choices = match &self.rows[node as usize] {

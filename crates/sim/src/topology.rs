@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 
 use fabric::channels::Channels;
 use fabric::routes::Tables;
-use fabric::topology::{End, Kind, Node, NodeId, Topology};
+use fabric::topology::{End, Kind, Link, Node, NodeId, Topology};
 use roce::Duration;
 
 use crate::graph::{Graph, Vertex};
@@ -55,19 +55,19 @@ pub fn end_ports(topology: &Topology, channels: &Channels) -> Vec<Option<u32>> {
     topology.hosts().map(first).collect()
 }
 
-/// The graph of a topology, with shortest paths. Rates and delays are those of its links, the rest is that of `like`.
-pub fn cables(topology: &Topology, like: LinkConfig) -> Graph {
+/// The graph of a topology, with shortest paths. `config` says what both directions of a link are.
+pub fn cables(topology: &Topology, config: impl Fn(&Link) -> LinkConfig) -> Graph {
     let numbers = Numbers::of(topology);
     let bare = Graph::new(numbers.hosts.len() as u32, numbers.switches.len() as u32);
     topology.links().fold(bare, |graph, (_, link)| {
         let [a, b] = link.ends.map(|end| numbers.vertex(topology, end.node));
-        let delay = Duration::from_nanos(link.capacity.delay_ns);
-        let config = like.with_rate(link.capacity.rate_bps).with_delay(delay);
+        let config = config(link);
         graph.join(a, b, config, config)
     })
 }
 
-/// The same with the routes of `tables`.
+/// The graph of a topology, with the routes of `tables`. Rates and delays are those of its links, the rest is that of
+/// `like`.
 pub fn graph(topology: &Topology, channels: &Channels, tables: &Tables, like: LinkConfig) -> Graph {
     let numbers = Numbers::of(topology);
     // Links that were removed have no cable.
@@ -78,7 +78,11 @@ pub fn graph(topology: &Topology, channels: &Channels, tables: &Tables, like: Li
         let is_back = topology.link(id)?.ends[0] != End { node, port };
         Some((*cables.get(&id)?, is_back))
     };
-    self::cables(topology, like).routed(|at, dest| match at {
+    let config = |link: &Link| {
+        let delay = Duration::from_nanos(link.capacity.delay_ns);
+        like.with_rate(link.capacity.rate_bps).with_delay(delay)
+    };
+    self::cables(topology, config).routed(|at, dest| match at {
         Vertex::Node(number) => {
             let host = numbers.hosts[number as usize];
             let (port, _) = topology.node(host).links().next().filter(|_| number != dest)?;

@@ -59,17 +59,7 @@ impl<M: NodeMemory> Fabric<M> {
 
     /// The links from one node to another, by the first of several ways; cut short where there is none.
     pub fn path(&self, from: u32, to: u32) -> Vec<LinkConfig> {
-        let mut at = Vertex::Node(from);
-        let mut path = Vec::new();
-        // No way is longer than all switches.
-        while at != Vertex::Node(to) && path.len() <= self.links.len() {
-            let Some(&link) = self.paths.links(at, to).first() else {
-                break;
-            };
-            let link = &self.links[link as usize];
-            path.push(link.config);
-            at = link.end;
-        }
-        path
+        let way = self.paths.way(from, to, |link| self.links[link as usize].end);
+        way.into_iter().map(|link| self.links[link as usize].config).collect()
     }
 }

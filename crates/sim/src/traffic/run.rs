@@ -52,6 +52,17 @@ pub struct Network {
     pub seed: u64,
 }
 
+impl Network {
+    /// The longest round-trip time of a packet and its acknowledgement without queues, roughly.
+    pub fn base_rtt(graph: &Graph, mtu: Mtu) -> Duration {
+        let packet = u64::from(mtu.bytes()) + 100;
+        let both_ways = |link: &LinkConfig| {
+            link.delay * 2 + link.serialization(packet) + link.serialization(100)
+        };
+        graph.longest_path().iter().map(both_ways).fold(Duration::ZERO, |sum, span| sum + span)
+    }
+}
+
 /// Why a run cannot go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum TrafficError {

@@ -24,9 +24,15 @@ fn network(shape: &str, control: &str, spread: Spread) -> Network {
         marking: Some(Marking::dcqcn(rate)),
         ..LinkConfig::new(rate, Duration::ZERO)
     };
-    let base_rtt = Duration::from_nanos(13_000);
+
+    let graph = topology::cables(&topology, |link| {
+        like.with_delay(Duration::from_nanos(link.capacity.delay_ns))
+    })
+    .spread(spread);
+    let base_rtt = Network::base_rtt(&graph, Mtu::M1024);
+    assert!((12_000..14_000).contains(&base_rtt.as_nanos()), "{base_rtt:?}");
     Network {
-        graph: topology::cables(&topology, like).spread(spread),
+        graph,
         buffer: Some(BufferConfig::lossless(32_000_000)),
         mtu: Mtu::M1024,
         window_packets: 1 << 14,
