@@ -261,6 +261,8 @@ const FLOORS: &[(&str, &str)] = &[
         "exit
          units
          tokenize
+         topology: exit
+         scenario: exit topology units
          planning: exit
          demo: exit
          perf: exit

@@ -10,6 +10,8 @@
 //! | [`exit`] | exit codes and errors with hints |
 //! | [`perf`] | latency and bandwidth of a fabric, client and server |
 //! | [`planning`] | where the stages of a plan run and what they cost |
+//! | [`scenario`] | simulations that a file describes |
+//! | [`topology`] | topologies by rule or from a file |
 //! | [`tokenize`] | text files to a flat file of token ids |
 //! | [`units`] | sizes and times as people write them |
 
@@ -18,5 +20,7 @@ pub mod demo;
 pub mod exit;
 pub mod perf;
 pub mod planning;
+pub mod scenario;
 pub mod tokenize;
+pub mod topology;
 pub mod units;

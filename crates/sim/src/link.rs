@@ -44,6 +44,12 @@ impl Marking {
         }
     }
 
+    /// The threshold of DCTCP: everything above 30 kB at 10 Gbit/s, in proportion to the rate.
+    pub const fn dctcp(rate_bps: u64) -> Marking {
+        let bytes = 30_000 * (rate_bps / 1_000_000) / 10_000;
+        Marking { min_bytes: bytes, max_bytes: bytes, max_probability_ppm: 1_000_000 }
+    }
+
     fn probability_ppm(&self, queued_bytes: u64) -> u32 {
         if queued_bytes <= self.min_bytes {
             0

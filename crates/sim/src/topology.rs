@@ -69,6 +69,15 @@ pub fn cables(topology: &Topology, config: impl Fn(&Link) -> LinkConfig) -> Grap
 /// The graph of a topology, with the routes of `tables`. Rates and delays are those of its links, the rest is that of
 /// `like`.
 pub fn graph(topology: &Topology, channels: &Channels, tables: &Tables, like: LinkConfig) -> Graph {
+    let config = |link: &Link| {
+        let delay = Duration::from_nanos(link.capacity.delay_ns);
+        like.with_rate(link.capacity.rate_bps).with_delay(delay)
+    };
+    routed(cables(topology, config), topology, channels, tables)
+}
+
+/// A graph of [`cables`], with the routes of `tables` instead of shortest paths.
+pub fn routed(graph: Graph, topology: &Topology, channels: &Channels, tables: &Tables) -> Graph {
     let numbers = Numbers::of(topology);
     // Links that were removed have no cable.
     let cables: BTreeMap<_, u32> = topology.links().map(|(id, _)| id).zip(0..).collect();
@@ -78,11 +87,7 @@ pub fn graph(topology: &Topology, channels: &Channels, tables: &Tables, like: Li
         let is_back = topology.link(id)?.ends[0] != End { node, port };
         Some((*cables.get(&id)?, is_back))
     };
-    let config = |link: &Link| {
-        let delay = Duration::from_nanos(link.capacity.delay_ns);
-        like.with_rate(link.capacity.rate_bps).with_delay(delay)
-    };
-    self::cables(topology, config).routed(|at, dest| match at {
+    graph.routed(|at, dest| match at {
         Vertex::Node(number) => {
             let host = numbers.hosts[number as usize];
             let (port, _) = topology.node(host).links().next().filter(|_| number != dest)?;

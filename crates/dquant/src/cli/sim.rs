@@ -7,19 +7,21 @@ mod chaos;
 mod deadlock;
 mod goodput;
 mod incast;
+mod run;
 
 use clap::{Args, Subcommand};
 
 use super::Console;
 use crate::exit::{CliError, Exit};
 
-/// Run the transport in virtual time: under faults, for goodput, in an incast, for deadlocks.
+/// Run the transport in virtual time: scenarios, random programs under faults, incasts, deadlocks.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   dquant sim chaos --seeds 0..2000
   dquant sim goodput --loss 1%
   dquant sim incast --senders 10 --cc dcqcn-mlnx
+  dquant sim run scenarios/web-search.toml
   dquant sim deadlock --topology torus:4x4:2
   dquant sim chaos --help")]
 pub(super) struct Sim {
@@ -33,6 +35,7 @@ enum Verb {
     Deadlock(deadlock::Deadlock),
     Goodput(goodput::GoodputCommand),
     Incast(incast::IncastCommand),
+    Run(run::RunCommand),
 }
 
 impl Sim {
@@ -42,6 +45,7 @@ impl Sim {
             Verb::Deadlock(deadlock) => deadlock.run(console),
             Verb::Goodput(goodput) => goodput.run(console),
             Verb::Incast(incast) => incast.run(console),
+            Verb::Run(run) => run.run(console),
         }
     }
 }

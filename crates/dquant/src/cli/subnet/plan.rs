@@ -9,15 +9,14 @@ use fabric::channels::Channels;
 use fabric::drawing;
 use fabric::judge::{Verdict, judge};
 use fabric::lanes::{Lanes, MAX_LANES};
-use fabric::lingjun;
 use fabric::routes::{Engine, RouteError, Tables};
-use fabric::shape::{Shape, ShapeError};
 use fabric::text;
 use fabric::topology::{Capacity, Topology};
 use serde::Serialize;
 
 use super::super::{Console, Report};
 use crate::exit::{CliError, Exit, OUTPUT_HINT};
+use crate::topology;
 
 /// Compute linear forwarding tables for a topology and judge them
 ///
@@ -85,12 +84,9 @@ impl Name {
     }
 }
 
-/// Largest file that is read: a net file of 48,000 hosts has 4 MB.
-const MAX_FILE: u64 = 256 << 20;
-
 impl Plan {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
-        let topology = read(&self.topology)?;
+        let topology = topology::named(&self.topology, Capacity::default())?;
         topology.check().map_err(CliError::from_cause)?;
         if let Some(path) = &self.write {
             write(&topology, path)?;
@@ -117,38 +113,6 @@ impl Plan {
         console.report(&report)?;
         Ok(if is_whole { Exit::Good } else { Exit::CheckFailed })
     }
-}
-
-/// A file of that name, or else a rule.
-fn read(name: &str) -> Result<Topology, CliError> {
-    let path = Path::new(name);
-    let Ok(found) = std::fs::metadata(path) else {
-        let shape: Shape = name.parse().map_err(|error: ShapeError| {
-            CliError::from_cause(error).hint(
-                "there is no file of that name, either; dquant subnet plan --help has all rules",
-            )
-        })?;
-        return shape.build(Capacity::default()).map_err(CliError::from_cause);
-    };
-    let cannot =
-        |error: &std::io::Error| CliError::because(format_args!("cannot read {name}"), error);
-    if found.len() > MAX_FILE {
-        return Err(CliError::usage(format_args!(
-            "{name} has {} bytes, more than 256 MiB",
-            found.len()
-        )));
-    }
-    let text = std::fs::read_to_string(path).map_err(|error| cannot(&error))?;
-    if text.lines().next().map(str::trim_end) == Some(lingjun::HEADER) {
-        return lingjun::read(&text, Capacity::default()).map_err(|error| {
-            CliError::because(
-                format_args!("{name} is not a topology of the Lingjun data set"),
-                &error,
-            )
-        });
-    }
-    text::read_net(&text, Capacity::default())
-        .map_err(|error| CliError::because(format_args!("{name} is not a net file"), &error))
 }
 
 /// What a topology can be written as, by the end of the file's name.

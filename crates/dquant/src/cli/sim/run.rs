@@ -1,0 +1,98 @@
+//! `dquant sim run`: the simulation that a file describes.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use rustix::time::{ClockId, clock_gettime};
+use serde::Serialize;
+use sim::traffic::Outcome;
+
+use super::super::{Console, Report};
+use crate::exit::{CliError, Exit};
+use crate::scenario::result::RunResult;
+use crate::scenario::{Prepared, Scenario, Setting};
+
+/// Run a scenario: a network, its hosts and their traffic from one file
+///
+/// Prints how long flows took beside the same flow in an empty network (slowdown), by size; goodput,
+/// queues, pauses and drops; and what the simulation cost. The result is a function of the file and its
+/// seed.
+#[derive(Debug, Args)]
+#[command(
+    verbatim_doc_comment,
+    after_help = "\
+Exit code 1: flows had not arrived at the deadline, or their connection failed.
+
+Examples:
+  dquant sim run scenarios/web-search.toml
+  dquant sim run scenarios/incast.toml --set transport.control=hpcc --set workload.senders=63
+  dquant sim run scenarios/permutation.toml --set switches.routing=spray --json"
+)]
+pub(super) struct RunCommand {
+    /// The scenario, in TOML; docs/scenarios.md has every table
+    file: PathBuf,
+
+    /// Replace a value of the scenario, or add one
+    #[arg(long = "set", value_name = "KEY=VALUE", value_parser = Setting::parse)]
+    settings: Vec<Setting>,
+}
+
+impl RunCommand {
+    pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
+        let mut scenario = Scenario::read(&self.file)?;
+        for setting in &self.settings {
+            scenario = scenario.with(setting)?;
+        }
+        let prepared = scenario.prepare()?;
+        let before = cpu_time();
+        let outcome = simulate(&prepared, |progress| console.progress(progress))?;
+        let result = RunResult::new(&prepared, &outcome, cpu_time() - before);
+        console.report(&RunReport { result: &result })?;
+        Ok(if result.is_complete() { Exit::Good } else { Exit::CheckFailed })
+    }
+}
+
+/// Processor time of this thread.
+pub(super) fn cpu_time() -> Duration {
+    let now = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
+
+/// Steps between two looks at the clock of the progress line.
+const STEPS: u32 = 100_000;
+
+/// Runs a scenario to its end.
+pub(super) fn simulate(
+    prepared: &Prepared,
+    mut progress: impl FnMut(fmt::Arguments<'_>),
+) -> Result<Outcome, CliError> {
+    let mut runner = prepared.runner();
+    let mut steps = 0_u32;
+    while runner.advance(prepared.deadline).map_err(CliError::from_cause)? {
+        steps += 1;
+        if steps.is_multiple_of(STEPS) {
+            let ms = runner.now().as_nanos() as f64 / 1e6;
+            let (left, all) = (runner.left(), prepared.flows.len());
+            progress(format_args!("{ms:.3} ms simulated, {left} of {all} flows left"));
+        }
+    }
+    Ok(runner.outcome())
+}
+
+#[derive(Serialize)]
+struct RunReport<'a> {
+    #[serde(flatten)]
+    result: &'a RunResult,
+}
+
+impl fmt::Display for RunReport<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.result.fmt(f)
+    }
+}
+
+impl Report for RunReport<'_> {
+    const SCHEMA: &'static str = "dquant.sim.run/1";
+}

@@ -1,0 +1,284 @@
+//! Scenarios as TOML: what a file may say, and its values until they are read.
+//!
+//! Every table refuses names that it does not know, and every quantity has its unit ([`units`](crate::units)).
+
+use std::path::PathBuf;
+
+use roce::Duration;
+use roce::congestion::CongestionControl;
+use serde::{Deserialize, Deserializer, de};
+use sim::traffic::FlowSizes;
+
+use crate::units;
+
+/// A scenario.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct File {
+    /// What it shows, for reports and pictures.
+    pub title: Option<String>,
+    /// Hosts, switches and links.
+    pub topology: Topology,
+    /// What switches do.
+    #[serde(default)]
+    pub switches: Switches,
+    /// What hosts do.
+    #[serde(default)]
+    pub transport: Transport,
+    /// Who sends what to whom.
+    pub workload: Workload,
+    /// When the run ends, and its seed.
+    #[serde(default)]
+    pub run: Run,
+}
+
+/// Hosts, switches and links.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Topology {
+    /// As in `dquant subnet plan`: `fat-tree:8`.
+    pub rule: Option<String>,
+    /// Instead: a net file, or `topo.csv`, beside the scenario.
+    pub file: Option<PathBuf>,
+    /// Rate of the links of hosts.
+    #[serde(default = "hundred_gbit", deserialize_with = "rate")]
+    pub host: u64,
+    /// Rate of the links between switches, if it is another.
+    #[serde(default, deserialize_with = "some_rate")]
+    pub fabric: Option<u64>,
+    /// Propagation delay of every link.
+    #[serde(default = "one_microsecond", deserialize_with = "span")]
+    pub delay: Duration,
+}
+
+/// What switches do.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Switches {
+    /// The buffer of each, shared by its ports.
+    #[serde(deserialize_with = "bytes")]
+    pub buffer: u64,
+    /// Whether they pause senders instead of dropping packets.
+    pub pfc: bool,
+    /// What they mark.
+    pub ecn: Ecn,
+    /// Traffic classes.
+    pub classes: u8,
+    /// How they choose among paths.
+    pub routing: Routing,
+}
+
+impl Default for Switches {
+    fn default() -> Switches {
+        Switches {
+            buffer: 32_000_000,
+            pfc: true,
+            ecn: Ecn::Dcqcn,
+            classes: 2,
+            routing: Routing::Ecmp,
+        }
+    }
+}
+
+/// When switches mark packets.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Ecn {
+    /// Never.
+    None,
+    /// From 100 to 400 kB at 25 Gbit/s, with up to 20 %.
+    Dcqcn,
+    /// From 30 kB on at 10 Gbit/s, always.
+    Dctcp,
+}
+
+/// How switches choose among paths.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Routing {
+    /// Always the first shortest one.
+    First,
+    /// By a hash of the flow.
+    Ecmp,
+    /// Every packet at random.
+    Spray,
+    /// The tables of the subnet manager's engine of this name.
+    Balanced,
+}
+
+/// What hosts do.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Transport {
+    /// Name of the congestion control.
+    #[serde(deserialize_with = "control")]
+    pub control: String,
+    /// Path MTU in bytes.
+    pub mtu: u32,
+    /// Loss recovery.
+    pub recovery: Recovery,
+    /// Most unacknowledged packets of a flow.
+    pub window: u32,
+}
+
+impl Default for Transport {
+    fn default() -> Transport {
+        Transport {
+            control: "dcqcn-mlnx".to_owned(),
+            mtu: 1_024,
+            recovery: Recovery::Selective,
+            window: 16_384,
+        }
+    }
+}
+
+/// Loss recovery.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Recovery {
+    /// From the lost packet on.
+    GoBackN,
+    /// Only lost packets.
+    Selective,
+}
+
+/// Who sends what to whom.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Workload {
+    /// Many hosts to one.
+    Incast {
+        /// How many.
+        senders: u32,
+        /// Bytes of each.
+        #[serde(deserialize_with = "bytes")]
+        bytes: u64,
+    },
+    /// Every host to another one.
+    Permutation {
+        /// Bytes of each.
+        #[serde(deserialize_with = "bytes")]
+        bytes: u64,
+    },
+    /// Every host to every other one.
+    AllToAll {
+        /// Bytes of each.
+        #[serde(deserialize_with = "bytes")]
+        bytes: u64,
+    },
+    /// A ring.
+    RingAllreduce {
+        /// How many hosts; all if absent.
+        hosts: Option<u32>,
+        /// Bytes to reduce on each.
+        #[serde(deserialize_with = "bytes")]
+        bytes: u64,
+    },
+    /// A binary tree.
+    TreeAllreduce {
+        /// How many hosts; all if absent.
+        hosts: Option<u32>,
+        /// Bytes to reduce on each.
+        #[serde(deserialize_with = "bytes")]
+        bytes: u64,
+        /// In so many pieces.
+        #[serde(default = "eight")]
+        pieces: u32,
+    },
+    /// Flows at random.
+    Poisson {
+        /// How large they are.
+        #[serde(deserialize_with = "sizes")]
+        sizes: FlowSizes,
+        /// Share of the rate of a host's link that its payload takes.
+        #[serde(deserialize_with = "fraction")]
+        load: u32,
+        /// How long flows start.
+        #[serde(deserialize_with = "span")]
+        span: Duration,
+    },
+    /// A file of flows, beside the scenario.
+    Trace {
+        /// Its name.
+        file: PathBuf,
+    },
+}
+
+/// When the run ends, and its seed.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Run {
+    /// Of all that is drawn.
+    pub seed: u64,
+    /// Simulated time after which flows that have not arrived are reported as unfinished.
+    #[serde(deserialize_with = "span")]
+    pub deadline: Duration,
+}
+
+impl Default for Run {
+    fn default() -> Run {
+        Run { seed: 1, deadline: Duration::from_millis(1_000) }
+    }
+}
+
+const fn hundred_gbit() -> u64 {
+    100_000_000_000
+}
+
+const fn one_microsecond() -> Duration {
+    Duration::from_micros(1)
+}
+
+const fn eight() -> u32 {
+    8
+}
+
+/// A quantity: a text with its unit.
+fn read<'de, D, T, E>(from: D, parse: impl Fn(&str) -> Result<T, E>) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    E: std::fmt::Display,
+{
+    let text = String::deserialize(from)?;
+    parse(&text).map_err(de::Error::custom)
+}
+
+fn rate<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+    read(from, units::rate_bps)
+}
+
+fn some_rate<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    rate(from).map(Some)
+}
+
+fn span<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+    read(from, units::duration)
+}
+
+fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+    read(from, units::size_bytes)
+}
+
+fn fraction<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
+    read(from, units::fraction_ppm)
+}
+
+fn sizes<'de, D: Deserializer<'de>>(from: D) -> Result<FlowSizes, D::Error> {
+    let sizes = |text: &str| match FlowSizes::named(text) {
+        Some(sizes) => Ok(sizes),
+        None => units::size_bytes(text).map(FlowSizes::Fixed).map_err(|_| {
+            format!("'{text}' is neither a size like 64KiB nor {}", FlowSizes::NAMES.join(", "))
+        }),
+    };
+    read(from, sizes)
+}
+
+fn control<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    read(from, |text| match CongestionControl::NAMES.contains(&text) {
+        true => Ok(text.to_owned()),
+        false => Err(format!(
+            "there is no congestion control '{text}'; there are {}",
+            CongestionControl::NAMES.join(", ")
+        )),
+    })
+}

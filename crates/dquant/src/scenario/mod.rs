@@ -1,0 +1,303 @@
+//! Scenarios: a network, its hosts and their traffic from one TOML file, ready to run.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`file`] | what a file may say |
+//! | [`trace`] | flows from a file |
+//! | [`result`] | what a run came to, as text and JSON |
+//!
+//! The simulation itself is in the crate `sim`. Nothing in here prints.
+
+pub mod file;
+pub mod result;
+pub mod trace;
+
+use std::path::{Path, PathBuf};
+
+use fabric::channels::Channels;
+use fabric::routes::Engine;
+use fabric::topology::{Capacity, Kind, Link, Topology};
+use roce::congestion::CongestionControl;
+use roce::endpoint::Mtu;
+use roce::verbs::Reliability;
+use roce::{Duration, Time};
+use serde::Deserialize;
+use sim::buffer::BufferConfig;
+use sim::chance::Chance;
+use sim::graph::{Graph, Spread, Vertex};
+use sim::link::{LinkConfig, Marking};
+use sim::topology;
+use sim::traffic::{Flow, Network, Runner, Workload};
+use toml::{Table, Value};
+
+use crate::exit::CliError;
+use file::{Ecn, File, Recovery, Routing};
+
+/// Largest scenario, and largest trace, that is read.
+const MAX_FILE: u64 = 1 << 20;
+const MAX_TRACE: u64 = 1 << 30;
+
+/// A scenario as it was written, with the values that the command line has set.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    /// Where it was read, for the files beside it.
+    path: PathBuf,
+    table: Table,
+}
+
+/// One setting of the command line: `workload.load=80%`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Setting {
+    /// The names of tables, and of the value.
+    pub key: Vec<String>,
+    /// The value.
+    pub value: Value,
+}
+
+impl Setting {
+    /// Reads `KEY=VALUE`. A value that is no TOML is a text.
+    ///
+    /// # Errors
+    /// When there is no key.
+    pub fn parse(text: &str) -> Result<Setting, String> {
+        let (key, value) = text.split_once('=').ok_or_else(|| no_setting(text))?;
+        let key: Vec<String> = key.trim().split('.').map(str::to_owned).collect();
+        if key.iter().any(String::is_empty) {
+            return Err(no_setting(text));
+        }
+        Ok(Setting { key, value: Setting::value(value) })
+    }
+
+    /// A value as it is typed.
+    pub fn value(text: &str) -> Value {
+        let document = format!("value = {text}");
+        let parsed = document.parse::<Table>().ok().and_then(|mut table| table.remove("value"));
+        parsed.unwrap_or_else(|| Value::String(text.to_owned()))
+    }
+}
+
+fn no_setting(text: &str) -> String {
+    format!("'{text}' is no setting; write one like transport.control=hpcc")
+}
+
+/// A scenario that can be run.
+#[derive(Debug)]
+pub struct Prepared {
+    /// What it shows.
+    pub title: String,
+    /// The congestion control.
+    pub control: String,
+    /// Rate of the links of hosts.
+    pub host_bps: u64,
+    /// Names of hosts and switches, for pictures.
+    pub topology: Topology,
+    /// The network.
+    pub network: Network,
+    /// The flows.
+    pub flows: Vec<Flow>,
+    /// Whether connections are used again.
+    pub keeps_connections: bool,
+    /// When the run ends at the latest.
+    pub deadline: Time,
+    /// Round-trip time without queues.
+    pub base_rtt: Duration,
+}
+
+impl Scenario {
+    /// Reads a file. It is checked as it stands, so that errors name the line.
+    ///
+    /// # Errors
+    /// When it cannot be read, or is no scenario.
+    pub fn read(path: &Path) -> Result<Scenario, CliError> {
+        let text = read_file(path, MAX_FILE)?;
+        let is_no_scenario = |error: toml::de::Error| {
+            CliError::usage(format_args!("{} is no scenario: {error}", path.display()))
+                .hint("docs/scenarios.md has every table and value")
+        };
+        let table: Table = text.parse().map_err(is_no_scenario)?;
+        toml::from_str::<File>(&text).map_err(is_no_scenario)?;
+        Ok(Scenario { path: path.to_owned(), table })
+    }
+
+    /// The same with a value replaced, or added.
+    ///
+    /// # Errors
+    /// When one of the names before the last is not a table.
+    pub fn with(&self, setting: &Setting) -> Result<Scenario, CliError> {
+        let mut changed = self.clone();
+        let mut table = &mut changed.table;
+        let Some((last, tables)) = setting.key.split_last() else {
+            return Ok(changed);
+        };
+        for name in tables {
+            let entry = table.entry(name.clone()).or_insert_with(|| Value::Table(Table::new()));
+            table = entry.as_table_mut().ok_or_else(|| {
+                CliError::usage(format_args!("{name} is a value and no table of the scenario"))
+            })?;
+        }
+        table.insert(last.clone(), setting.value.clone());
+        Ok(changed)
+    }
+
+    /// Builds its network and draws its flows.
+    ///
+    /// # Errors
+    /// With the place of what does not fit.
+    pub fn prepare(&self) -> Result<Prepared, CliError> {
+        let file = File::deserialize(self.table.clone()).map_err(|error| {
+            CliError::usage(format_args!("{} is no scenario: {error}", self.path.display()))
+        })?;
+        let topology = self.topology(&file.topology)?;
+        topology.check().map_err(CliError::from_cause)?;
+        let graph = graph(&file, &topology)?;
+        let mtu = mtu(file.transport.mtu)?;
+        let base_rtt = Network::base_rtt(&graph, mtu);
+        let workload = self.workload(&file.workload, graph.nodes())?;
+        let host_bps = file.topology.host;
+        let mut chance = Chance::new(file.run.seed);
+        let flows = workload.flows(graph.nodes(), host_bps, &mut chance);
+        let control = &file.transport.control;
+        let congestion = CongestionControl::named(control, host_bps, base_rtt);
+        Ok(Prepared {
+            title: file.title.clone().unwrap_or_else(|| self.path.display().to_string()),
+            control: control.clone(),
+            host_bps,
+            network: Network {
+                graph,
+                buffer: Some(buffer(&file)),
+                mtu,
+                window_packets: file.transport.window.max(1),
+                reliability: match file.transport.recovery {
+                    Recovery::GoBackN => Reliability::GoBackN,
+                    Recovery::Selective => Reliability::Selective,
+                },
+                timeout: TIMEOUT,
+                congestion: congestion.unwrap_or_default(),
+                seed: chance.word(),
+            },
+            topology,
+            flows: flows.map_err(CliError::from_cause)?,
+            keeps_connections: workload.keeps_connections(),
+            deadline: Time::ZERO + file.run.deadline,
+            base_rtt,
+        })
+    }
+
+    /// A file beside the scenario.
+    fn beside(&self, name: &Path) -> PathBuf {
+        self.path.parent().unwrap_or(Path::new("")).join(name)
+    }
+
+    fn topology(&self, wanted: &file::Topology) -> Result<Topology, CliError> {
+        let capacity = Capacity { rate_bps: wanted.host, delay_ns: wanted.delay.as_nanos() };
+        match (&wanted.rule, &wanted.file) {
+            (Some(rule), None) => crate::topology::by_rule(rule, capacity),
+            (None, Some(name)) => crate::topology::read(&self.beside(name), capacity),
+            _ => Err(CliError::usage("a topology has either a rule or a file")),
+        }
+    }
+
+    fn workload(&self, wanted: &file::Workload, there: u32) -> Result<Workload, CliError> {
+        Ok(match *wanted {
+            file::Workload::Incast { senders, bytes } => Workload::Incast { senders, bytes },
+            file::Workload::Permutation { bytes } => Workload::Permutation { bytes },
+            file::Workload::AllToAll { bytes } => Workload::AllToAll { bytes },
+            file::Workload::RingAllreduce { hosts, bytes } => {
+                Workload::RingAllreduce { hosts: hosts.unwrap_or(there), bytes }
+            }
+            file::Workload::TreeAllreduce { hosts, bytes, pieces } => {
+                Workload::TreeAllreduce { hosts: hosts.unwrap_or(there), bytes, pieces }
+            }
+            file::Workload::Poisson { sizes, load, span } => {
+                Workload::Poisson { sizes, load_per_mille: load / 1_000, span }
+            }
+            file::Workload::Trace { ref file } => {
+                let path = self.beside(file);
+                let flows = trace::read(&read_file(&path, MAX_TRACE)?);
+                Workload::Trace(flows.map_err(|error| {
+                    CliError::because(format_args!("{} is no trace", path.display()), &error)
+                })?)
+            }
+        })
+    }
+}
+
+/// 67 ms: queues of a lossless network take long, and its packets are not lost.
+const TIMEOUT: u8 = 14;
+
+impl Prepared {
+    /// The name of a host or switch.
+    pub fn name(&self, vertex: Vertex) -> &str {
+        let node = match vertex {
+            Vertex::Node(number) => self.topology.hosts().nth(number as usize),
+            Vertex::Switch(number) => self.topology.switches().nth(number as usize),
+        };
+        node.map_or("", |id| self.topology.node(id).name())
+    }
+
+    /// The run, before anything has started.
+    pub fn runner(&self) -> Runner {
+        Runner::new(&self.network, self.flows.clone(), self.keeps_connections)
+    }
+}
+
+fn read_file(path: &Path, most: u64) -> Result<String, CliError> {
+    let cannot = |error| CliError::because(format_args!("cannot read {}", path.display()), &error);
+    let len = std::fs::metadata(path).map_err(cannot)?.len();
+    if len > most {
+        return Err(CliError::usage(format_args!(
+            "{} has {len} bytes, more than {most}",
+            path.display()
+        )));
+    }
+    std::fs::read_to_string(path).map_err(cannot)
+}
+
+fn mtu(bytes: u32) -> Result<Mtu, CliError> {
+    Mtu::ALL.into_iter().find(|mtu| mtu.bytes() == bytes).ok_or_else(|| {
+        CliError::usage(format_args!(
+            "transport.mtu is {bytes}; it can be 256, 512, 1024, 2048 or 4096"
+        ))
+    })
+}
+
+fn buffer(file: &File) -> BufferConfig {
+    let bytes = file.switches.buffer;
+    if file.switches.pfc { BufferConfig::lossless(bytes) } else { BufferConfig::lossy(bytes) }
+}
+
+fn graph(file: &File, topology: &Topology) -> Result<Graph, CliError> {
+    let classes = file.switches.classes;
+    if !(1..=8).contains(&classes) {
+        return Err(CliError::usage(format_args!(
+            "switches.classes is {classes}; it can be 1 to 8"
+        )));
+    }
+    let config = |link: &Link| {
+        let is_between = link.ends.iter().all(|end| topology.node(end.node).kind() == Kind::Switch);
+        let host = link.capacity.rate_bps;
+        let rate = file.topology.fabric.filter(|_| is_between).unwrap_or(host);
+        LinkConfig {
+            queue_bytes: u64::MAX,
+            classes,
+            marking: match file.switches.ecn {
+                Ecn::None => None,
+                Ecn::Dcqcn => Some(Marking::dcqcn(rate)),
+                Ecn::Dctcp => Some(Marking::dctcp(rate)),
+            },
+            ..LinkConfig::new(rate, Duration::from_nanos(link.capacity.delay_ns))
+        }
+    };
+    let graph = topology::cables(topology, config);
+    Ok(match file.switches.routing {
+        Routing::First => graph,
+        Routing::Ecmp => graph.spread(Spread::Flow),
+        Routing::Spray => graph.spread(Spread::Packet),
+        Routing::Balanced => {
+            let channels = Channels::of(topology);
+            let tables =
+                Engine::Balanced.route(topology, &channels).map_err(CliError::from_cause)?;
+            topology::routed(graph, topology, &channels, &tables)
+        }
+    })
+}

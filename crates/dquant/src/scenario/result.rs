@@ -1,0 +1,216 @@
+//! What a run of a scenario came to: slowdowns by size, queues, pauses, and the cost of the simulation.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::Serialize;
+use sim::graph::Vertex;
+use sim::traffic::{Outcome, Slowdowns};
+
+use super::Prepared;
+
+/// Sizes by which slowdowns are reported: above, up to, and the words.
+const SIZES: [(u64, u64, &str); 4] = [
+    (0, 100_000, "up to 100 kB"),
+    (100_000, 1_000_000, "to 1 MB"),
+    (1_000_000, u64::MAX, "above 1 MB"),
+    (0, u64::MAX, "all"),
+];
+
+/// Slowdowns of the flows of one class of sizes. A slowdown is the completion time beside that of the same flow in an
+/// empty network.
+#[derive(Clone, Debug, Serialize)]
+pub struct SizeRow {
+    /// Flows longer than this, in bytes.
+    pub above_bytes: u64,
+    /// And not longer than this; none for no limit.
+    pub up_to_bytes: Option<u64>,
+    #[serde(skip)]
+    name: &'static str,
+    /// How many have arrived.
+    pub flows: u64,
+    /// Mean slowdown.
+    pub mean: f64,
+    /// Median.
+    pub p50: f64,
+    /// 99th percentile.
+    pub p99: f64,
+    /// 99.9th percentile.
+    pub p999: f64,
+    /// The largest.
+    pub max: f64,
+}
+
+/// See the module's text.
+#[derive(Clone, Debug, Serialize)]
+pub struct RunResult {
+    /// What the scenario shows.
+    pub title: String,
+    /// Congestion control.
+    pub control: String,
+    /// Hosts of the network.
+    pub hosts: u32,
+    /// Its switches.
+    pub switches: u32,
+    /// Rate of a host's link.
+    pub host_bps: u64,
+    /// Round-trip time without queues.
+    pub base_rtt_ns: u64,
+    /// Flows of the workload.
+    pub flows: u64,
+    /// Those that had not arrived at the deadline.
+    pub unfinished: u64,
+    /// Those whose connection failed.
+    pub failed: u32,
+    /// When the last one arrived, or the run was ended.
+    pub simulated_ns: u64,
+    /// Slowdowns by size.
+    pub slowdowns: Vec<SizeRow>,
+    /// From the first start to the end, payload of all hosts.
+    pub goodput_bps: u64,
+    /// Jain's index over the rates of flows: 1 where all are equal.
+    pub fairness: f64,
+    /// The longest queue of a switch at any time.
+    pub queue_peak_bytes: u64,
+    /// The link in front of which it was.
+    pub queue_peak_at: String,
+    /// Packets dropped.
+    pub dropped: u64,
+    /// Packets marked.
+    pub marked: u64,
+    /// How often links were paused.
+    pub pauses: u64,
+    /// How long, in all.
+    pub paused_ns: u64,
+    /// Packets that hosts have received.
+    pub packets_received: u64,
+    /// Packets that they have sent again.
+    pub packets_resent: u64,
+    /// Events of the simulation.
+    pub events: u64,
+    /// Processor time that they took.
+    pub cpu_ns: u64,
+}
+
+impl RunResult {
+    /// Of a run that took so much processor time.
+    pub fn new(prepared: &Prepared, outcome: &Outcome, cpu: Duration) -> RunResult {
+        let longest = outcome.links.iter().filter(|link| matches!(link.from, Vertex::Switch(_)));
+        let longest = longest.max_by_key(|link| link.stats.peak_bytes);
+        let [_, received, resent] = outcome.packets;
+        RunResult {
+            title: prepared.title.clone(),
+            control: prepared.control.clone(),
+            hosts: prepared.network.graph.nodes(),
+            switches: prepared.network.graph.switches(),
+            host_bps: prepared.host_bps,
+            base_rtt_ns: prepared.base_rtt.as_nanos(),
+            flows: outcome.records.len() as u64,
+            unfinished: outcome.unfinished() - u64::from(outcome.failed),
+            failed: outcome.failed,
+            simulated_ns: outcome.ended.as_nanos(),
+            slowdowns: SIZES.iter().filter_map(|size| SizeRow::new(outcome, *size)).collect(),
+            goodput_bps: outcome.goodput_bps(),
+            fairness: outcome.fairness_per_mille() as f64 / 1e3,
+            queue_peak_bytes: longest.map_or(0, |link| link.stats.peak_bytes),
+            queue_peak_at: longest.map_or(String::new(), |link| {
+                format!("{} to {}", prepared.name(link.from), prepared.name(link.to))
+            }),
+            dropped: outcome.total(|stats| stats.dropped),
+            marked: outcome.total(|stats| stats.marked),
+            pauses: outcome.total(|stats| stats.pauses),
+            paused_ns: outcome.paused().as_nanos(),
+            packets_received: received,
+            packets_resent: resent,
+            events: outcome.events,
+            cpu_ns: cpu.as_nanos() as u64,
+        }
+    }
+
+    /// Whether every flow has arrived.
+    pub fn is_complete(&self) -> bool {
+        self.unfinished == 0 && self.failed == 0
+    }
+
+    /// The slowdowns of all flows up to a size class: the row with this name.
+    pub fn row(&self, above_bytes: u64, up_to_bytes: Option<u64>) -> Option<&SizeRow> {
+        let is_it =
+            |row: &&SizeRow| (row.above_bytes, row.up_to_bytes) == (above_bytes, up_to_bytes);
+        self.slowdowns.iter().find(is_it)
+    }
+}
+
+impl SizeRow {
+    fn new(outcome: &Outcome, (above, up_to, name): (u64, u64, &'static str)) -> Option<SizeRow> {
+        let Slowdowns { flows, mean, p50, p99, p999, max } = outcome.slowdowns(above, up_to);
+        let one = |per_mille: u64| per_mille as f64 / 1e3;
+        (flows > 0).then(|| SizeRow {
+            above_bytes: above,
+            up_to_bytes: (up_to < u64::MAX).then_some(up_to),
+            name,
+            flows,
+            mean: one(mean),
+            p50: one(p50),
+            p99: one(p99),
+            p999: one(p999),
+            max: one(max),
+        })
+    }
+}
+
+impl fmt::Display for RunResult {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let RunResult { title, control, hosts, switches, flows, .. } = self;
+        writeln!(
+            f,
+            "{title}\n  {hosts} hosts at {} Gbit/s, {switches} switches, round trip {:.1} us; {control}; {flows} flows",
+            self.host_bps as f64 / 1e9,
+            self.base_rtt_ns as f64 / 1e3
+        )?;
+        writeln!(
+            f,
+            "\n  {:<14}{:>9}{:>9}{:>9}{:>9}{:>9}{:>9}",
+            "slowdown", "flows", "mean", "p50", "p99", "p99.9", "max"
+        )?;
+        for row in &self.slowdowns {
+            writeln!(
+                f,
+                "  {:<14}{:>9}{:>9.2}{:>9.2}{:>9.2}{:>9.2}{:>9.2}",
+                row.name, row.flows, row.mean, row.p50, row.p99, row.p999, row.max
+            )?;
+        }
+        let ms = |nanos: u64| nanos as f64 / 1e6;
+        writeln!(
+            f,
+            "\n  goodput     {:.1} Gbit/s of payload over {:.3} ms; fairness of the flows' rates {:.3} (Jain)",
+            self.goodput_bps as f64 / 1e9,
+            ms(self.simulated_ns),
+            self.fairness
+        )?;
+        if !self.is_complete() {
+            writeln!(
+                f,
+                "  missing     {} flows unfinished, {} failed",
+                self.unfinished, self.failed
+            )?;
+        }
+        writeln!(
+            f,
+            "  queues      longest {:.1} kB, {}; {} packets dropped, {} marked",
+            self.queue_peak_bytes as f64 / 1e3,
+            self.queue_peak_at,
+            self.dropped,
+            self.marked
+        )?;
+        writeln!(f, "  pauses      {}, {:.3} ms in all", self.pauses, ms(self.paused_ns))?;
+        let seconds = (self.cpu_ns as f64 / 1e9).max(1e-9);
+        write!(
+            f,
+            "  simulation  {} packets received, {} sent again; {} events in {seconds:.2} s of one core: {:.2} M/s",
+            self.packets_received,
+            self.packets_resent,
+            self.events,
+            self.events as f64 / seconds / 1e6
+        )
+    }
+}

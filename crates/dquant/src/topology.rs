@@ -1,0 +1,63 @@
+//! Topologies as commands and scenarios name them: a rule, or a file.
+//!
+//! The formats are in the crate `fabric`.
+
+use std::path::Path;
+
+use fabric::lingjun;
+use fabric::shape::{Shape, ShapeError};
+use fabric::text;
+use fabric::topology::{Capacity, Topology};
+
+use crate::exit::CliError;
+
+/// Largest file that is read: a net file of 48,000 hosts has 4 MB.
+const MAX_FILE: u64 = 256 << 20;
+
+/// The file of that name, or else the rule; links have this capacity.
+///
+/// # Errors
+/// When it is neither.
+pub fn named(name: &str, capacity: Capacity) -> Result<Topology, CliError> {
+    let path = Path::new(name);
+    if path.exists() {
+        return read(path, capacity);
+    }
+    let is_rule = name.parse::<Shape>().is_ok();
+    by_rule(name, capacity).map_err(|error| match is_rule {
+        true => error,
+        false => error
+            .hint("there is no file of that name, either; dquant subnet plan --help has all rules"),
+    })
+}
+
+/// A topology by rule.
+///
+/// # Errors
+/// When it is no rule, or cannot be built.
+pub fn by_rule(rule: &str, capacity: Capacity) -> Result<Topology, CliError> {
+    let shape: Shape = rule.parse().map_err(|error: ShapeError| CliError::from_cause(error))?;
+    shape.build(capacity).map_err(CliError::from_cause)
+}
+
+/// A topology from a file: a net file, or `topo.csv` of the Lingjun data set.
+///
+/// # Errors
+/// When it cannot be read, with the line.
+pub fn read(path: &Path, capacity: Capacity) -> Result<Topology, CliError> {
+    let name = path.display();
+    let cannot = |error| CliError::because(format_args!("cannot read {name}"), &error);
+    let len = std::fs::metadata(path).map_err(cannot)?.len();
+    if len > MAX_FILE {
+        return Err(CliError::usage(format_args!("{name} has {len} bytes, more than 256 MiB")));
+    }
+    let text = std::fs::read_to_string(path).map_err(cannot)?;
+    if text.lines().next().map(str::trim_end) == Some(lingjun::HEADER) {
+        return lingjun::read(&text, capacity).map_err(|error| {
+            let what = format_args!("{name} is not a topology of the Lingjun data set");
+            CliError::because(what, &error)
+        });
+    }
+    text::read_net(&text, capacity)
+        .map_err(|error| CliError::because(format_args!("{name} is not a net file"), &error))
+}
