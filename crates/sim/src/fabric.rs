@@ -514,7 +514,7 @@ impl<M: NodeMemory> Fabric<M> {
             if is_set && due.is_some_and(|due| due <= at) {
                 break;
             }
-            self.events.pop_due(at);
+            self.events.drop_next();
             if is_set {
                 entry.timer = due;
                 entry.timer.into_iter().for_each(|due| self.events.add(due, Event::Deadline(node)));

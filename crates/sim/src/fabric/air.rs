@@ -281,7 +281,9 @@ impl<M: NodeMemory> Fabric<M> {
         self.launched += 1;
         if let Some(packet) = self.pool.get_mut(id) {
             packet.marks.order = self.launched;
-            packet.marks.resent_before = resent(&self.nodes[packet.from as usize].endpoint);
+            if packet.marks.slowed.is_some() {
+                packet.marks.resent_before = resent(&self.nodes[packet.from as usize].endpoint);
+            }
         }
         self.events.add(at, Event::Arrived { packet: id, link });
     }
