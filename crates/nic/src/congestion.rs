@@ -29,7 +29,7 @@ pub enum Choice {
 
 impl Choice {
     /// What all values of a setting are, for messages.
-    pub const SYNTAX: &'static str = "auto, off, delay, swift, or one of dcqcn-mlnx, dcqcn-paper, dcqcn-uet, dctcp, timely, timely-patched \
+    pub const SYNTAX: &'static str = "auto, off, delay, swift, or one of advertised, dcqcn-mlnx, dcqcn-paper, dcqcn-uet, dctcp, timely, timely-patched \
          with :GBPS of the link";
 
     /// The control of a connection to `remote`, which is an endpoint of ours or another.
@@ -76,6 +76,7 @@ impl core::fmt::Display for Choice {
             Choice::Always(CongestionControl::Timely(params)) => f.write_str(params.name),
             Choice::Always(CongestionControl::Hpcc(_)) => f.write_str("HPCC"),
             Choice::Always(CongestionControl::Swift(_)) => f.write_str("swift"),
+            Choice::Always(CongestionControl::Advertised(_)) => f.write_str("advertised"),
             Choice::Always(CongestionControl::Fixed(bps)) => write!(f, "{bps} bit/s"),
         }
     }
@@ -154,7 +155,7 @@ mod tests {
         assert_eq!(mlnx(25).map(|choice| choice.to_string()), Ok("DCQCN".into()));
         assert_eq!("dcqcn-mlnx:25".parse(), mlnx(25));
         assert_eq!("dcqcn-mlnx".parse(), mlnx(100));
-        for name in ["swift", "timely", "timely-patched"] {
+        for name in ["swift", "timely", "timely-patched", "advertised"] {
             assert_eq!(name.parse::<Choice>().map(|choice| choice.to_string()), Ok(name.into()));
         }
         assert_eq!(

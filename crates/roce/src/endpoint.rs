@@ -14,7 +14,10 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 
+use arrayvec::ArrayVec;
+
 use crate::congestion::WindowReport;
+use crate::congestion::advertised::Advertiser;
 use crate::congestion::rtt::RttMeter;
 use crate::cq::CqTable;
 use crate::direct::{Backlog, Direct, Handed, Holding, MessageHeader, Posted, QpCard, Verdict};
@@ -61,6 +64,9 @@ const VERDICT_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Errors kept of destroyed queue pairs.
 pub const MAX_PAST_ERRORS: usize = 16;
+
+/// Most senders that are told of a larger window at a time.
+const MOST_TOLD: usize = 4;
 
 /// Queue pairs whose acknowledgements may wait: no turn looks at more.
 const MAX_WAITING_ACKS: usize = 8;
@@ -197,6 +203,8 @@ pub struct Endpoint {
     parked: Vec<u32>,
     parked_until: Option<Time>,
     deadlines: Deadlines,
+    /// Divides our link among the senders whose windows we advertise.
+    advertiser: Advertiser,
     counters: Counters,
     past_errors: VecDeque<LastError>,
     /// Messages handed to neighbours and without a verdict, and when the driver last looked for one.
@@ -230,6 +238,7 @@ impl Endpoint {
             parked: Vec::new(),
             parked_until: None,
             deadlines: Deadlines::default(),
+            advertiser: Advertiser::default(),
             counters: Counters::default(),
             planted: Planted::default(),
             past_errors: VecDeque::new(),
@@ -334,6 +343,7 @@ impl Endpoint {
         self.regions.forget_qp(qpn);
         self.events.forget(|event| event.qpn() == Some(qpn));
         self.deadlines.set(slot, None);
+        self.advertiser.forget(slot);
         if entry.is_ready {
             self.ready.retain(|&ready| ready != slot);
             self.parked.retain(|&parked| parked != slot);
@@ -625,6 +635,27 @@ impl Endpoint {
             cx.own.packets_received += 1;
             qp.handle_packet(cx, origin, headers, payload_len);
         });
+        if headers.hint() != 0 {
+            self.divide_link(slot, now);
+        }
+    }
+
+    /// A sender may have announced its demand: windows of all senders may change.
+    #[cold]
+    fn divide_link(&mut self, slot: u32, now: Time) {
+        let Some(qp) = self.qps.at_mut(slot).map(|entry| &mut entry.qp) else {
+            return;
+        };
+        let Some((params, mtu, demand)) = qp.take_demand() else {
+            return;
+        };
+        let mut told = ArrayVec::<u32, MOST_TOLD>::new();
+        self.advertiser.heard(now, slot, (&params, mtu), demand, |slot| {
+            let _ = told.try_push(slot);
+        });
+        for slot in told {
+            self.with_qp(slot, now, &mut Delivery::default(), |qp, _| qp.owe_window());
+        }
     }
 
     /// Takes what switches have written into a packet for the queue pair `qpn`, before the packet itself.
@@ -723,6 +754,7 @@ impl Endpoint {
                     *telemetry = qp.take_telemetry(cx);
                 }
             });
+            self.put_hint(slot, now, output);
             if output.packet.is_some() {
                 self.end_turn_if_due(slot);
                 return true;
@@ -730,6 +762,16 @@ impl Endpoint {
             self.leave_queue();
         }
         false
+    }
+
+    /// Completes a packet of a queue pair whose receiver advertises windows.
+    fn put_hint(&mut self, slot: u32, now: Time, output: &mut Output) {
+        if !self.qps.at(slot).is_some_and(|entry| entry.qp.is_advertised()) {
+            return;
+        }
+        let window = self.advertiser.window(slot);
+        let (delivery, packet) = output.parts();
+        self.poll_qp(slot, now, (delivery, packet), |qp, cx| qp.put_hint(cx, window));
     }
 
     /// The queue pair at the front of the ready queue has nothing more to send.

@@ -362,6 +362,7 @@ impl Controller for Dcqcn {
             Event::Sent { bytes } => self.handle_sent(bytes),
             Event::Timer => self.handle_timeout(now),
             Event::Acknowledged { .. } | Event::Telemetry(_) => {}
+            Event::Advertised { .. } | Event::Idle => {}
             Event::Lost { .. } | Event::TimedOut => {}
         }
     }

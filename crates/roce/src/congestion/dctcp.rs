@@ -148,6 +148,7 @@ impl Controller for Dctcp {
             Event::Lost { .. } | Event::TimedOut => self.cut(ONE),
             Event::Sent { .. } => self.in_flight = self.in_flight.saturating_add(1),
             Event::Telemetry(_) | Event::Timer => {}
+            Event::Advertised { .. } | Event::Idle => {}
         }
     }
 

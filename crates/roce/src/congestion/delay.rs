@@ -672,6 +672,7 @@ impl Controller for Delay {
             Event::Notified => self.cut(now),
             Event::TimedOut => self.handle_timed_out(now),
             Event::Telemetry(_) | Event::Sent { .. } | Event::Timer => {}
+            Event::Advertised { .. } | Event::Idle => {}
         }
     }
 

@@ -6,6 +6,7 @@
 //! | [`dctcp`] | a rate from the share of marked packets: DCTCP |
 //! | [`timely`] | a rate from the gradient of round-trip times: TIMELY |
 //! | [`hpcc`] | a rate and a window from what switches report: HPCC |
+//! | [`advertised`] | a window that the receiver sets: receiver-driven |
 //! | [`swift`] | a window from measured delay: Swift |
 //! | [`delay`] | the same in the manner of Swift, for shared links: it also competes |
 //! | [`fixed`] | a rate that does not adapt, or none |
@@ -16,6 +17,7 @@
 //! [`Limits`]: a rate, a window, or both. [`CongestionControl`] selects the algorithm of a queue pair, each
 //! with its parameters; where sources differ, the name says whose they are.
 
+pub mod advertised;
 pub mod dcqcn;
 pub mod dctcp;
 pub mod delay;
@@ -31,6 +33,7 @@ use core::num::NonZeroU32;
 
 use crate::time::{Duration, Time};
 use crate::wire::telemetry::Report;
+pub use advertised::{Advertised, AdvertisedParams};
 pub use dcqcn::{Dcqcn, DcqcnParams};
 pub use dctcp::{Dctcp, DctcpParams};
 pub use delay::{Delay, DelayParams, Follows, WindowReport};
@@ -57,6 +60,13 @@ pub enum Event<'a> {
     /// The peer returned what switches wrote into a packet of ours. The acknowledgement with which it came
     /// follows.
     Telemetry(&'a Report),
+    /// The peer sets our window.
+    Advertised {
+        /// Packets that may be in flight.
+        packets: u32,
+    },
+    /// Everything that was posted has been acknowledged.
+    Idle,
     /// The peer reports that packets of ours were marked: congestion experienced.
     Notified,
     /// Packets were marked lost, or a NAK requested one. For go-back-N each loss counts as one packet.
@@ -115,6 +125,8 @@ pub enum CongestionControl {
     Hpcc(HpccParams),
     /// Swift.
     Swift(SwiftParams),
+    /// Windows that the receiver advertises. Both ends must have it. It limits the requests of reliable connections.
+    Advertised(AdvertisedParams),
     /// A window from measured delay. It limits the requests of reliable connections; READ responses are
     /// not acknowledged, so their delay is not known.
     Delay(DelayParams),
@@ -122,7 +134,7 @@ pub enum CongestionControl {
 
 impl CongestionControl {
     /// The names of [`named`](CongestionControl::named).
-    pub const NAMES: [&str; 10] = [
+    pub const NAMES: [&str; 11] = [
         "off",
         "dcqcn-mlnx",
         "dcqcn-paper",
@@ -132,6 +144,7 @@ impl CongestionControl {
         "timely-patched",
         "hpcc",
         "swift",
+        "advertised",
         "delay",
     ];
 
@@ -145,6 +158,9 @@ impl CongestionControl {
             "dctcp" => Some(CongestionControl::Dctcp(DctcpParams::new(line_bps, Some(base_rtt)))),
             "hpcc" => Some(CongestionControl::Hpcc(HpccParams::new(line_bps, base_rtt))),
             "swift" => Some(CongestionControl::Swift(SwiftParams::new(base_rtt))),
+            "advertised" => {
+                Some(CongestionControl::Advertised(AdvertisedParams::new(line_bps, base_rtt)))
+            }
             "delay" => Some(CongestionControl::Delay(DelayParams::DEFAULT)),
             _ => None,
         })
@@ -169,6 +185,9 @@ impl CongestionControl {
             CongestionControl::Hpcc(params) => AnyController::Hpcc(Hpcc::new(params, packet_bytes)),
             CongestionControl::Swift(params) => {
                 AnyController::Swift(Swift::new(params, packet_bytes, window_packets))
+            }
+            CongestionControl::Advertised(params) => {
+                AnyController::Advertised(Advertised::new(params, packet_bytes))
             }
             CongestionControl::Delay(params) => {
                 AnyController::Delay(Delay::new(params, packet_bytes, window_packets))
@@ -224,6 +243,7 @@ pub(crate) enum AnyController {
     Timely(Timely),
     Hpcc(Hpcc),
     Swift(Swift),
+    Advertised(Advertised),
     Delay(Delay),
 }
 
@@ -247,6 +267,14 @@ impl AnyController {
         }
     }
 
+    /// The sender of advertised windows, if it is that.
+    pub(crate) fn advertised(&mut self) -> Option<&mut Advertised> {
+        match self {
+            AnyController::Advertised(advertised) => Some(advertised),
+            _ => None,
+        }
+    }
+
     /// Times that it began to compete.
     pub(crate) fn competitions(&self) -> u64 {
         match self {
@@ -266,6 +294,7 @@ macro_rules! with_controller {
             AnyController::Timely($controller) => $body,
             AnyController::Hpcc($controller) => $body,
             AnyController::Swift($controller) => $body,
+            AnyController::Advertised($controller) => $body,
             AnyController::Delay($controller) => $body,
         }
     };

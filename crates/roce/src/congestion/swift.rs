@@ -174,6 +174,7 @@ impl Controller for Swift {
                 }
             }
             Event::Telemetry(_) | Event::Notified | Event::Sent { .. } | Event::Timer => {}
+            Event::Advertised { .. } | Event::Idle => {}
         }
     }
 

@@ -230,6 +230,7 @@ impl Controller for Timely {
                 }
             }
             Event::Notified | Event::Telemetry(_) | Event::Sent { .. } | Event::Timer => {}
+            Event::Advertised { .. } | Event::Idle => {}
         }
     }
 

@@ -12,8 +12,11 @@ use core::num::NonZeroU32;
 use super::context::QpContext;
 use super::requests::Progress;
 use super::{Context, TimeoutReason};
+use crate::congestion::advertised::Level;
 use crate::congestion::pacer::{NotificationPoint, Pacer};
-use crate::congestion::{AnyController, Controller, Event, Limits, WindowReport};
+use crate::congestion::{
+    AdvertisedParams, AnyController, CongestionControl, Controller, Event, Limits, WindowReport,
+};
 use crate::io::{BURST_PACKETS, Telemetry};
 use crate::planted::{Bug, Planted};
 use crate::time::{Duration, Time};
@@ -23,6 +26,9 @@ use crate::wire::{Headers, ICRC_BYTES, Operation};
 
 /// The traffic class customary for notifications, ahead of data.
 const CNP_DSCP: u8 = 48;
+
+/// The traffic class of short messages and of acknowledgements where the receiver advertises windows: expedited forwarding.
+const URGENT_DSCP: u8 = 46;
 
 /// IP and UDP headers, in bytes: the rate includes them.
 const IPV4_UDP_BYTES: u64 = 28;
@@ -55,6 +61,9 @@ pub(super) struct Congestion {
     has_telemetry: bool,
     /// What the latest data of the peer has collected, to be returned.
     collected: Option<Box<Report>>,
+    /// The parameters, where the receiver advertises windows; and what the peer's latest data said of its demand.
+    advertised: Option<AdvertisedParams>,
+    demand: Option<u32>,
 }
 
 impl Congestion {
@@ -70,6 +79,10 @@ impl Congestion {
             cnp_interval: congestion.cnp_interval(),
             counts_marks: congestion.counts_marks(),
             has_telemetry: congestion.has_telemetry(),
+            advertised: match congestion {
+                CongestionControl::Advertised(params) => Some(params),
+                _ => None,
+            },
             ..Congestion::default()
         }
     }
@@ -126,7 +139,8 @@ impl Congestion {
     /// because of it.
     pub(super) fn note_progress(&mut self, now: Time, progress: Progress) -> u64 {
         let before = self.controller.competitions();
-        let Progress { acknowledged: packets, in_flight, rtt, lost, has_timed_out } = progress;
+        let Progress { acknowledged: packets, in_flight, is_idle, rtt, lost, has_timed_out } =
+            progress;
         if packets > 0 {
             self.tell(now, Event::Acknowledged { packets, in_flight, rtt });
         }
@@ -135,6 +149,9 @@ impl Congestion {
         }
         if has_timed_out {
             self.tell(now, Event::TimedOut);
+        }
+        if is_idle && self.advertised.is_some() {
+            self.tell(now, Event::Idle);
         }
         // Without a rate, no packet has to wait for its time any longer.
         self.held = self.held.filter(|_| self.rate_bps().is_some());
@@ -188,6 +205,57 @@ impl Congestion {
                 self.collected.take().map_or(Telemetry::None, Telemetry::Return)
             }
             _ => Telemetry::None,
+        }
+    }
+
+    // ---- advertised windows --------------------------------------------------------------------
+
+    /// Whether the receiver advertises windows, and with which parameters.
+    #[inline]
+    pub(super) fn advertised(&self) -> Option<&AdvertisedParams> {
+        self.advertised.as_ref()
+    }
+
+    /// What an accepted packet says: the demand of the peer, or our window.
+    pub(super) fn handle_hint(&mut self, now: Time, operation: Operation, level: Level) {
+        match operation {
+            _ if self.advertised.is_none() => {}
+            Operation::Acknowledge => {
+                self.tell(now, Event::Advertised { packets: level.packets() });
+            }
+            Operation::Send | Operation::Write => self.demand = Some(level.packets()),
+            _ => {}
+        }
+    }
+
+    /// The demand that the peer's latest data has announced, once.
+    pub(super) fn take_demand(&mut self) -> Option<u32> {
+        self.demand.take()
+    }
+
+    /// Completes a packet: data says how many packets follow, an acknowledgement which window the peer has.
+    pub(super) fn put_hint(
+        &mut self,
+        (path, headers): &mut (Path, Headers),
+        unsent: u32,
+        window: Option<u32>,
+    ) {
+        let hint = match headers.bth().opcode.operation() {
+            Operation::Send | Operation::Write => {
+                let urgent = self.controller.advertised().map(|sender| sender.is_urgent(unsent));
+                if urgent == Some(true) {
+                    path.dscp = URGENT_DSCP;
+                }
+                Some(unsent)
+            }
+            Operation::Acknowledge => {
+                path.dscp = URGENT_DSCP;
+                window
+            }
+            _ => None,
+        };
+        if let Some(packets) = hint {
+            *headers = headers.with_hint(Level::of(packets).bits());
         }
     }
 

@@ -44,8 +44,9 @@ mod ud;
 use alloc::vec::Vec;
 use core::ops::{Deref, DerefMut};
 
-use crate::congestion::WindowReport;
+use crate::congestion::advertised::Level;
 use crate::congestion::rtt::RttMeter;
+use crate::congestion::{AdvertisedParams, WindowReport};
 use crate::counters::Counters;
 use crate::cq::{CqTable, Pushed};
 use crate::events::EventQueue;
@@ -772,6 +773,9 @@ impl Qp {
             cx.events.raise(AsyncEvent::CommunicationEstablished(self.qpc.qpn));
         }
         self.established = true;
+        if let Some(level) = Level::from_bits(headers.hint()) {
+            self.handle_hint(cx, headers, level);
+        }
         self.execute(cx, origin, RxPacket { headers, payload_len });
         self.tell_controller(cx);
         let placed = sg::placed_bytes(cx.pieces);
@@ -828,6 +832,44 @@ impl Qp {
                 cx.add(competitions, |c| &mut c.competitions);
             }
             rc.requester.limit_window(self.congestion.window_packets());
+        }
+    }
+
+    /// What an accepted packet says about demand, or our window.
+    #[cold]
+    fn handle_hint(&mut self, cx: &Context<'_>, headers: &Headers, level: Level) {
+        self.congestion.handle_hint(cx.now, headers.bth().opcode.operation(), level);
+        if let Kind::Rc(rc) = &mut self.kind {
+            rc.requester.limit_window(self.congestion.window_packets());
+        }
+    }
+
+    /// The demand that the peer's latest data has announced, with what the receiver needs to know beside it.
+    pub(crate) fn take_demand(&mut self) -> Option<(AdvertisedParams, u32, u32)> {
+        let demand = self.congestion.take_demand()?;
+        Some((*self.congestion.advertised()?, self.qpc.mtu, demand))
+    }
+
+    /// Whether its receiver advertises windows.
+    #[inline]
+    pub(crate) fn is_advertised(&self) -> bool {
+        self.congestion.advertised().is_some()
+    }
+
+    /// The peer has another window: an acknowledgement says so.
+    pub(crate) fn owe_window(&mut self) {
+        if let Kind::Rc(rc) = &mut self.kind
+            && self.established
+        {
+            rc.responder.acknowledge_again();
+        }
+    }
+
+    /// Completes the packet in `cx.packet` with what is left to be sent, or the window of the peer.
+    #[cold]
+    pub(crate) fn put_hint(&mut self, cx: &mut Context<'_>, window: Option<u32>) {
+        if let (Kind::Rc(rc), Some(packet)) = (&self.kind, cx.packet.as_mut()) {
+            self.congestion.put_hint(packet, rc.requester.unsent(), window);
         }
     }
 

@@ -95,8 +95,14 @@ impl Requester {
         has_news.then(|| {
             let requests = &self.requests;
             let in_flight = with_mode!(&self.recovery, mode => mode.in_flight(requests));
-            Progress { in_flight, ..core::mem::take(&mut self.requests.progress) }
+            let is_idle = in_flight == 0 && requests.unsent() == 0;
+            Progress { in_flight, is_idle, ..core::mem::take(&mut self.requests.progress) }
         })
+    }
+
+    /// Request packets still to be sent.
+    pub(super) fn unsent(&self) -> u32 {
+        self.requests.unsent()
     }
 
     /// Limits the request packets in flight to what congestion control allows.

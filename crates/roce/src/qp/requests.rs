@@ -76,6 +76,8 @@ pub(super) struct Progress {
     pub(super) acknowledged: u32,
     /// Request packets still unacknowledged.
     pub(super) in_flight: u32,
+    /// Everything posted is acknowledged.
+    pub(super) is_idle: bool,
     /// Not while READs or atomics are outstanding: the peer's responses to them delay its answers.
     pub(super) rtt: Option<Duration>,
     /// Marked lost; in go-back-N one for each loss.
@@ -301,6 +303,11 @@ impl Requests {
     pub(super) fn unacknowledged(&self) -> u32 {
         let acknowledged = self.position(0, self.queue.front().map_or(0, |front| front.done));
         self.position(self.next, self.next_packet).wrapping_sub(acknowledged)
+    }
+
+    /// Request packets behind the cursor: those that were never sent, and those that will be sent again.
+    pub(super) fn unsent(&self) -> u32 {
+        self.post_packets.wrapping_sub(self.position(self.next, self.next_packet))
     }
 
     /// Request packets before packet `packet` of the request at `index`, since the first request.

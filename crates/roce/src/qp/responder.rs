@@ -158,6 +158,11 @@ impl Responder {
         self.executor.reply.is_some()
     }
 
+    /// Acknowledges once more: something else than the PSN is new.
+    pub(super) fn acknowledge_again(&mut self) {
+        self.executor.acknowledge();
+    }
+
     /// Whether the pending acknowledgement, if there is one, tells the peer nothing that it has to act on.
     pub(super) fn ack_may_wait(&self) -> bool {
         let is_nak = matches!(self.executor.reply, Some(Reply::Nak { .. }));

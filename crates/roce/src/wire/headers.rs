@@ -375,7 +375,8 @@ fn in_range(field: &'static str, value: u32, max: u32) -> Result<(), WireError> 
     if value <= max { Ok(()) } else { Err(WireError::Range { field, value }) }
 }
 
-/// Bits that senders clear and receivers ignore, kept so that a packet re-encodes exactly.
+/// Bits that senders clear and receivers ignore, kept so that a packet re-encodes exactly. Two ends of ours may agree to use
+/// `bth_ack` ([`Headers::hint`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Ignored {
     /// Low six bits of BTH byte 4, next to FECN and BECN.
@@ -419,6 +420,19 @@ impl Headers {
     /// Length of the encoded headers in bytes.
     pub fn encoded_len(&self) -> usize {
         BTH_BYTES + self.ext.kind().len()
+    }
+
+    /// Seven bits of the BTH, beside the request for an acknowledgement, that other senders clear and receivers ignore. The
+    /// ICRC covers them. 0 means nothing.
+    pub fn hint(&self) -> u8 {
+        self.ignored.bth_ack
+    }
+
+    /// The same headers with these seven bits; an eighth is cut off.
+    #[must_use]
+    pub fn with_hint(mut self, hint: u8) -> Headers {
+        self.ignored.bth_ack = hint & 0x7f;
+        self
     }
 
     /// Whether the packet has bits set that senders must clear. They mean nothing to a receiver, and

@@ -43,7 +43,16 @@ fn lossless(name: &str, shape: Option<&str>) -> Incast {
 #[test]
 fn lossless_switches_drop_nothing_and_starve_nobody() {
     // Of the others, some are slow to share, and say so in docs/congestion.md.
-    let fair = ["dcqcn-mlnx", "dcqcn-paper", "dctcp", "timely", "timely-patched", "swift", "delay"];
+    let fair = [
+        "dcqcn-mlnx",
+        "dcqcn-paper",
+        "dctcp",
+        "timely",
+        "timely-patched",
+        "swift",
+        "advertised",
+        "delay",
+    ];
     for name in CongestionControl::NAMES {
         for shape in [None, Some("fat-tree:4")] {
             let got = lossless(name, shape);

@@ -83,7 +83,7 @@ fn every_flow_arrives_and_runs_repeat() {
     ];
     for workload in workloads {
         for (control, spread) in
-            [("dcqcn-mlnx", Spread::Flow), ("hpcc", Spread::Flow), ("off", Spread::Packet)]
+            [("dcqcn-mlnx", Spread::Flow), ("hpcc", Spread::Flow), ("advertised", Spread::Packet)]
         {
             let network = network("fat-tree:4", control, spread);
             let outcome = run(&network, &workload);

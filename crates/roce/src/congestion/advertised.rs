@@ -1,0 +1,418 @@
+//! Windows that the receiver advertises: who may send how much is decided where the senders meet.
+//!
+//! Every data packet says how many packets are still to be sent behind it, its sender's demand, and every acknowledgement
+//! the window that its sender has from then on. Both are a [`Level`] in seven bits of the BTH that others send as 0 and
+//! ignore, so they need no header of their own; both ends of a connection must have agreed.
+//!
+//! - A sender that has been idle starts with [`AdvertisedParams::first_packets`], about what the path holds: nobody has to
+//!   be asked for a short message. What fits into this is *urgent*, and takes a higher traffic class.
+//! - A receiver divides a budget of about the same size among the senders with the least demand
+//!   ([`Advertiser`]). The others have a window of one packet, which is enough to be heard again every round trip. As the
+//!   demand of a sender runs out, the next one gets what it no longer needs, so the link does not run dry in between.
+//! - A sender that has waited for [`PATIENCE`] gets a turn of a few budgets, whatever its demand: none starves.
+//!
+//! Unlike credits, a window is a state and no quantity: an acknowledgement that is lost, repeated or late does no harm.
+//! Shortest remaining first and the unasked first window are those of pHost (CoNEXT 2015) and Homa (SIGCOMM 2018); that one
+//! endpoint arbitrates its link among all senders is the idea of EQDS (NSDI 2022).
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use core::num::NonZeroU32;
+
+use arrayvec::ArrayVec;
+
+use super::{Controller, Event, Limits, window_of};
+use crate::time::{Duration, Time};
+
+/// How long a sender waits before it has its turn.
+pub const PATIENCE: Duration = Duration::from_millis(2);
+
+/// A turn, in budgets.
+const TURN: u64 = 4;
+
+/// A sender that was not heard for so long is not counted any more.
+const STALE: Duration = Duration::from_millis(1);
+
+/// Most senders whose windows are decided for one packet: what one packet costs is bounded.
+const MOST_OPEN: usize = 32;
+
+/// A number of packets in seven bits, rounded down: exact up to 16, then eight steps per power of two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Level(u8);
+
+impl Level {
+    /// The largest; more packets are this, too.
+    const MAX: u8 = 127;
+
+    /// Of so many packets.
+    pub const fn of(packets: u32) -> Level {
+        if packets < 8 {
+            return Level(packets as u8 + 1);
+        }
+        let power = packets.ilog2();
+        let step = (packets >> (power - 3)) & 7;
+        let code = 9 + (power - 3) * 8 + step;
+        Level(if code < Level::MAX as u32 { code as u8 } else { Level::MAX })
+    }
+
+    /// From its seven bits; 0 means that there is none.
+    pub const fn from_bits(bits: u8) -> Option<Level> {
+        if bits == 0 || bits > Level::MAX { None } else { Some(Level(bits)) }
+    }
+
+    /// Its seven bits, never 0.
+    pub const fn bits(self) -> u8 {
+        self.0
+    }
+
+    /// How many packets it stands for.
+    pub const fn packets(self) -> u32 {
+        match self.0 {
+            0..=8 => self.0.saturating_sub(1) as u32,
+            code => (8 + (code as u32 - 9) % 8) << ((code as u32 - 9) / 8),
+        }
+    }
+}
+
+/// Parameters of advertised windows: those of both ends are the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AdvertisedParams {
+    /// What the path holds: the link's rate times the round-trip time without queues, in bytes.
+    pub path_bytes: u64,
+    /// What a receiver lets its senders have in flight, in thousandths of `path_bytes`.
+    pub budget_per_mille: u32,
+}
+
+impl AdvertisedParams {
+    /// For links of `line_bps` and paths of this round-trip time. The budget is twice what the path holds, so that the link
+    /// is used while one of the senders serves another receiver: all-to-all of 16 hosts carries a quarter more than with
+    /// 1.25 times, and nothing else in docs/congestion.md gets worse by more than a tenth.
+    pub const fn new(line_bps: u64, base_rtt: Duration) -> AdvertisedParams {
+        let bits = line_bps as u128 * base_rtt.as_nanos() as u128 / 1_000_000_000;
+        AdvertisedParams { path_bytes: (bits / 8) as u64, budget_per_mille: 2_000 }
+    }
+
+    /// The window of a sender that starts, in packets of this size.
+    pub fn first_packets(&self, packet_bytes: u32) -> u32 {
+        packets_in(self.path_bytes, packet_bytes)
+    }
+
+    fn budget_bytes(&self) -> u64 {
+        self.path_bytes.saturating_mul(self.budget_per_mille.into()) / 1_000
+    }
+}
+
+/// Packets that take so many bytes, at least one.
+fn packets_in(bytes: u64, packet_bytes: u32) -> u32 {
+    let second = Duration::from_millis(1_000);
+    window_of(bytes.saturating_mul(8), second, packet_bytes.into()).get()
+}
+
+// ---- the sender ------------------------------------------------------------------------------------------------------
+
+/// One sender.
+#[derive(Clone, Copy, Debug)]
+pub struct Advertised {
+    first: u32,
+    window: u32,
+    /// Whether its packets take the higher class: all that was posted when it started fits the first window.
+    is_urgent: Option<bool>,
+}
+
+impl Advertised {
+    /// A sender of packets of `packet_bytes` that starts.
+    pub fn new(params: AdvertisedParams, packet_bytes: u32) -> Advertised {
+        let first = params.first_packets(packet_bytes);
+        Advertised { first, window: first, is_urgent: None }
+    }
+
+    /// Whether the packet that leaves is urgent, with so many to be sent behind it. What the first packet says holds until
+    /// everything is acknowledged.
+    pub fn is_urgent(&mut self, demand: u32) -> bool {
+        *self.is_urgent.get_or_insert(demand < self.first)
+    }
+}
+
+impl Controller for Advertised {
+    fn handle(&mut self, _now: Time, event: Event<'_>) {
+        match event {
+            Event::Advertised { packets } => self.window = packets.max(1),
+            Event::Idle => (self.window, self.is_urgent) = (self.first, None),
+            Event::TimedOut => self.window = 1,
+            Event::Acknowledged { .. } | Event::Notified | Event::Telemetry(_) => {}
+            Event::Lost { .. } | Event::Sent { .. } | Event::Timer => {}
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        Limits { rate_bps: None, window_packets: NonZeroU32::new(self.window) }
+    }
+
+    fn poll_timeout(&self) -> Option<Time> {
+        None
+    }
+}
+
+// ---- the receiver ----------------------------------------------------------------------------------------------------
+
+/// A sender as its receiver sees it.
+#[derive(Clone, Copy, Debug)]
+struct Sender {
+    packet_bytes: u32,
+    /// Packets to be sent; not 0.
+    demand: u32,
+    /// In packets.
+    window: u32,
+    /// The window that it knows, or will know by an acknowledgement that is due.
+    told: u32,
+    heard: Time,
+    /// When it last had more than one packet, or began to wait.
+    served: Time,
+}
+
+/// Divides a receiver's link among its senders. They are named by numbers of the caller's, the slots of their queue pairs.
+#[derive(Clone, Debug, Default)]
+pub struct Advertiser {
+    path_bytes: u64,
+    budget_bytes: u64,
+    senders: BTreeMap<u32, Sender>,
+    /// By demand, then number.
+    by_demand: BTreeSet<(u32, u32)>,
+    /// By when they were served.
+    by_wait: BTreeSet<(Time, u32)>,
+    /// Those with more than one packet.
+    open: ArrayVec<u32, MOST_OPEN>,
+    /// Who has its turn, and the bytes that are left of it.
+    turn: Option<(u32, u64)>,
+}
+
+impl Advertiser {
+    /// A packet has arrived from a sender with these parameters, behind which it has `demand` packets to send. `tell` gets
+    /// the senders that have to know at once of a larger window: the others learn theirs from the next acknowledgement.
+    pub fn heard(
+        &mut self,
+        now: Time,
+        number: u32,
+        (params, packet_bytes): (&AdvertisedParams, u32),
+        demand: u32,
+        mut tell: impl FnMut(u32),
+    ) {
+        self.path_bytes = self.path_bytes.max(params.path_bytes);
+        self.budget_bytes = self.budget_bytes.max(params.budget_bytes());
+        if demand == 0 {
+            self.forget(number);
+        } else {
+            self.note(now, number, packet_bytes, demand);
+        }
+        self.divide(now);
+        let step = packets_in(self.path_bytes / 8, packet_bytes);
+        for &open in &self.open {
+            let Some(sender) = self.senders.get_mut(&open) else {
+                continue;
+            };
+            // Its own acknowledgement may be a while off, too, if it does not come for every packet.
+            if sender.window >= sender.told.saturating_add(step) {
+                sender.told = sender.window;
+                tell(open);
+            }
+        }
+    }
+
+    /// The window to tell a sender of; none for one that has no demand.
+    pub fn window(&mut self, number: u32) -> Option<u32> {
+        let sender = self.senders.get_mut(&number)?;
+        sender.told = sender.window;
+        Some(sender.window)
+    }
+
+    /// A sender is gone, or has nothing more to send.
+    pub fn forget(&mut self, number: u32) {
+        if let Some(sender) = self.senders.remove(&number) {
+            self.by_demand.remove(&(sender.demand, number));
+            self.by_wait.remove(&(sender.served, number));
+            self.open.retain(|open| *open != number);
+            self.turn = self.turn.filter(|&(turn, _)| turn != number);
+        }
+    }
+
+    fn note(&mut self, now: Time, number: u32, packet_bytes: u32, demand: u32) {
+        // A sender that starts has its first window.
+        let first = packets_in(self.path_bytes, packet_bytes);
+        let new = Sender { packet_bytes, demand, window: 1, told: first, heard: now, served: now };
+        let before = self.senders.insert(number, new);
+        if let Some(before) = before {
+            self.by_demand.remove(&(before.demand, number));
+            self.by_wait.remove(&(before.served, number));
+        }
+        let Sender { window, told, served, .. } = before.unwrap_or(new);
+        let is_served = before.is_none_or(|before| before.window > 1);
+        let served = if is_served { now } else { served };
+        self.senders.insert(number, Sender { window, told, served, ..new });
+        self.by_demand.insert((demand, number));
+        self.by_wait.insert((served, number));
+        if let Some((turn, left)) = self.turn.filter(|&(turn, _)| turn == number) {
+            let left = left.saturating_sub(packet_bytes.into());
+            self.turn = (left > 0).then_some((turn, left));
+        }
+    }
+
+    /// Decides all windows anew.
+    fn divide(&mut self, now: Time) {
+        for number in self.open.take() {
+            if let Some(sender) = self.senders.get_mut(&number) {
+                sender.window = 1;
+            }
+        }
+        self.forget_stale(now);
+        self.take_turn(now);
+        let turn = self.turn.map(|(number, _)| number);
+        let by_demand = self.by_demand.iter().map(|&(_, number)| number);
+        let by_demand = by_demand.filter(|&number| Some(number) != turn);
+        let mut left = self.budget_bytes;
+        for number in turn.into_iter().chain(by_demand).take(MOST_OPEN) {
+            let Some(sender) = self.senders.get_mut(&number) else {
+                continue;
+            };
+            let most = self.path_bytes.min(left);
+            sender.window = packets_in(most, sender.packet_bytes);
+            self.open.push(number);
+            let needed = u64::from(sender.demand) * u64::from(sender.packet_bytes);
+            left -= most.min(needed);
+            if left < sender.packet_bytes.into() {
+                break;
+            }
+        }
+    }
+
+    /// Senders that have gone silent are not counted: as many as windows are decided for, and the others with the next
+    /// packets. One that is heard again is a new one.
+    fn forget_stale(&mut self, now: Time) {
+        let first = self.by_demand.iter().map(|&(_, number)| number).take(MOST_OPEN);
+        let longest = self.by_wait.first().map(|&(_, number)| number);
+        let turn = self.turn.map(|(number, _)| number);
+        let is_stale = |number: &u32| {
+            self.senders.get(number).is_some_and(|sender| now.since(sender.heard) > STALE)
+        };
+        let looked_at = first.chain(longest).chain(turn).filter(is_stale);
+        let stale: ArrayVec<u32, { MOST_OPEN + 2 }> = looked_at.collect();
+        stale.into_iter().for_each(|number| self.forget(number));
+    }
+
+    /// Gives the sender that has waited longest its turn, if nobody has one.
+    fn take_turn(&mut self, now: Time) {
+        if self.turn.is_none()
+            && let Some(&(served, number)) = self.by_wait.first()
+            && now.since(served) >= PATIENCE
+        {
+            self.turn = Some((number, TURN * self.budget_bytes));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+    use alloc::vec::Vec;
+
+    #[test]
+    fn levels_are_exact_for_few_packets_and_near_for_many() {
+        assert_eq!((Level::of(0).bits(), Level::from_bits(0)), (1, None));
+        for packets in 0..100_000 {
+            let level = Level::of(packets);
+            let back = level.packets();
+            assert!(back <= packets && packets - back <= packets / 8, "{packets} {back}");
+            assert!(packets > 16 || back == packets);
+            assert_eq!(Level::from_bits(level.bits()), Some(level));
+            assert!(level <= Level::of(packets + 1));
+        }
+        assert_eq!(Level::of(u32::MAX).bits(), 127);
+    }
+
+    const PARAMS: AdvertisedParams =
+        AdvertisedParams { path_bytes: 100_000, budget_per_mille: 1_000 };
+    const PACKET: u32 = 1_000;
+
+    fn at(us: u64) -> Time {
+        Time::from_nanos(us * 1_000)
+    }
+
+    fn heard(advertiser: &mut Advertiser, us: u64, number: u32, demand: u32) -> Vec<u32> {
+        let mut told = vec![];
+        advertiser.heard(at(us), number, (&PARAMS, PACKET), demand, |number| told.push(number));
+        told
+    }
+
+    #[test]
+    fn the_least_demand_has_the_link_and_the_next_gets_what_it_no_longer_needs() {
+        let mut advertiser = Advertiser::default();
+        heard(&mut advertiser, 0, 1, 5_000);
+        assert_eq!(advertiser.window(1), Some(100));
+        // A shorter one takes over; the longer one may be heard.
+        heard(&mut advertiser, 1, 2, 500);
+        assert_eq!([1, 2].map(|number| advertiser.window(number)), [Some(1), Some(100)]);
+        // As it runs out, the longer one is told of what is left, in steps.
+        assert_eq!(heard(&mut advertiser, 2, 2, 95), []);
+        assert_eq!(heard(&mut advertiser, 3, 2, 60), [1]);
+        assert_eq!([1, 2].map(|number| advertiser.window(number)), [Some(40), Some(100)]);
+        assert_eq!(heard(&mut advertiser, 4, 2, 0), [1]);
+        assert_eq!([1, 2].map(|number| advertiser.window(number)), [Some(100), None]);
+    }
+
+    #[test]
+    fn who_waits_gets_a_turn_and_all_get_the_same() {
+        let mut advertiser = Advertiser::default();
+        let mut served = [0_u32; 8];
+        // Each sender is heard once per round; whoever is open is heard for every packet of its window.
+        for round in 0..20_000 {
+            for number in 0..8 {
+                let window = advertiser.window(number).unwrap_or(1);
+                let heard_times = if window > 1 { 10 } else { 1 };
+                for _ in 0..heard_times {
+                    heard(&mut advertiser, 10 * round, number, 50_000 + number);
+                }
+                served[number as usize] += u32::from(window > 1);
+            }
+        }
+        let (least, most) = (served.iter().min(), served.iter().max());
+        assert!(most.unwrap() - least.unwrap() < most.unwrap() / 4, "{served:?}");
+    }
+
+    #[test]
+    fn senders_that_have_gone_silent_take_nothing() {
+        let mut advertiser = Advertiser::default();
+        heard(&mut advertiser, 0, 1, 10);
+        heard(&mut advertiser, 900, 2, 1_000);
+        assert_eq!(advertiser.window(2), Some(90));
+        heard(&mut advertiser, 1_100, 2, 1_000);
+        assert_eq!(advertiser.window(2), Some(100));
+        advertiser.forget(2);
+        assert!(advertiser.by_demand.is_empty() && advertiser.by_wait.is_empty());
+    }
+
+    #[test]
+    fn many_that_have_gone_silent_stop_nobody() {
+        let mut advertiser = Advertiser::default();
+        for number in 0..1_000 {
+            heard(&mut advertiser, 0, number, 3);
+        }
+        for us in (0..20_000).step_by(100) {
+            heard(&mut advertiser, 2_000 + us, 5_000, 800);
+            heard(&mut advertiser, 2_000 + us, 5_001, 900);
+        }
+        assert_eq!(advertiser.window(5_000).max(advertiser.window(5_001)), Some(100));
+        assert_eq!(advertiser.senders.len(), 2);
+    }
+
+    #[test]
+    fn a_sender_starts_with_the_path_and_obeys() {
+        let mut sender = Advertised::new(PARAMS, PACKET);
+        let window = |sender: &Advertised| sender.limits().window_packets.map(NonZeroU32::get);
+        assert_eq!(window(&sender), Some(100));
+        assert!(!sender.is_urgent(100) && !sender.is_urgent(3));
+        sender.handle(at(1), Event::Advertised { packets: 0 });
+        assert_eq!(window(&sender), Some(1));
+        sender.handle(at(2), Event::Idle);
+        assert_eq!(window(&sender), Some(100));
+        assert!(sender.is_urgent(99) && sender.is_urgent(1));
+    }
+}
