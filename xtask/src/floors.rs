@@ -44,7 +44,7 @@ const FLOORS: &[(&str, &str)] = &[
     (
         "crates/sim/src",
         "chance
-         events
+         events: chance
          faults: chance
          credits: chance
          link: chance credits
