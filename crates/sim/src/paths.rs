@@ -1,7 +1,8 @@
 //! Routes: from every node and switch towards every node, the links that a packet may take next.
 //!
-//! Most nodes have one cable, and most switches the same few sets of links for many destinations: sets are kept once, and
-//! a node with one cable has no table, so that ten thousand hosts take little memory.
+//! Most nodes have one cable, and most switches the same few sets of links for many destinations. So sets are kept once, a
+//! node with one cable has no table, and all nodes with one cable to the same switch are one destination until a packet
+//! is at that switch: ten thousand hosts take little memory, and little of a processor's cache.
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, VecDeque};
@@ -31,14 +32,28 @@ pub(crate) type Choice = u32;
 pub(crate) enum RowOf {
     /// The same for all destinations.
     All(Choice),
-    /// By destination.
+    /// By destination: one for each class of nodes.
     Each(Vec<Choice>),
 }
+
+/// How a node is reached.
+#[derive(Clone, Copy, Debug)]
+struct End {
+    /// The class of nodes to which the same ways lead.
+    class: u32,
+    /// The vertex at which these ways end, [`NOWHERE`] if that is the node itself, and what it does.
+    at: u32,
+    choice: Choice,
+}
+
+const NOWHERE: u32 = u32::MAX;
 
 /// See the module's text.
 #[derive(Clone, Debug)]
 pub(crate) struct Paths {
     nodes: u32,
+    /// By node.
+    ends: Vec<End>,
     /// Nodes, then switches.
     rows: Vec<RowOf>,
     sets: Vec<Box<[u32]>>,
@@ -46,10 +61,11 @@ pub(crate) struct Paths {
 }
 
 impl Paths {
-    /// Nobody reaches anybody.
+    /// Nobody reaches anybody, and each node is its own class.
     pub(crate) fn new(nodes: u32, switches: u32) -> Paths {
         let rows = vec![RowOf::All(0); (nodes + switches) as usize];
-        let mut paths = Paths { nodes, rows, sets: Vec::new(), by_links: BTreeMap::new() };
+        let ends = (0..nodes).map(|class| End { class, at: NOWHERE, choice: 0 }).collect();
+        let mut paths = Paths { nodes, ends, rows, sets: Vec::new(), by_links: BTreeMap::new() };
         paths.choice(&[]);
         paths
     }
@@ -92,12 +108,14 @@ impl Paths {
 
     /// The links by which a packet may leave `at` towards a node; none if it cannot get there.
     pub(crate) fn links(&self, at: Vertex, dest: u32) -> &[u32] {
-        if dest >= self.nodes || at == Vertex::Node(dest) {
+        let Some(end) = self.ends.get(dest as usize).filter(|_| at != Vertex::Node(dest)) else {
             return &[];
-        }
-        let choice = match &self.rows[self.index(at)] {
+        };
+        let index = self.index(at);
+        let choice = match &self.rows[index] {
+            _ if end.at == index as u32 => end.choice,
             RowOf::All(choice) => *choice,
-            RowOf::Each(choices) => choices[dest as usize],
+            RowOf::Each(choices) => choices[end.class as usize],
         };
         &self.sets[choice as usize]
     }
@@ -147,73 +165,65 @@ impl Paths {
             into[paths.index(edge.to)].push((link, paths.index(edge.from)));
             out[paths.index(edge.from)].push(link);
         }
-        let mut rows = vec![Vec::new(); vertices];
-        for (vertex, row) in rows.iter_mut().enumerate() {
+        let classes = paths.classify(&into);
+        for (vertex, out) in out.iter().enumerate() {
             // With one cable there is no choice.
-            if vertex >= nodes as usize || out[vertex].len() > 1 {
-                row.resize(nodes as usize, 0);
-            }
-        }
-        let mut search = Search { nodes: nodes as usize, into: &into, spread, last: None };
-        for dest in 0..nodes as usize {
-            search.towards(dest, &mut paths, &mut rows);
-        }
-        for (index, row) in rows.into_iter().enumerate() {
-            paths.rows[index] = match row.is_empty() && index < nodes as usize {
-                true => RowOf::All(paths.choice(&out[index])),
-                false => RowOf::Each(row),
+            let is_plain = vertex < nodes as usize && out.len() <= 1;
+            let choice = if is_plain { paths.choice(out) } else { 0 };
+            paths.rows[vertex] = match is_plain {
+                true => RowOf::All(choice),
+                false => RowOf::Each(Vec::with_capacity(classes.len())),
             };
+        }
+        for dest in classes {
+            let found = paths.search(&into, spread, dest);
+            for (row, choice) in paths.rows.iter_mut().zip(found) {
+                if let RowOf::Each(choices) = row {
+                    choices.push(choice);
+                }
+            }
         }
         paths
     }
-}
 
-/// A search from one destination after the other.
-struct Search<'a> {
-    nodes: usize,
-    /// By vertex: the links into it, and where they start.
-    into: &'a [Vec<(u32, usize)>],
-    spread: Spread,
-    /// The vertex that the only cable of the last destination joins, and what that search has found.
-    last: Option<(usize, Vec<Choice>)>,
-}
-
-impl Search<'_> {
-    /// Sets the choices of all vertices for a destination.
-    fn towards(&mut self, dest: usize, paths: &mut Paths, rows: &mut [Vec<Choice>]) {
-        let found = match *self.into[dest] {
-            // All nodes at a switch are reached by the same ways to this switch.
-            [(link, switch)] if switch >= self.nodes => {
-                let known = self.last.take().filter(|&(last, _)| last == switch);
-                let (_, mut found) = known.unwrap_or_else(|| (switch, self.search(switch, paths)));
-                found[switch] = paths.choice(&[link]);
-                found
-            }
-            _ => self.search(dest, paths),
-        };
-        for (row, &choice) in rows.iter_mut().zip(&found).filter(|(row, _)| !row.is_empty()) {
-            row[dest] = choice;
+    /// Puts the nodes whose only cable comes from the same switch into one class, and every other one into its own. Returns
+    /// for each class where its ways end.
+    fn classify(&mut self, into: &[Vec<(u32, usize)>]) -> Vec<usize> {
+        let nodes = self.nodes as usize;
+        let mut dests = Vec::new();
+        let mut by_switch = BTreeMap::new();
+        for (node, into) in into.iter().enumerate().take(nodes) {
+            let new = dests.len() as u32;
+            self.ends[node] = match **into {
+                [(link, switch)] if switch >= nodes => {
+                    let class = *by_switch.entry(switch).or_insert(new);
+                    dests.extend((class == new).then_some(switch));
+                    End { class, at: switch as u32, choice: self.choice(&[link]) }
+                }
+                _ => {
+                    dests.push(node);
+                    End { class: new, at: NOWHERE, choice: 0 }
+                }
+            };
         }
-        if let [(_, switch)] = *self.into[dest] {
-            self.last = Some((switch, found));
-        }
+        dests
     }
 
-    /// The choice of every vertex on its way to `end`.
-    fn search(&self, end: usize, paths: &mut Paths) -> Vec<Choice> {
-        let vertices = self.into.len();
+    /// The choice of every vertex on its way to `dest`.
+    fn search(&mut self, into: &[Vec<(u32, usize)>], spread: Spread, dest: usize) -> Vec<Choice> {
+        let (nodes, vertices) = (self.nodes as usize, into.len());
         let mut hops = vec![u32::MAX; vertices];
         let mut links = vec![Vec::new(); vertices];
-        let mut queue = VecDeque::from([end]);
-        hops[end] = 0;
+        let mut queue = VecDeque::from([dest]);
+        hops[dest] = 0;
         while let Some(vertex) = queue.pop_front() {
-            for &(link, from) in &self.into[vertex] {
+            for &(link, from) in &into[vertex] {
                 if hops[from] == u32::MAX {
                     hops[from] = hops[vertex] + 1;
-                    queue.extend((from >= self.nodes).then_some(from));
+                    queue.extend((from >= nodes).then_some(from));
                 }
                 let is_shortest = hops[from] == hops[vertex] + 1;
-                let is_wanted = self.spread != Spread::First || links[from].is_empty();
+                let is_wanted = spread != Spread::First || links[from].is_empty();
                 if is_shortest && is_wanted {
                     links[from].push(link);
                 }
@@ -221,7 +231,7 @@ impl Search<'_> {
         }
         let sorted = links.iter_mut().map(|links| {
             links.sort_unstable();
-            paths.choice(links)
+            self.choice(links)
         });
         sorted.collect()
     }
