@@ -262,7 +262,8 @@ const FLOORS: &[(&str, &str)] = &[
          units
          tokenize
          topology: exit
-         scenario: exit topology units
+         chart
+         scenario: chart exit topology units
          planning: exit
          demo: exit
          perf: exit
@@ -272,7 +273,6 @@ const FLOORS: &[(&str, &str)] = &[
         "crates/dquant/src/perf",
         "test
          histogram
-         plot
          control: test
          host: test
          ends: control host test

@@ -5,6 +5,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
+//! | [`chart`] | curves as pictures |
 //! | [`demo`] | the main job in one command, verified and measured |
 //! | [`cli`] | the verbs of the command line: what a person types and reads |
 //! | [`exit`] | exit codes and errors with hints |
@@ -15,6 +16,7 @@
 //! | [`tokenize`] | text files to a flat file of token ids |
 //! | [`units`] | sizes and times as people write them |
 
+pub mod chart;
 pub mod cli;
 pub mod demo;
 pub mod exit;

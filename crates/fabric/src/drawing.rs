@@ -6,7 +6,7 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use crate::topology::{Kind, NodeId, Topology};
+use crate::topology::{Kind, LinkId, NodeId, Topology};
 
 /// Pixels between rows, and around all of them.
 const ROW: u32 = 130;
@@ -21,6 +21,38 @@ const MOST_NAMES: usize = 24;
 
 /// A scalable picture (SVG 1.1), for screens and paper alike.
 pub fn write_svg(topology: &Topology) -> String {
+    draw(topology, &|_| String::new())
+}
+
+/// Colours of use, from none to all of a link, in equal steps: readable in grey, and for people who do not see all
+/// colours.
+const HEAT: [&str; 5] = ["#d8dee9", "#fdbb63", "#f07f3c", "#c8442b", "#7a0f1f"];
+
+/// The same with links coloured by their use, from 0 to 1.
+pub fn write_heat(topology: &Topology, used: impl Fn(LinkId) -> f64) -> String {
+    let svg = draw(topology, &|link| {
+        let used = used(link).clamp(0.0, 1.0);
+        let step = ((used * HEAT.len() as f64) as usize).min(HEAT.len() - 1);
+        format!(" stroke=\"{}\" stroke-opacity=\"1\"", HEAT[step])
+    });
+    svg.replace("</svg>", &format!("{}</svg>", legend()))
+}
+
+/// What the colours mean, in the corner.
+fn legend() -> String {
+    let steps = (0_usize..).zip(HEAT);
+    let step = |(number, colour): (usize, &str)| {
+        let (x, percent) = (10 + 60 * number, 100 * number / HEAT.len());
+        format!(
+            "<rect x=\"{x}\" y=\"6\" width=\"14\" height=\"8\" fill=\"{colour}\"/>\
+             <text x=\"{}\" y=\"14\" text-anchor=\"start\" fill=\"#333\">{percent} % +</text>\n",
+            x + 18
+        )
+    };
+    steps.map(step).collect()
+}
+
+fn draw(topology: &Topology, style: &dyn Fn(LinkId) -> String) -> String {
     let rows = rows(topology);
     let longest = rows.iter().map(Vec::len).max().unwrap_or(0) as u32;
     let width = (longest * NODE * 3 / 2).max(LEAST_WIDTH) + 2 * MARGIN;
@@ -32,9 +64,9 @@ pub fn write_svg(topology: &Topology) -> String {
          <rect width=\"{width}\" height=\"{height}\" fill=\"white\"/>\n\
          <g fill=\"none\" stroke=\"#4a6fa5\" stroke-opacity=\"0.45\">\n"
     );
-    for (_, link) in topology.links() {
+    for (id, link) in topology.links() {
         let [a, b] = link.ends.map(|end| places[end.node.index()]);
-        svg += &edge(a, b);
+        svg += &edge(a, b, &style(id));
     }
     svg.push_str("</g>\n<g stroke=\"#333\" fill=\"#f4f4f4\">\n");
     for (id, place) in topology.nodes().map(|(id, _)| id).zip(&places) {
@@ -84,13 +116,14 @@ fn places(topology: &Topology, rows: &[Vec<NodeId>], width: u32) -> Vec<(u32, u3
     places
 }
 
-fn edge((x1, y1): (u32, u32), (x2, y2): (u32, u32)) -> String {
+fn edge((x1, y1): (u32, u32), (x2, y2): (u32, u32), style: &str) -> String {
     if y1 != y2 {
-        return format!("<path d=\"M{x1} {y1}L{x2} {y2}\"/>\n");
+        return format!("<path{style} d=\"M{x1} {y1}L{x2} {y2}\"/>\n");
     }
     // Higher the further apart they are, and within the row's own space.
     let lift = (8 + x1.abs_diff(x2) / 6).min(ROW - 20);
-    format!("<path d=\"M{x1} {y1}Q{} {} {x2} {y2}\"/>\n", (x1 + x2) / 2, y1.saturating_sub(lift))
+    let (x, y) = ((x1 + x2) / 2, y1.saturating_sub(lift));
+    format!("<path{style} d=\"M{x1} {y1}Q{x} {y} {x2} {y2}\"/>\n")
 }
 
 fn node(topology: &Topology, id: NodeId, (x, y): (u32, u32)) -> String {
@@ -164,6 +197,16 @@ mod tests {
         };
         let (spine, leaf) = (y("spine0").expect("a number"), y("leaf1").expect("a number"));
         assert!(spine < leaf, "{spine} {leaf}");
+    }
+
+    #[test]
+    fn heat_is_a_colour_for_each_link() {
+        let shape: Shape = "leaf-spine:2x2x3".parse().expect("a rule");
+        let topology = shape.build(Capacity::default()).expect("a topology");
+        let svg = write_heat(&topology, |link| link.index() as f64 / 5.0);
+        let count = |colour: &str| svg.matches(&format!("stroke=\"{colour}\"")).count();
+        assert_eq!(HEAT.map(count), [1, 1, 1, 1, 6], "{svg}");
+        assert!(svg.ends_with("</svg>\n") && svg.matches("</svg>").count() == 1);
     }
 
     #[test]

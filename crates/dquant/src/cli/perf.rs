@@ -17,10 +17,10 @@ use serde::Serialize;
 
 use super::daemons::{listen_at, mtu, span};
 use super::{Console, Report};
+use crate::chart::{self, Curve, Diagram, Scale};
 use crate::exit::{CliError, Exit, OUTPUT_HINT};
 use crate::perf::client::{Client, Latency, Outcome};
 use crate::perf::control::PERF_PORT;
-use crate::perf::plot::{self, Curve, Diagram};
 use crate::perf::server;
 use crate::perf::test::{MAX_BYTES, MessagePath, Mode, Operation, Service, Test};
 use crate::units;
@@ -529,14 +529,14 @@ fn draw(path: &Path, host: &str, results: &[Measured]) -> Result<(), CliError> {
     let curves =
         |mode: Mode, name: &str, dashed: bool, value: &dyn Fn(&Measured) -> Option<f64>| {
             let mut curves = Vec::new();
-            for operation in Operation::ALL {
+            for (colour, operation) in Operation::ALL.into_iter().enumerate() {
                 let of =
                     results.iter().filter(|one| one.operation == operation && one.mode == mode);
                 let mut points: Vec<(f64, f64)> =
                     of.filter_map(|one| Some((f64::from(one.bytes), value(one)?))).collect();
                 points.sort_by(|a, b| a.0.total_cmp(&b.0));
                 let name = format!("{} {name}", operation.name());
-                curves.push(Curve { name, dashed, points });
+                curves.push(Curve { name, colour, dashed, points });
             }
             curves
         };
@@ -546,14 +546,19 @@ fn draw(path: &Path, host: &str, results: &[Measured]) -> Result<(), CliError> {
     let paired = p50.into_iter().zip(p99).flat_map(|(p50, p99)| [p50, p99]);
     let is_there = |curve: &Curve| !curve.points.is_empty();
     let diagrams = [
-        Diagram { title: "Latency, us".to_owned(), curves: paired.filter(is_there).collect() },
+        Diagram {
+            title: "Latency, us".to_owned(),
+            scales: [Scale::Sizes, Scale::Powers],
+            curves: paired.filter(is_there).collect(),
+        },
         Diagram {
             title: "Bandwidth, Gbit/s".to_owned(),
+            scales: [Scale::Sizes, Scale::Powers],
             curves: rate.into_iter().filter(is_there).collect(),
         },
     ];
     let title = format!("dquant perf {host}");
-    std::fs::write(path, plot::svg(&title, &diagrams)).map_err(|error| cannot_write(path, &error))
+    std::fs::write(path, chart::svg(&title, &diagrams)).map_err(|error| cannot_write(path, &error))
 }
 
 /// Before minutes are spent on what could not be kept. Pipes and devices are left alone: whoever reads them would see an

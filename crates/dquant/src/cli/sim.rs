@@ -8,6 +8,7 @@ mod deadlock;
 mod goodput;
 mod incast;
 mod run;
+mod sweep;
 
 use clap::{Args, Subcommand};
 
@@ -22,6 +23,7 @@ Examples:
   dquant sim goodput --loss 1%
   dquant sim incast --senders 10 --cc dcqcn-mlnx
   dquant sim run scenarios/web-search.toml
+  dquant sim sweep scenarios/web-search.toml --set transport.control=hpcc,advertised
   dquant sim deadlock --topology torus:4x4:2
   dquant sim chaos --help")]
 pub(super) struct Sim {
@@ -36,6 +38,7 @@ enum Verb {
     Goodput(goodput::GoodputCommand),
     Incast(incast::IncastCommand),
     Run(run::RunCommand),
+    Sweep(sweep::SweepCommand),
 }
 
 impl Sim {
@@ -46,6 +49,7 @@ impl Sim {
             Verb::Goodput(goodput) => goodput.run(console),
             Verb::Incast(incast) => incast.run(console),
             Verb::Run(run) => run.run(console),
+            Verb::Sweep(sweep) => sweep.run(console),
         }
     }
 }

@@ -12,7 +12,6 @@
 //! | [`requester`], [`responder`] | what each side does in a turn |
 //! | [`host`] | the device of this side |
 //! | [`client`], [`server`] | a test from its beginning to its result |
-//! | [`plot`] | results as a picture |
 //!
 //! The command line and the form of results are in [`crate::cli`].
 
@@ -21,7 +20,6 @@ pub mod control;
 mod ends;
 mod histogram;
 pub mod host;
-pub mod plot;
 mod requester;
 mod responder;
 pub mod server;

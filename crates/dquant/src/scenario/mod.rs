@@ -3,12 +3,14 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`file`] | what a file may say |
+//! | [`pictures`] | queues, slowdowns and links as SVG |
 //! | [`trace`] | flows from a file |
 //! | [`result`] | what a run came to, as text and JSON |
 //!
 //! The simulation itself is in the crate `sim`. Nothing in here prints.
 
 pub mod file;
+pub mod pictures;
 pub mod result;
 pub mod trace;
 
@@ -52,6 +54,8 @@ pub struct Setting {
     pub key: Vec<String>,
     /// The value.
     pub value: Value,
+    /// The value as it was typed.
+    pub text: String,
 }
 
 impl Setting {
@@ -65,14 +69,15 @@ impl Setting {
         if key.iter().any(String::is_empty) {
             return Err(no_setting(text));
         }
-        Ok(Setting { key, value: Setting::value(value) })
+        Ok(Setting::new(key, value))
     }
 
     /// A value as it is typed.
-    pub fn value(text: &str) -> Value {
+    pub fn new(key: Vec<String>, text: &str) -> Setting {
         let document = format!("value = {text}");
         let parsed = document.parse::<Table>().ok().and_then(|mut table| table.remove("value"));
-        parsed.unwrap_or_else(|| Value::String(text.to_owned()))
+        let value = parsed.unwrap_or_else(|| Value::String(text.to_owned()));
+        Setting { key, value, text: text.to_owned() }
     }
 }
 
@@ -110,12 +115,8 @@ impl Scenario {
     /// When it cannot be read, or is no scenario.
     pub fn read(path: &Path) -> Result<Scenario, CliError> {
         let text = read_file(path, MAX_FILE)?;
-        let is_no_scenario = |error: toml::de::Error| {
-            CliError::usage(format_args!("{} is no scenario: {error}", path.display()))
-                .hint("docs/scenarios.md has every table and value")
-        };
-        let table: Table = text.parse().map_err(is_no_scenario)?;
-        toml::from_str::<File>(&text).map_err(is_no_scenario)?;
+        let table: Table = text.parse().map_err(|error| is_no_scenario(path, &text, &error))?;
+        toml::from_str::<File>(&text).map_err(|error| is_no_scenario(path, &text, &error))?;
         Ok(Scenario { path: path.to_owned(), table })
     }
 
@@ -144,9 +145,8 @@ impl Scenario {
     /// # Errors
     /// With the place of what does not fit.
     pub fn prepare(&self) -> Result<Prepared, CliError> {
-        let file = File::deserialize(self.table.clone()).map_err(|error| {
-            CliError::usage(format_args!("{} is no scenario: {error}", self.path.display()))
-        })?;
+        let file = File::deserialize(self.table.clone())
+            .map_err(|error| is_no_scenario(&self.path, "", &error))?;
         let topology = self.topology(&file.topology)?;
         topology.check().map_err(CliError::from_cause)?;
         let graph = graph(&file, &topology)?;
@@ -220,6 +220,20 @@ impl Scenario {
             }
         })
     }
+}
+
+/// What is wrong with a scenario, and in which line of its text, where that is known.
+fn is_no_scenario(path: &Path, text: &str, error: &toml::de::Error) -> CliError {
+    let (name, what) = (path.display(), error.message());
+    let before = error.span().and_then(|span| text.get(..span.start));
+    let error = match before.filter(|_| !text.is_empty()) {
+        Some(before) => {
+            let line = before.matches('\n').count() + 1;
+            CliError::usage(format_args!("{name} is no scenario: line {line}: {what}"))
+        }
+        None => CliError::usage(format_args!("{name} is no scenario: {what}")),
+    };
+    error.hint("docs/scenarios.md has every table and value")
 }
 
 /// 67 ms: queues of a lossless network take long, and its packets are not lost.

@@ -13,6 +13,7 @@ mod perf;
 mod perf_xdp;
 mod plan;
 mod run;
+mod scenarios;
 #[path = "../../../../testing/seeds.rs"]
 mod seeds;
 mod sim;

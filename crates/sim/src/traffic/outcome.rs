@@ -108,6 +108,22 @@ impl Outcome {
         Slowdowns::of(sized.filter_map(Record::slowdown_per_mille).collect())
     }
 
+    /// Slowdowns by size: the flows that have arrived, sorted by size, in `groups` groups of the same number; the size of
+    /// the largest flow of each, and its slowdowns.
+    pub fn slowdowns_by_size(&self, groups: usize) -> Vec<(u64, Slowdowns)> {
+        let arrived = self.records.iter().filter_map(|record| {
+            record.slowdown_per_mille().map(|slowdown| (record.bytes, slowdown))
+        });
+        let mut flows: Vec<(u64, u64)> = arrived.collect();
+        flows.sort_unstable();
+        let size = flows.len().div_ceil(groups.max(1)).max(1);
+        let group = |flows: &[(u64, u64)]| {
+            let largest = flows.last().map_or(0, |flow| flow.0);
+            (largest, Slowdowns::of(flows.iter().map(|flow| flow.1).collect()))
+        };
+        flows.chunks(size).map(group).collect()
+    }
+
     /// Payload of the flows that have arrived, in bytes.
     pub fn arrived_bytes(&self) -> u64 {
         let arrived = self.records.iter().filter(|record| record.arrived.is_some());

@@ -164,7 +164,7 @@ impl Runner {
         }
     }
 
-    /// Samples the queues this often.
+    /// Samples the queues this often, and later less often, so that there are never more than a few thousand samples.
     pub fn sample_every(&mut self, span: Duration) {
         self.sample_every = Some(span);
         self.fabric.wake_at(Time::ZERO, SAMPLE);
@@ -380,11 +380,26 @@ impl Runner {
 
     fn sample(&mut self) {
         self.samples.push(self.fabric.queues());
-        if let Some(span) = self.sample_every {
-            self.fabric.wake_at(self.fabric.now() + span, SAMPLE);
+        let Some(span) = self.sample_every else {
+            return;
+        };
+        let mut next = span;
+        if self.samples.len() == MOST_SAMPLES {
+            // Every second one, from now on at twice the distance.
+            let mut number = 0;
+            self.samples.retain(|_| {
+                number += 1;
+                number % 2 == 1
+            });
+            next = span * 2;
+            self.sample_every = Some(next);
         }
+        self.fabric.wake_at(self.fabric.now() + next, SAMPLE);
     }
 }
+
+/// Most samples of the queues.
+const MOST_SAMPLES: usize = 4_096;
 
 /// Tokens of wake-ups.
 const START: u32 = 0;

@@ -65,7 +65,7 @@ fn parse_bug(text: &str) -> Result<roce::planted::Bug, String> {
 /// No machine benefits from more threads than this.
 const MAX_THREADS: usize = 1024;
 
-fn parse_seeds(text: &str) -> Result<Range<u64>, String> {
+pub(super) fn parse_seeds(text: &str) -> Result<Range<u64>, String> {
     let number = |part: &str| part.trim().parse::<u64>().map_err(|error| error.to_string());
     match text.split_once("..") {
         None => {

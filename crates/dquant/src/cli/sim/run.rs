@@ -1,8 +1,8 @@
 //! `dquant sim run`: the simulation that a file describes.
 
-use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+use std::{fmt, fs, io};
 
 use clap::Args;
 use rustix::time::{ClockId, clock_gettime};
@@ -10,7 +10,8 @@ use serde::Serialize;
 use sim::traffic::Outcome;
 
 use super::super::{Console, Report};
-use crate::exit::{CliError, Exit};
+use crate::exit::{CliError, Exit, OUTPUT_HINT};
+use crate::scenario::pictures;
 use crate::scenario::result::RunResult;
 use crate::scenario::{Prepared, Scenario, Setting};
 
@@ -28,7 +29,7 @@ Exit code 1: flows had not arrived at the deadline, or their connection failed.
 Examples:
   dquant sim run scenarios/web-search.toml
   dquant sim run scenarios/incast.toml --set transport.control=hpcc --set workload.senders=63
-  dquant sim run scenarios/permutation.toml --set switches.routing=spray --json"
+  dquant sim run scenarios/permutation.toml --set switches.routing=ecmp --plot pictures --json"
 )]
 pub(super) struct RunCommand {
     /// The scenario, in TOML; docs/scenarios.md has every table
@@ -37,6 +38,10 @@ pub(super) struct RunCommand {
     /// Replace a value of the scenario, or add one
     #[arg(long = "set", value_name = "KEY=VALUE", value_parser = Setting::parse)]
     settings: Vec<Setting>,
+
+    /// Write pictures into this directory: queues.svg, slowdowns.svg, links.svg
+    #[arg(long, value_name = "DIR")]
+    plot: Option<PathBuf>,
 }
 
 impl RunCommand {
@@ -46,12 +51,38 @@ impl RunCommand {
             scenario = scenario.with(setting)?;
         }
         let prepared = scenario.prepare()?;
+        if let Some(folder) = &self.plot {
+            fs::create_dir_all(folder).map_err(|error| cannot_write(folder, &error))?;
+        }
         let before = cpu_time();
-        let outcome = simulate(&prepared, |progress| console.progress(progress))?;
+        let sampled = self.plot.is_some();
+        let outcome = simulate(&prepared, sampled, |progress| console.progress(progress))?;
         let result = RunResult::new(&prepared, &outcome, cpu_time() - before);
+        if let Some(folder) = &self.plot {
+            draw(folder, &prepared, &outcome)?;
+        }
         console.report(&RunReport { result: &result })?;
         Ok(if result.is_complete() { Exit::Good } else { Exit::CheckFailed })
     }
+}
+
+/// Writes the pictures of a run.
+fn draw(folder: &Path, prepared: &Prepared, outcome: &Outcome) -> Result<(), CliError> {
+    let title = format!("{}: {}", prepared.title, prepared.control);
+    let pictures = [
+        ("queues.svg", pictures::queues(&title, outcome)),
+        ("slowdowns.svg", pictures::slowdowns(&title, &[(prepared.control.clone(), outcome)])),
+        ("links.svg", pictures::links(prepared, outcome)),
+    ];
+    for (name, picture) in pictures {
+        let path = folder.join(name);
+        fs::write(&path, picture).map_err(|error| cannot_write(&path, &error))?;
+    }
+    Ok(())
+}
+
+pub(super) fn cannot_write(path: &Path, error: &io::Error) -> CliError {
+    CliError::because(format_args!("cannot write {}", path.display()), error).hint(OUTPUT_HINT)
 }
 
 /// Processor time of this thread.
@@ -60,15 +91,22 @@ pub(super) fn cpu_time() -> Duration {
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
+/// The first distance of samples of the queues; it grows with the run.
+const SAMPLE_EVERY: roce::Duration = roce::Duration::from_micros(1);
+
 /// Steps between two looks at the clock of the progress line.
 const STEPS: u32 = 100_000;
 
 /// Runs a scenario to its end.
 pub(super) fn simulate(
     prepared: &Prepared,
+    sampled: bool,
     mut progress: impl FnMut(fmt::Arguments<'_>),
 ) -> Result<Outcome, CliError> {
     let mut runner = prepared.runner();
+    if sampled {
+        runner.sample_every(SAMPLE_EVERY);
+    }
     let mut steps = 0_u32;
     while runner.advance(prepared.deadline).map_err(CliError::from_cause)? {
         steps += 1;

@@ -1,23 +1,38 @@
-//! Results as a picture: latency and bandwidth over message size, as SVG.
+//! Results as pictures: curves in diagrams, as SVG.
 
 use std::fmt::Write;
+
+/// How values are placed on an axis, and written beside it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scale {
+    /// Sizes in bytes, in powers of 8.
+    Sizes,
+    /// Numbers, in powers of 10.
+    Powers,
+    /// Numbers from 0 on.
+    Linear,
+}
 
 /// One curve.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Curve {
     /// Its name in the legend.
     pub name: String,
+    /// Its colour: curves that belong together share one.
+    pub colour: usize,
     /// Whether it is drawn dashed.
     pub dashed: bool,
-    /// Size in bytes and value, by size.
+    /// The points, from left to right.
     pub points: Vec<(f64, f64)>,
 }
 
-/// One diagram, both axes logarithmic.
+/// One diagram.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Diagram {
     /// What the values are.
     pub title: String,
+    /// The axis to the right, and that upwards.
+    pub scales: [Scale; 2],
     /// Its curves.
     pub curves: Vec<Curve>,
 }
@@ -55,8 +70,9 @@ pub fn svg(title: &str, diagrams: &[Diagram]) -> String {
     text
 }
 
-/// A logarithmic axis.
+/// An axis with its lines.
 struct Axis {
+    scale: Scale,
     low: f64,
     high: f64,
     /// Where both are on the page.
@@ -64,40 +80,77 @@ struct Axis {
 }
 
 impl Axis {
-    fn new(values: impl Iterator<Item = f64>, base: f64, place: (f64, f64)) -> Axis {
+    fn new(values: impl Iterator<Item = f64>, scale: Scale, place: (f64, f64)) -> Axis {
         let (mut low, mut high) = (f64::INFINITY, 0.0_f64);
         for value in values.filter(|value| *value > 0.0 && value.is_finite()) {
             (low, high) = (low.min(value), high.max(value));
         }
+        let base = scale.base();
         let (low, high) = if high > 0.0 { (low, high) } else { (1.0, base) };
+        if scale == Scale::Linear {
+            return Axis { scale, low: 0.0, high: high.max(1e-9), place };
+        }
         let low = base.powf(low.log(base).floor());
         let high = base.powf(high.log(base).ceil()).max(low * base);
-        Axis { low, high, place }
+        Axis { scale, low, high, place }
     }
 
     fn at(&self, value: f64) -> f64 {
-        let share = (value / self.low).ln() / (self.high / self.low).ln();
+        let share = match self.scale {
+            Scale::Linear => value / self.high,
+            Scale::Sizes | Scale::Powers => (value / self.low).ln() / (self.high / self.low).ln(),
+        };
         self.place.0 + share * (self.place.1 - self.place.0)
     }
 
-    /// Values for lines: powers of the base.
-    fn steps(&self, base: f64) -> impl Iterator<Item = f64> {
+    /// Whether a value has a place.
+    fn shows(&self, value: f64) -> bool {
+        value.is_finite() && (value > 0.0 || self.scale == Scale::Linear)
+    }
+
+    /// Values for lines: powers of the base, or five to ten round numbers.
+    fn steps(&self) -> Vec<f64> {
         let (low, high) = (self.low, self.high * 1.001);
-        std::iter::successors(Some(low), move |value| Some(value * base))
-            .take_while(move |value| *value <= high)
+        if self.scale == Scale::Linear {
+            let power = 10_f64.powf(self.high.log10().floor() - 1.0);
+            let steps = [1.0, 2.0, 5.0, 10.0].map(|factor| factor * power);
+            let step = steps.into_iter().find(|step| high / step <= 10.0).unwrap_or(power * 10.0);
+            return (0..=(high / step) as u32).map(|count| f64::from(count) * step).collect();
+        }
+        let base = self.scale.base();
+        std::iter::successors(Some(low), |value| Some(value * base))
+            .take_while(|value| *value <= high)
+            .collect()
+    }
+}
+
+impl Scale {
+    fn base(self) -> f64 {
+        if self == Scale::Sizes { 8.0 } else { 10.0 }
+    }
+
+    /// A value beside its line.
+    fn text(self, value: f64) -> String {
+        match self {
+            Scale::Sizes => size_text(value),
+            Scale::Powers => format!("{value}"),
+            // Without the noise of a sum of steps.
+            Scale::Linear => format!("{}", (value * 1e6).round() / 1e6),
+        }
     }
 }
 
 fn drawn(diagram: &Diagram) -> String {
     let [left, right, top, bottom] = MARGINS;
     let points = || diagram.curves.iter().flat_map(|curve| &curve.points);
-    let x = Axis::new(points().map(|point| point.0), 8.0, (left, WIDTH - right));
-    let y = Axis::new(points().map(|point| point.1), 10.0, (HEIGHT - bottom, top));
+    let [scale, upwards] = diagram.scales;
+    let x = Axis::new(points().map(|point| point.0), scale, (left, WIDTH - right));
+    let y = Axis::new(points().map(|point| point.1), upwards, (HEIGHT - bottom, top));
     let mut text = format!(
         "<text x=\"{left}\" y=\"20\" font-weight=\"bold\">{}</text>\n",
         escaped(&diagram.title)
     );
-    for size in x.steps(8.0) {
+    for size in x.steps() {
         let at = x.at(size);
         let _ = writeln!(
             text,
@@ -105,24 +158,25 @@ fn drawn(diagram: &Diagram) -> String {
              <text x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
             HEIGHT - bottom,
             HEIGHT - bottom + 16.0,
-            size_text(size)
+            scale.text(size)
         );
     }
-    for value in y.steps(10.0) {
+    for value in y.steps() {
         let at = y.at(value);
         let _ = writeln!(
             text,
             "<path d=\"M{left} {at:.1} H{:.1}\" stroke=\"#ddd\"/>\
-             <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{value}</text>",
+             <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
             WIDTH - right,
             left - 6.0,
-            at + 4.0
+            at + 4.0,
+            upwards.text(value)
         );
     }
     for (number, curve) in diagram.curves.iter().enumerate() {
-        let colour = COLOURS[number / 2 % COLOURS.len()];
+        let colour = COLOURS[curve.colour % COLOURS.len()];
         let dashes = if curve.dashed { " stroke-dasharray=\"5 4\"" } else { "" };
-        let places = curve.points.iter().filter(|point| point.1 > 0.0);
+        let places = curve.points.iter().filter(|point| x.shows(point.0) && y.shows(point.1));
         let places: Vec<String> =
             places.map(|point| format!("{:.1},{:.1}", x.at(point.0), y.at(point.1))).collect();
         let legend = top + 16.0 * number as f64;
@@ -147,7 +201,8 @@ fn size_text(bytes: f64) -> String {
     found.map_or(format!("{bytes}"), |(name, unit)| format!("{} {name}", bytes / f64::from(*unit)))
 }
 
-fn escaped(text: &str) -> String {
+/// Text between tags.
+pub fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
@@ -156,13 +211,19 @@ mod tests {
     use super::*;
 
     fn curve(points: &[(f64, f64)]) -> Curve {
-        Curve { name: "write <p50>".to_owned(), dashed: true, points: points.to_vec() }
+        Curve { name: "write <p50>".to_owned(), colour: 0, dashed: true, points: points.to_vec() }
     }
 
     #[test]
     fn every_opened_element_is_closed_and_text_is_escaped() {
         let curves = vec![curve(&[(8.0, 5.5), (65536.0, 700.0)]), curve(&[(8.0, 0.0)]), curve(&[])];
-        let text = svg("a & b", &[Diagram { title: "us".to_owned(), curves }]);
+        let diagram = |scale, upwards| Diagram {
+            title: "us".to_owned(),
+            scales: [scale, upwards],
+            curves: curves.clone(),
+        };
+        let both = [diagram(Scale::Sizes, Scale::Powers), diagram(Scale::Linear, Scale::Linear)];
+        let text = svg("a & b", &both);
         let mut open = Vec::new();
         for tag in text.split('<').skip(1) {
             let (tag, _) = tag.split_once('>').expect("a tag ends");
@@ -179,10 +240,14 @@ mod tests {
 
     #[test]
     fn points_are_inside_their_axes() {
-        let axis = Axis::new([3.0, 250.0].into_iter(), 10.0, (100.0, 200.0));
+        let values = || [3.0, 250.0].into_iter();
+        let axis = Axis::new(values(), Scale::Powers, (100.0, 200.0));
         assert_eq!((axis.low, axis.high), (1.0, 1000.0));
         assert!((axis.at(1.0) - 100.0).abs() < 1e-9 && (axis.at(1000.0) - 200.0).abs() < 1e-9);
-        assert_eq!(axis.steps(10.0).count(), 4);
+        assert_eq!(axis.steps().len(), 4);
+        let axis = Axis::new(values(), Scale::Linear, (100.0, 200.0));
+        assert_eq!(axis.steps(), [0.0, 50.0, 100.0, 150.0, 200.0, 250.0]);
+        assert!((axis.at(125.0) - 150.0).abs() < 1e-9 && axis.shows(0.0));
         assert!(svg("nothing", &[]).ends_with("</svg>\n"));
     }
 }
