@@ -7,7 +7,7 @@ use roce::congestion::{Controller, Event, Hpcc, HpccParams};
 use roce::wire::capture::{
     self, Capture, FILE_HEADER_BYTES, Link, MAX_DIFFERENCES, RECORD_HEADER_BYTES,
 };
-use roce::wire::frame::{Frame, Packet};
+use roce::wire::frame::{ETHERTYPE_ROCE_V1, Frame, GRH_BYTES, Packet};
 use roce::wire::icrc::{self, Pseudo};
 use roce::wire::telemetry::{Hop, Report};
 use roce::wire::views::{AethView, AtomicEthView, BthView, DethView, RethView};
@@ -24,7 +24,10 @@ pub fn check(input: &[u8]) {
             transport(bytes);
             telemetry(bytes);
         }
-        2 => frame(bytes),
+        2 => {
+            frame(bytes);
+            frame(&mended_v1(bytes));
+        }
         3 => ip_packet(bytes),
         4 => ip_packet(&mended_v4(bytes)),
         5 => ip_packet(&mended_v6(bytes)),
@@ -194,6 +197,20 @@ fn mended_v6(input: &[u8]) -> Vec<u8> {
     bytes[4..6].copy_from_slice(&len.to_be_bytes());
     bytes[6] = 17;
     mend_udp(&mut bytes[IPV6_BYTES..]);
+    bytes
+}
+
+/// A RoCEv1 frame of these bytes.
+fn mended_v1(input: &[u8]) -> Vec<u8> {
+    const ETHERNET_BYTES: usize = 14;
+    let mut bytes = input.to_vec();
+    let shortest = ETHERNET_BYTES + GRH_BYTES;
+    bytes.resize(bytes.len().clamp(shortest, usize::from(u16::MAX)), 0);
+    let len = (bytes.len() - shortest) as u16;
+    bytes[12..14].copy_from_slice(&ETHERTYPE_ROCE_V1.to_be_bytes());
+    bytes[14] = 0x60 | bytes[14] & 0x0f;
+    bytes[18..20].copy_from_slice(&len.to_be_bytes());
+    bytes[20] = 0x1b;
     bytes
 }
 

@@ -1,14 +1,16 @@
-//! Captures of the Linux kernel's soft-RoCE decode, verify and encode again byte for byte.
+//! Captures of the Linux kernel's soft-RoCE, and RoCEv1 packets built with scapy, decode, verify and encode again byte
+//! for byte.
 //!
 //! The captures beside this file are always checked. `DQUANT_GOLDEN` may name a directory with more;
 //! without it, `shared/rxelab/golden` beside the workspace is used if it exists.
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use roce::wire::capture::{Capture, CaptureReport, check};
-use roce::wire::frame::{Frame, Ip, IpVersion, Ipv4};
+use roce::wire::frame::{Frame, Ip, IpVersion, Ipv4, Network, NetworkType, gid_of};
 use roce::wire::{Ext, Opcode, ROCE_PORT, Syndrome, icrc};
 
 fn manifest() -> &'static Path {
@@ -41,7 +43,7 @@ fn assert_clean(path: &Path, report: &CaptureReport) {
 #[test]
 fn committed_captures_are_clean() {
     let captures = captures_in(&manifest().join("tests/golden"));
-    assert_eq!(captures.len(), 10);
+    assert_eq!(captures.len(), 11);
     for path in captures {
         let bytes = fs::read(&path).expect("listed a moment ago");
         assert_clean(&path, &check(&bytes));
@@ -70,8 +72,9 @@ fn every_capture_at_hand_is_clean() {
 /// Counts as an independent decoder gives them.
 #[test]
 fn opcodes_are_counted() {
-    use IpVersion::{V4, V6};
-    let expect = |name: &str, counts: &[((IpVersion, Opcode), u64)]| {
+    const V4: NetworkType = NetworkType::RoceV2(IpVersion::V4);
+    const V6: NetworkType = NetworkType::RoceV2(IpVersion::V6);
+    let expect = |name: &str, counts: &[((NetworkType, Opcode), u64)]| {
         let counts: BTreeMap<_, _> = counts.iter().copied().collect();
         assert_eq!(check(&committed(name)).by_opcode, counts, "{name}");
     };
@@ -106,13 +109,43 @@ fn opcodes_are_counted() {
     );
 }
 
+/// Soft-RoCE has no version 1: these are the packets of `interop/roce_v1.py`.
+#[test]
+fn fields_of_roce_v1() {
+    let bytes = committed("roce_v1.pcap");
+    let report = check(&bytes);
+    let frames = frames(&bytes);
+    assert_eq!(report.icrc_right, 8);
+    assert!(report.by_opcode.keys().all(|(network, _)| *network == NetworkType::RoceV1));
+    let grh_of = |at: usize| match frames[at].packet.network {
+        Network::Grh(grh) => grh,
+        Network::Udp(..) => panic!("packet {at} has no GRH"),
+    };
+    let v4: [IpAddr; 2] = [[10, 0, 0, 1].into(), [10, 0, 0, 2].into()];
+    let v6: [IpAddr; 2] = ["fd00::1", "fe80::200:ff:fe00:2"].map(|ip| ip.parse().expect("good"));
+    for (at, [from, to]) in [(0, v4), (4, v6)] {
+        let grh = grh_of(at);
+        assert_eq!((grh.sgid, grh.dgid), (gid_of(from), gid_of(to)), "packet {at}");
+    }
+    let marked = grh_of(6);
+    assert_eq!((marked.traffic_class, marked.flow_label), (0xb8, 0xabcde));
+    assert_eq!((marked.hop_limit, frames[6].packet.headers.bth().fecn), (64, true));
+    let opcodes: Vec<Opcode> =
+        frames.iter().map(|frame| frame.packet.headers.bth().opcode).collect();
+    use Opcode::*;
+    let expected = [RcSendOnly, RcWriteFirst, RcAcknowledge, RcReadRequest, UdSendOnly, Cnp];
+    assert_eq!(opcodes[..6], expected);
+    assert_eq!(opcodes[6..], [RcSendMiddle, UcWriteOnly]);
+}
+
 /// Immediate data, keys to invalidate, and every refusal, as an independent decoder counts them.
 #[test]
 fn opcodes_of_rarer_operations_are_counted() {
     use Opcode::*;
     let expect = |name: &str, counts: &[(Opcode, u64)]| {
+        let network = NetworkType::RoceV2(IpVersion::V4);
         let counts: BTreeMap<_, _> =
-            counts.iter().map(|&(opcode, count)| ((IpVersion::V4, opcode), count)).collect();
+            counts.iter().map(|&(opcode, count)| ((network, opcode), count)).collect();
         assert_eq!(check(&committed(name)).by_opcode, counts, "{name}");
     };
     expect(
@@ -209,8 +242,9 @@ fn fields_of_a_send_and_its_acknowledgement() {
     let bytes = committed("rc_small.pcap");
     let frames = frames(&bytes);
     let send = &frames[0].packet;
-    assert_eq!(send.udp.dst_port, ROCE_PORT);
-    assert!(matches!(send.ip, Ip::V4(ip) if ip.id == 0xb5f3 && ip.dont_fragment && ip.ttl == 64));
+    let Network::Udp(Ip::V4(ip), udp) = send.network else { panic!("not over IPv4") };
+    assert_eq!(udp.dst_port, ROCE_PORT);
+    assert_eq!((ip.id, ip.dont_fragment, ip.ttl), (0xb5f3, true, 64));
     let bth = send.headers.bth();
     assert_eq!((bth.opcode, bth.pad, bth.pkey), (Opcode::RcSendOnly, 3, 0xffff));
     assert_eq!((bth.dest_qp.get(), bth.psn.get(), bth.ack_req), (0x11, 0xfe_d06e, true));
@@ -239,11 +273,13 @@ fn hidden_identifications_are_solved() {
     for name in ["rc_small.pcap", "uc.pcap", "rping_cm.pcap"] {
         let bytes = committed(name);
         for frame in frames(&bytes) {
-            let Ip::V4(ip) = frame.packet.ip else { panic!("{name} is IPv4") };
+            let Network::Udp(Ip::V4(ip), udp) = frame.packet.network else {
+                panic!("{name} is IPv4")
+            };
             let mut encoded = Vec::new();
             frame.packet.emit(&mut encoded).expect("it was parsed");
             let mut blind = frame.packet;
-            blind.ip = Ip::V4(Ipv4 { id: 0, ..ip });
+            blind.network = Network::Udp(Ip::V4(Ipv4 { id: 0, ..ip }), udp);
             assert_eq!(icrc::solve_id(&blind.pseudo(), &encoded[28..]), Some(ip.id), "{name}");
         }
     }

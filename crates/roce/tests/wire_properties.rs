@@ -11,7 +11,8 @@ use proptest::test_runner::RngSeed;
 use roce::verbs::Qpn;
 use roce::wire::capture::{Capture, CaptureError, Link, Reason, Writer, check};
 use roce::wire::frame::{
-    Ethernet, Frame, FrameError, Ip, Ipv4, Ipv6, NotRoce, Packet, Udp, UdpChecksum,
+    Ethernet, Frame, FrameError, GRH_BYTES, Grh, Ip, Ipv4, Ipv6, Network, NotRoce, Packet, Udp,
+    UdpChecksum,
 };
 use roce::wire::icrc::{self, Icrc, Pseudo};
 use roce::wire::{
@@ -147,6 +148,11 @@ fn pseudo_v6() -> impl Strategy<Value = Pseudo> {
     )
 }
 
+fn pseudo_grh() -> impl Strategy<Value = Pseudo> {
+    (uniform16(any::<u8>()), uniform16(any::<u8>()))
+        .prop_map(|(sgid, dgid)| Pseudo::Grh { sgid: sgid.into(), dgid: dgid.into() })
+}
+
 fn sealed(pseudo: &Pseudo, mut packet: Vec<u8>) -> Vec<u8> {
     let icrc = icrc::compute(pseudo, &packet).expect("longer than BTH and ICRC");
     let at = packet.len() - 4;
@@ -207,7 +213,7 @@ proptest! {
     #[test]
     fn one_flipped_bit_breaks_the_icrc(
         (headers, payload) in headers_and_payload(),
-        pseudo in prop_oneof![pseudo_v4(), pseudo_v6()],
+        pseudo in prop_oneof![pseudo_v4(), pseudo_v6(), pseudo_grh()],
         bit in any::<prop::sample::Index>(),
     ) {
         let mut packet = sealed(&pseudo, packet_bytes(&headers, &payload));
@@ -220,7 +226,7 @@ proptest! {
     #[test]
     fn pieces_make_the_same_icrc(
         (headers, payload) in headers_and_payload(),
-        pseudo in prop_oneof![pseudo_v4(), pseudo_v6()],
+        pseudo in prop_oneof![pseudo_v4(), pseudo_v6(), pseudo_grh()],
         cut in any::<prop::sample::Index>(),
     ) {
         let packet = packet_bytes(&headers, &payload);
@@ -375,9 +381,28 @@ prop_compose! {
     }
 }
 
-fn packet<'a>(ip: Ip, headers: Headers, payload: &'a [u8]) -> Packet<'a> {
+prop_compose! {
+    fn grh()(
+        bytes in any::<[u8; 2]>(),
+        flow_label in 0..1u32 << 20,
+        sgid in uniform16(any::<u8>()),
+        dgid in uniform16(any::<u8>()),
+    ) -> Grh {
+        let [traffic_class, hop_limit] = bytes;
+        Grh { traffic_class, flow_label, hop_limit, sgid: sgid.into(), dgid: dgid.into() }
+    }
+}
+
+fn network() -> impl Strategy<Value = Network> {
     let udp = Udp { src_port: 0xc123, dst_port: 4791, checksum: 0 };
-    let packet = Packet { ip, udp, headers, payload, pad: [0; 3], icrc: [0; 4] };
+    prop_oneof![
+        2 => ip().prop_map(move |ip| Network::Udp(ip, udp)),
+        1 => grh().prop_map(Network::Grh),
+    ]
+}
+
+fn packet(network: Network, headers: Headers, payload: &[u8]) -> Packet<'_> {
+    let packet = Packet { network, headers, payload, pad: [0; 3], icrc: [0; 4] };
     Packet { icrc: packet.computed_icrc(), ..packet }
 }
 
@@ -392,18 +417,42 @@ proptest! {
 
     #[test]
     fn frames_round_trip(
-        ip in ip(),
+        network in network(),
         (headers, payload) in headers_and_payload(),
         addresses in uniform6(any::<u8>()),
         vlan_tci in any::<Option<u16>>(),
         trailer in vec(any::<u8>(), 0..20),
     ) {
         let ethernet = Ethernet { dst: addresses, src: [2; 6], vlan_tci };
-        let packet = packet(ip, headers, &payload);
+        let packet = packet(network, headers, &payload);
         let frame = Frame { ethernet, packet, trailer: &trailer };
         let bytes = emitted(&frame);
         prop_assert_eq!(Frame::parse(&bytes), Ok(frame));
         prop_assert!(packet.icrc_is_right());
+    }
+
+    /// Short, cut, or with any byte of Ethernet header, GRH and transport headers changed.
+    #[test]
+    fn mutated_roce_v1_frames_are_reproduced_or_refused(
+        grh in grh(),
+        (headers, payload) in headers_and_payload(),
+        changes in vec((any::<prop::sample::Index>(), 1..=u8::MAX), 0..4),
+        keep in any::<prop::sample::Index>(),
+        cut in any::<bool>(),
+    ) {
+        let ethernet = Ethernet { dst: [4; 6], src: [2; 6], vlan_tci: None };
+        let packet = packet(Network::Grh(grh), headers, &payload);
+        let mut bytes = emitted(&Frame { ethernet, packet, trailer: &[] });
+        for (at, flips) in &changes {
+            let at = at.index(bytes.len().min(14 + GRH_BYTES + 64));
+            bytes[at] ^= flips;
+        }
+        bytes.truncate(if cut { keep.index(bytes.len()) } else { bytes.len() });
+        if let Ok(frame) = Frame::parse(&bytes) {
+            prop_assert_eq!(emitted(&frame), bytes);
+        } else {
+            prop_assert!(cut || !changes.is_empty());
+        }
     }
 
     #[test]
@@ -466,6 +515,52 @@ fn the_icrc_covers_exactly_what_routers_leave_alone() {
     }
 }
 
+/// In the GRH: traffic class, flow label and hop limit; in the BTH the byte of FECN and BECN.
+#[test]
+fn the_icrc_of_roce_v1_covers_everything_else() {
+    let original = first_frame(&golden("roce_v1.pcap"));
+    for at in 14..original.len() {
+        for bit in 0..8 {
+            let mut frame = original.clone();
+            frame[at] ^= 1 << bit;
+            let right = Frame::parse(&frame).is_ok_and(|frame| frame.packet.icrc_is_right());
+            let is_masked = match at - 14 {
+                0 => bit < 4,
+                at => matches!(at, 1..=3 | 7) || at == GRH_BYTES + 4,
+            };
+            assert_eq!(right, is_masked, "byte {at} bit {bit}");
+        }
+    }
+}
+
+#[test]
+fn odd_roce_v1_packets_are_refused_with_the_reason() {
+    let original = first_frame(&golden("roce_v1.pcap"));
+    let refusal = |change: &dyn Fn(&mut Vec<u8>)| {
+        let mut frame = original.clone();
+        change(&mut frame);
+        Frame::parse(&frame).err()
+    };
+    let have = original.len() - 14;
+    let length = |claimed, have| Some(FrameError::Length { layer: "GRH", claimed, have });
+    assert_eq!(refusal(&|_| {}), None);
+    assert_eq!(refusal(&|frame| frame[14] = 0x80), Some(FrameError::GrhVersion(8)));
+    assert_eq!(refusal(&|frame| frame[20] = 17), Some(FrameError::NextHeader(17)));
+    assert_eq!(refusal(&|frame| frame.truncate(14 + 39)), length(40, 39));
+    let body = have - GRH_BYTES;
+    assert_eq!(refusal(&|frame| frame.truncate(14 + have - 1)), length(body, body - 1));
+    let short = WireError::Truncated { have: 11, need: 12 };
+    assert_eq!(refusal(&|frame| frame[18..20].copy_from_slice(&[0, 11])), Some(short.into()));
+}
+
+/// The UDP header of a packet that has one.
+fn udp<'p>(packet: &'p mut Packet<'_>) -> &'p mut Udp {
+    match &mut packet.network {
+        Network::Udp(_, udp) => udp,
+        Network::Grh(_) => panic!("RoCEv1"),
+    }
+}
+
 #[test]
 fn exactly_one_udp_checksum_is_right() {
     let bytes = first_frame(&golden("rc_small.pcap"));
@@ -473,7 +568,7 @@ fn exactly_one_udp_checksum_is_right() {
     assert_eq!(frame.packet.udp_checksum(), Ok(UdpChecksum::Unused));
     let mut right = Vec::new();
     for checksum in 1..=u16::MAX {
-        frame.packet.udp.checksum = checksum;
+        udp(&mut frame.packet).checksum = checksum;
         if frame.packet.udp_checksum() == Ok(UdpChecksum::Right) {
             right.push(checksum);
         }
@@ -503,10 +598,8 @@ fn odd_ip_packets_are_refused_with_the_reason() {
     assert_eq!(refusal(&|frame| frame[37] = 0), not_roce(NotRoce::OtherPort));
     assert_eq!(refusal(&|frame| frame[14] = 0x65), not_roce(NotRoce::IpVersion));
     assert_eq!(refusal(&|frame| frame[12..14].fill(8)), not_roce(NotRoce::NotIp));
-    assert_eq!(
-        refusal(&|frame| frame[12..14].copy_from_slice(&[0x89, 0x15])),
-        not_roce(NotRoce::RoceV1)
-    );
+    let roce_v1 = refusal(&|frame| frame[12..14].copy_from_slice(&[0x89, 0x15]));
+    assert_eq!(roce_v1, Some(FrameError::GrhVersion(4)));
     assert_eq!(refusal(&|frame| frame.truncate(37)), not_roce(NotRoce::TooShort));
     let length = |layer, claimed, have| Some(FrameError::Length { layer, claimed, have });
     assert_eq!(refusal(&|frame| frame[17] += 1), length("IPv4", 149, 148));

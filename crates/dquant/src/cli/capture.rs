@@ -38,7 +38,7 @@ enum Verb {
     Live(live::Live),
 }
 
-/// Decode every RoCEv2 packet, verify its ICRC, encode it again and compare
+/// Decode every RoCE packet, verify its ICRC, encode it again and compare
 ///
 /// Counts packets by opcode and lists every difference with the packet's number as Wireshark
 /// counts. Ends with 1 when there is any, or when the file is truncated. Reads classic pcap of
@@ -74,7 +74,10 @@ impl Check {
             let report = capture::check(&read(path)?);
             refuse_foreign(path, &report)?;
             if report.roce == 0 {
-                console.note(format_args!("{}: no packet to UDP port 4791", path.display()));
+                console.note(format_args!(
+                    "{}: no packet to UDP port 4791, and none of RoCEv1",
+                    path.display()
+                ));
             }
             if !report.is_clean() {
                 exit = Exit::CheckFailed;

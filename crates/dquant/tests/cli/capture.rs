@@ -11,7 +11,7 @@ use nic::packet::PacketTap;
 use roce::Time;
 use roce::verbs::Qpn;
 use roce::wire::capture::Capture;
-use roce::wire::frame::Packet;
+use roce::wire::frame::{Ip, Network, Packet};
 use roce::wire::{Bth, DEFAULT_PKEY, Ext, Headers, Opcode, Psn, ROCE_PORT};
 use roce::world::{NoMemory, Path as WirePath, Payload, Telemetry, TxFrame, Wire};
 
@@ -151,7 +151,7 @@ fn recorded(folder: &Folder, address: IpAddr) -> Vec<u32> {
         let Ok((packet, _)) = Packet::parse(record.expect("whole").bytes) else {
             continue;
         };
-        let roce::wire::frame::Ip::V4(ip) = packet.ip else {
+        let Network::Udp(Ip::V4(ip), _) = packet.network else {
             continue;
         };
         if IpAddr::V4(ip.src) == address {

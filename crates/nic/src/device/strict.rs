@@ -14,7 +14,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 
 use roce::wire::ROCE_PORT;
-use roce::wire::frame::{FrameError, Ip, Packet};
+use roce::wire::frame::{FrameError, Ip, Network, Packet};
 use roce::world::RxFrame;
 
 use super::{DeviceConfig, forward};
@@ -86,15 +86,15 @@ impl Inspection<'_> {
     /// The sender of a packet and the IPv4 address of ours that it is for, if it is for a queue pair of this
     /// process.
     fn arrival(&self, packet: &Packet<'_>) -> Option<(Seen, u8)> {
-        let Ip::V4(ip) = packet.ip else {
+        let Network::Udp(Ip::V4(ip), udp) = packet.network else {
             return None;
         };
         let via = self.config.addresses.iter().position(|own| *own == IpAddr::V4(ip.dst))?;
-        let ours = packet.udp.dst_port == self.config.port
-            && forward::slot_of(&packet.headers) == self.slot;
+        let ours =
+            udp.dst_port == self.config.port && forward::slot_of(&packet.headers) == self.slot;
         let seen = Seen {
-            from: SocketAddr::new(ip.src.into(), packet.udp.src_port),
-            to: SocketAddr::new(ip.dst.into(), packet.udp.dst_port),
+            from: SocketAddr::new(ip.src.into(), udp.src_port),
+            to: SocketAddr::new(ip.dst.into(), udp.dst_port),
             tos: ip.tos,
             hop_limit: ip.ttl,
             id: ip.id,

@@ -301,7 +301,7 @@ fn identification(
 ) -> Option<u16> {
     let expected = match pseudo {
         Pseudo::V4 { id, .. } => *id,
-        Pseudo::V6 { .. } => 0,
+        Pseudo::V6 { .. } | Pseudo::Grh { .. } => 0,
     };
     match check {
         IcrcCheck::Off => Some(expected),

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use roce::wire::frame::{self, Ethernet, FrameError, Ip, Ipv4, Ipv6, NotRoce, Packet};
+use roce::wire::frame::{self, Ethernet, FrameError, Ip, Ipv4, Ipv6, Network, NotRoce, Packet};
 use roce::world::{Memory, Origin, Path, TxFrame};
 
 use super::XdpRefused;
@@ -60,11 +60,14 @@ pub(super) fn open(frame: &[u8], local: SocketAddr) -> Result<(Origin, Packet<'_
         FrameError::Wire(_) => XdpRefused::Headers,
         _ => XdpRefused::Malformed,
     })?;
-    let (src, dst, tos, hop_limit) = match packet.ip {
+    let Network::Udp(ip, udp) = packet.network else {
+        return Err(XdpRefused::Foreign);
+    };
+    let (src, dst, tos, hop_limit) = match ip {
         Ip::V4(ip) => (IpAddr::V4(ip.src), IpAddr::V4(ip.dst), ip.tos, ip.ttl),
         Ip::V6(ip) => (IpAddr::V6(ip.src), IpAddr::V6(ip.dst), ip.traffic_class, ip.hop_limit),
     };
-    if SocketAddr::new(dst, packet.udp.dst_port) != SocketAddr::new(local.ip(), local.port())
+    if SocketAddr::new(dst, udp.dst_port) != SocketAddr::new(local.ip(), local.port())
         || src.is_multicast()
         || src.is_unspecified()
     {
@@ -73,6 +76,6 @@ pub(super) fn open(frame: &[u8], local: SocketAddr) -> Result<(Origin, Packet<'_
     if !packet.icrc_is_right() {
         return Err(XdpRefused::Icrc);
     }
-    let source = SocketAddr::new(src, packet.udp.src_port);
+    let source = SocketAddr::new(src, udp.src_port);
     Ok((origin(source, dst, 0, tos, hop_limit), packet))
 }

@@ -93,7 +93,7 @@ fn checksum(header: &[u8; IPV4_BYTES]) -> u16 {
 mod tests {
     use super::*;
     use crate::verbs::Qpn;
-    use crate::wire::frame::{Ip, Packet};
+    use crate::wire::frame::{Ip, Network, Packet};
     use crate::wire::{Bth, DEFAULT_PKEY, Deth, Ext, Opcode, Psn};
     use alloc::vec::Vec;
     use core::net::SocketAddr;
@@ -127,7 +127,8 @@ mod tests {
         bytes.extend([7].repeat(payload_len).into_iter().chain([0; 3]).chain([0; 4]));
         let (packet, rest): (_, &[u8]) = Packet::parse(&bytes).unwrap();
         assert!(rest.is_empty());
-        packet.ip
+        let Network::Udp(ip, _) = packet.network else { panic!("not RoCEv2") };
+        ip
     }
 
     fn origin(source: &str, dest: &str) -> Origin {

@@ -1,4 +1,4 @@
-//! Whole packets on a link: Ethernet, IP, UDP, and the RoCE packet inside.
+//! Whole packets on a link: Ethernet, IP and UDP or a GRH, and the RoCE packet inside.
 //!
 //! For captures, traces and raw sockets; queue pairs never see a [`Frame`]. Decoding keeps every bit
 //! that the sender may choose, so [`Packet::emit`] and [`Frame::emit`] reproduce exactly the bytes that
@@ -9,9 +9,11 @@
 //! The UDP checksum is kept as it is: RoCE senders may leave it zero, and captures on the sending host
 //! show it before the NIC has filled it in. [`Packet::udp_checksum`] tells them apart.
 
+pub(in crate::wire) mod grh;
 mod ip;
 
 use alloc::vec::Vec;
+use core::fmt;
 
 use thiserror::Error;
 
@@ -19,6 +21,7 @@ use super::icrc::{Icrc, Pseudo};
 use super::{Headers, ICRC_BYTES, WireError};
 use ip::{PROTOCOL_UDP, Split, fold, sum};
 
+pub use grh::{GRH_BYTES, Grh, gid_of};
 pub use ip::{Ip, IpVersion, Ipv4, Ipv6};
 
 /// EtherType of IPv4.
@@ -27,19 +30,16 @@ const ETHERTYPE_IPV4: u16 = 0x0800;
 const ETHERTYPE_IPV6: u16 = 0x86dd;
 /// EtherType of an 802.1Q tag.
 const ETHERTYPE_VLAN: u16 = 0x8100;
-/// EtherType of RoCE version 1.
-const ETHERTYPE_ROCE_V1: u16 = 0x8915;
+/// EtherType of RoCEv1 (IBA annex A16).
+pub const ETHERTYPE_ROCE_V1: u16 = 0x8915;
 /// Length of a UDP header.
 const UDP_BYTES: usize = 8;
-/// The kind of traffic that is not RoCEv2.
+/// The kind of traffic that is not RoCE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Error)]
 pub enum NotRoce {
     /// Too short to hold the UDP ports.
     #[error("too short to tell")]
     TooShort,
-    /// RoCE version 1, without IP.
-    #[error("RoCE version 1")]
-    RoceV1,
     /// Another EtherType.
     #[error("not IP")]
     NotIp,
@@ -63,7 +63,7 @@ pub enum NotRoce {
 /// Why bytes cannot be represented as a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum FrameError {
-    /// Not RoCEv2 at all.
+    /// Not RoCE at all.
     #[error("{0}")]
     NotRoce(#[from] NotRoce),
     /// The IPv4 header has options, or its length field is wrong.
@@ -78,7 +78,7 @@ pub enum FrameError {
     /// A length field does not match the bytes present.
     #[error("{layer} length {claimed} does not fit the {have} bytes there")]
     Length {
-        /// "IPv4", "IPv6" or "UDP".
+        /// "IPv4", "IPv6", "UDP" or "GRH".
         layer: &'static str,
         /// The value of the field.
         claimed: usize,
@@ -93,11 +93,17 @@ pub enum FrameError {
         /// The right one.
         want: u16,
     },
+    /// A GRH of another version than 6.
+    #[error("GRH version {0} is not 6")]
+    GrhVersion(u8),
+    /// Something else than transport headers follows the GRH.
+    #[error("next header {0:#04x} of the GRH is not 0x1b")]
+    NextHeader(u8),
     /// The transport headers are refused.
     #[error(transparent)]
     Wire(#[from] WireError),
     /// Too long for the length fields (only when encoding).
-    #[error("{0} bytes of UDP payload do not fit an IP packet")]
+    #[error("{0} bytes from BTH to ICRC do not fit a packet")]
     TooLong(usize),
 }
 
@@ -124,9 +130,56 @@ pub struct Udp {
     pub checksum: u16,
 }
 
+/// The headers in front of the transport headers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Network {
+    /// RoCEv2.
+    Udp(Ip, Udp),
+    /// RoCEv1.
+    Grh(Grh),
+}
+
+/// Which headers those are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum NetworkType {
+    /// A GRH.
+    RoceV1,
+    /// IP of this version, and UDP.
+    RoceV2(IpVersion),
+}
+
+impl fmt::Display for NetworkType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NetworkType::RoceV1 => f.pad("RoCEv1"),
+            NetworkType::RoceV2(version) => version.fmt(f),
+        }
+    }
+}
+
+impl Network {
+    /// Which headers they are.
+    pub const fn kind(&self) -> NetworkType {
+        match self {
+            Network::Udp(ip, _) => NetworkType::RoceV2(ip.version()),
+            Network::Grh(_) => NetworkType::RoceV1,
+        }
+    }
+
+    const fn ethertype(&self) -> u16 {
+        match self.kind() {
+            NetworkType::RoceV1 => ETHERTYPE_ROCE_V1,
+            NetworkType::RoceV2(IpVersion::V4) => ETHERTYPE_IPV4,
+            NetworkType::RoceV2(IpVersion::V6) => ETHERTYPE_IPV6,
+        }
+    }
+}
+
 /// The state of a packet's UDP checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UdpChecksum {
+    /// RoCEv1 has no UDP header.
+    NoUdp,
     /// Zero: not used.
     Unused,
     /// Right.
@@ -135,13 +188,11 @@ pub enum UdpChecksum {
     Wrong,
 }
 
-/// A RoCEv2 packet from the IP header to the ICRC.
+/// A RoCE packet from the network header to the ICRC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet<'a> {
-    /// IP header.
-    pub ip: Ip,
-    /// UDP header.
-    pub udp: Udp,
+    /// IP and UDP header, or GRH.
+    pub network: Network,
     /// Transport headers.
     pub headers: Headers,
     /// Payload without pad.
@@ -152,14 +203,14 @@ pub struct Packet<'a> {
     pub icrc: [u8; ICRC_BYTES],
 }
 
-/// A RoCEv2 packet in an Ethernet frame.
+/// A RoCE packet in an Ethernet frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame<'a> {
     /// Ethernet header.
     pub ethernet: Ethernet,
     /// The packet in it.
     pub packet: Packet<'a>,
-    /// Bytes after the IP packet: padding up to 60 bytes, a captured frame check sequence.
+    /// Bytes after the packet: padding up to 60 bytes, a captured frame check sequence.
     pub trailer: &'a [u8],
 }
 
@@ -178,17 +229,14 @@ impl Ethernet {
         Ok((Ethernet { vlan_tci: Some(tci), ..untagged }, ethertype, rest))
     }
 
-    fn emit(&self, version: IpVersion, out: &mut Vec<u8>) {
+    /// Appends the header of a frame of this EtherType to `out`.
+    pub fn emit(&self, ethertype: u16, out: &mut Vec<u8>) {
         out.extend(self.dst);
         out.extend(self.src);
         if let Some(tci) = self.vlan_tci {
             out.extend(ETHERTYPE_VLAN.to_be_bytes());
             out.extend(tci.to_be_bytes());
         }
-        let ethertype = match version {
-            IpVersion::V4 => ETHERTYPE_IPV4,
-            IpVersion::V6 => ETHERTYPE_IPV6,
-        };
         out.extend(ethertype.to_be_bytes());
     }
 }
@@ -208,24 +256,27 @@ impl<'a> Packet<'a> {
     /// Decodes the IP packet at the start of `bytes`; returns it with the bytes that follow it.
     pub fn parse(bytes: &'a [u8]) -> Result<(Packet<'a>, &'a [u8]), FrameError> {
         match bytes.first().map(|first| first >> 4) {
-            Some(4) => Packet::assemble(Ipv4::split(bytes)?),
-            Some(6) => Packet::assemble(Ipv6::split(bytes)?),
+            Some(4) => Packet::over_udp(Ipv4::split(bytes)?),
+            Some(6) => Packet::over_udp(Ipv6::split(bytes)?),
             Some(_) => Err(NotRoce::NotIp.into()),
             None => Err(NotRoce::TooShort.into()),
         }
     }
 
-    /// The same where the link layer has announced the protocol.
+    /// Decodes the packet at the start of `bytes`, whose protocol the link layer has announced.
     pub fn parse_as(ethertype: u16, bytes: &'a [u8]) -> Result<(Packet<'a>, &'a [u8]), FrameError> {
         match ethertype {
-            ETHERTYPE_IPV4 => Packet::assemble(Ipv4::split(bytes)?),
-            ETHERTYPE_IPV6 => Packet::assemble(Ipv6::split(bytes)?),
-            ETHERTYPE_ROCE_V1 => Err(NotRoce::RoceV1.into()),
+            ETHERTYPE_IPV4 => Packet::over_udp(Ipv4::split(bytes)?),
+            ETHERTYPE_IPV6 => Packet::over_udp(Ipv6::split(bytes)?),
+            ETHERTYPE_ROCE_V1 => {
+                let (grh, body, trailer) = Grh::split(bytes)?;
+                Ok((Packet::assemble(Network::Grh(grh), body)?, trailer))
+            }
             _ => Err(NotRoce::NotIp.into()),
         }
     }
 
-    fn assemble(split: Split<'a>) -> Result<(Packet<'a>, &'a [u8]), FrameError> {
+    fn over_udp(split: Split<'a>) -> Result<(Packet<'a>, &'a [u8]), FrameError> {
         let short = FrameError::NotRoce(NotRoce::TooShort);
         let (header, body) = split.udp.split_first_chunk::<UDP_BYTES>().ok_or(short)?;
         let claimed = usize::from(field(header, 4));
@@ -237,12 +288,18 @@ impl<'a> Packet<'a> {
             dst_port: field(header, 2),
             checksum: field(header, 6),
         };
+        Ok((Packet::assemble(Network::Udp(split.ip, udp), body)?, split.rest))
+    }
+
+    /// `body` is BTH to ICRC.
+    fn assemble(network: Network, body: &'a [u8]) -> Result<Packet<'a>, FrameError> {
         let (headers, payload) = Headers::parse(body)?;
         let mut pad = [0; 3];
         let behind = &body[headers.encoded_len() + payload.len()..];
-        let (pad_bytes, icrc) = behind.split_last_chunk().ok_or(short)?;
+        let (pad_bytes, icrc) =
+            behind.split_last_chunk().ok_or(FrameError::NotRoce(NotRoce::TooShort))?;
         pad[..pad_bytes.len()].copy_from_slice(pad_bytes);
-        Ok((Packet { ip: split.ip, udp, headers, payload, pad, icrc: *icrc }, split.rest))
+        Ok(Packet { network, headers, payload, pad, icrc: *icrc })
     }
 
     /// The valid pad bytes.
@@ -250,19 +307,21 @@ impl<'a> Packet<'a> {
         &self.pad[..usize::from(self.headers.bth().pad)]
     }
 
-    /// Bytes after the UDP header: headers, payload, pad and ICRC.
+    /// Bytes after the UDP header or the GRH: headers, payload, pad and ICRC.
     pub fn udp_payload_len(&self) -> usize {
         self.headers.encoded_len() + self.payload.len() + self.pad().len() + ICRC_BYTES
     }
 
-    /// The IP and UDP header fields covered by the ICRC.
+    /// The fields of the network headers that the ICRC covers.
     pub fn pseudo(&self) -> Pseudo {
-        let Udp { src_port, dst_port, .. } = self.udp;
-        match self.ip {
-            Ip::V4(Ipv4 { src, dst, id, dont_fragment, .. }) => {
-                Pseudo::V4 { src, dst, id, dont_fragment, src_port, dst_port }
-            }
-            Ip::V6(Ipv6 { src, dst, .. }) => Pseudo::V6 { src, dst, src_port, dst_port },
+        match self.network {
+            Network::Udp(ip, Udp { src_port, dst_port, .. }) => match ip {
+                Ip::V4(Ipv4 { src, dst, id, dont_fragment, .. }) => {
+                    Pseudo::V4 { src, dst, id, dont_fragment, src_port, dst_port }
+                }
+                Ip::V6(Ipv6 { src, dst, .. }) => Pseudo::V6 { src, dst, src_port, dst_port },
+            },
+            Network::Grh(Grh { sgid, dgid, .. }) => Pseudo::Grh { sgid, dgid },
         }
     }
 
@@ -282,40 +341,58 @@ impl<'a> Packet<'a> {
 
     /// Whether the UDP checksum is used and right.
     pub fn udp_checksum(&self) -> Result<UdpChecksum, FrameError> {
-        if self.udp.checksum == 0 {
-            return Ok(UdpChecksum::Unused);
-        }
+        let (ip, udp) = match self.network {
+            Network::Grh(_) => return Ok(UdpChecksum::NoUdp),
+            Network::Udp(_, Udp { checksum: 0, .. }) => return Ok(UdpChecksum::Unused),
+            Network::Udp(ip, udp) => (ip, udp),
+        };
+        let udp_len = self.udp_len(&ip)?;
         let mut datagram = Vec::new();
-        self.emit_udp(&mut datagram)?;
-        let protocol_and_len = u64::from(PROTOCOL_UDP) + datagram.len() as u64;
-        let pseudo = self.ip.sum_of_addresses() + protocol_and_len;
+        udp.emit(udp_len, &mut datagram);
+        self.emit_body(&mut datagram);
+        let pseudo = ip.sum_of_addresses() + u64::from(PROTOCOL_UDP) + u64::from(udp_len);
         let right = fold(pseudo + sum(&datagram)) == 0xffff;
         Ok(if right { UdpChecksum::Right } else { UdpChecksum::Wrong })
     }
 
     /// Appends the packet to `out`. On an error nothing is appended.
     pub fn emit(&self, out: &mut Vec<u8>) -> Result<(), FrameError> {
-        self.ip.emit(self.udp_len()?, out);
-        self.emit_udp(out)
+        match self.network {
+            Network::Udp(ip, udp) => {
+                let udp_len = self.udp_len(&ip)?;
+                ip.emit(udp_len, out);
+                udp.emit(udp_len, out);
+            }
+            Network::Grh(grh) => {
+                let len = self.udp_payload_len();
+                out.extend(grh.encode(u16::try_from(len).map_err(|_| FrameError::TooLong(len))?));
+            }
+        }
+        self.emit_body(out);
+        Ok(())
     }
 
     /// Length of UDP header and payload, if it fits the length field of the IP header.
-    fn udp_len(&self) -> Result<u16, FrameError> {
+    fn udp_len(&self, ip: &Ip) -> Result<u16, FrameError> {
         let udp_len = self.udp_payload_len() + UDP_BYTES;
-        let fits = udp_len + self.ip.counted_bytes() <= usize::from(u16::MAX);
+        let fits = udp_len + ip.counted_bytes() <= usize::from(u16::MAX);
         if fits { Ok(udp_len as u16) } else { Err(FrameError::TooLong(self.udp_payload_len())) }
     }
 
-    fn emit_udp(&self, out: &mut Vec<u8>) -> Result<(), FrameError> {
-        let udp_len = self.udp_len()?;
-        for word in [self.udp.src_port, self.udp.dst_port, udp_len, self.udp.checksum] {
-            out.extend(word.to_be_bytes());
-        }
+    /// BTH to ICRC.
+    fn emit_body(&self, out: &mut Vec<u8>) {
         out.extend(self.headers.emit());
         out.extend(self.payload);
         out.extend(self.pad());
         out.extend(self.icrc);
-        Ok(())
+    }
+}
+
+impl Udp {
+    fn emit(&self, udp_len: u16, out: &mut Vec<u8>) {
+        for word in [self.src_port, self.dst_port, udp_len, self.checksum] {
+            out.extend(word.to_be_bytes());
+        }
     }
 }
 
@@ -357,9 +434,9 @@ impl<'a> Frame<'a> {
         Ok(Frame { ethernet, packet, trailer })
     }
 
-    /// Appends the frame to `out`. On an error nothing of the IP packet is appended.
+    /// Appends the frame to `out`. On an error nothing of the packet is appended.
     pub fn emit(&self, out: &mut Vec<u8>) -> Result<(), FrameError> {
-        self.ethernet.emit(self.packet.ip.version(), out);
+        self.ethernet.emit(self.packet.network.ethertype(), out);
         self.packet.emit(out)?;
         out.extend(self.trailer);
         Ok(())

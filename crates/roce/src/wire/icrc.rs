@@ -1,9 +1,10 @@
-//! The invariant CRC (IBA 7.8.1 and annex A17): CRC-32 over everything that no router may change.
+//! The invariant CRC (IBA 7.8.1, annexes A16 and A17): CRC-32 over everything that no router may change.
 //!
 //! zlib's polynomial over eight bytes of ones, the IP header, the UDP header, then BTH to the end of
 //! the pad; sent least significant byte first. Masked to ones: IPv4 TOS, TTL and checksum, or IPv6
 //! traffic class, flow label and hop limit; the UDP checksum; the byte of the BTH that holds FECN and
-//! BECN. The IPv4 identification and flags are covered.
+//! BECN. The IPv4 identification and flags are covered. RoCEv1 has a GRH in place of IP and UDP; its traffic class,
+//! flow label and hop limit are masked.
 //!
 //! A UDP socket hides the identification of received packets. [`solve_id`] recovers it: a CRC is
 //! linear, so the difference between the received and the computed ICRC equals the difference of the
@@ -14,9 +15,11 @@
 
 use core::net::{Ipv4Addr, Ipv6Addr};
 
+use super::frame::GRH_BYTES;
+use super::frame::grh;
 use super::{BTH_BYTES, ICRC_BYTES};
 
-/// The parts of the IP and UDP headers that the ICRC covers.
+/// The parts of the headers in front of the BTH that the ICRC covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pseudo {
     /// Over IPv4.
@@ -45,6 +48,13 @@ pub enum Pseudo {
         /// UDP destination port.
         dst_port: u16,
     },
+    /// RoCEv1.
+    Grh {
+        /// Source GID.
+        sgid: Ipv6Addr,
+        /// Destination GID.
+        dgid: Ipv6Addr,
+    },
 }
 
 /// Eight bytes of ones, IPv4 and UDP header.
@@ -52,6 +62,9 @@ const V4_BYTES: usize = 8 + 20 + 8;
 
 /// Eight bytes of ones, IPv6 and UDP header.
 const V6_BYTES: usize = 8 + 40 + 8;
+
+/// Eight bytes of ones, which stand for the local route header (LRH) that Ethernet has not, and the GRH.
+const GRH_PREFIX_BYTES: usize = 8 + GRH_BYTES;
 
 /// The byte of the BTH that holds FECN and BECN.
 const MARKS_BYTE: usize = 4;
@@ -62,6 +75,7 @@ const MARKS_BYTE: usize = 4;
 enum Prefix {
     V4([u8; V4_BYTES + BTH_BYTES]),
     V6([u8; V6_BYTES + BTH_BYTES]),
+    Grh([u8; GRH_PREFIX_BYTES + BTH_BYTES]),
 }
 
 impl Prefix {
@@ -95,6 +109,15 @@ impl Prefix {
                 out[52..54].copy_from_slice(&udp_len);
                 Prefix::V6(out)
             }
+            Pseudo::Grh { sgid, dgid } => {
+                let mut out = [0xff; GRH_PREFIX_BYTES + BTH_BYTES];
+                out[8] = grh::VERSION << 4 | 0x0f;
+                out[12..14].copy_from_slice(&field_len(udp_payload_len).to_be_bytes());
+                out[14] = grh::NEXT_HEADER;
+                out[16..32].copy_from_slice(&sgid.octets());
+                out[32..48].copy_from_slice(&dgid.octets());
+                Prefix::Grh(out)
+            }
         }
     }
 
@@ -103,6 +126,7 @@ impl Prefix {
         match self {
             Prefix::V4(bytes) => &bytes[..V4_BYTES],
             Prefix::V6(bytes) => &bytes[..V6_BYTES],
+            Prefix::Grh(bytes) => &bytes[..GRH_PREFIX_BYTES],
         }
     }
 
@@ -115,6 +139,10 @@ impl Prefix {
             }
             Prefix::V6(bytes) => {
                 bytes[V6_BYTES..].copy_from_slice(&masked(bth));
+                hasher.update(bytes);
+            }
+            Prefix::Grh(bytes) => {
+                bytes[GRH_PREFIX_BYTES..].copy_from_slice(&masked(bth));
                 hasher.update(bytes);
             }
         }
@@ -226,14 +254,14 @@ pub fn verify(pseudo: &Pseudo, packet: &[u8]) -> bool {
 /// ICRC of `packet` right; there is at most one. With the expected value in `pseudo` this costs no more
 /// than [`verify`]. A corrupted packet passes as one with another identification once in 2^16 times.
 ///
-/// Over IPv6 there is nothing to solve for: `Some(0)` if the ICRC is right.
+/// Over IPv6 and in RoCEv1 there is nothing to solve for: `Some(0)` if the ICRC is right.
 pub fn solve_id(pseudo: &Pseudo, packet: &[u8]) -> Option<u16> {
     let (carried, computed) = carried_and_computed(pseudo, packet)?;
     let difference = carried ^ computed;
     match *pseudo {
         Pseudo::V4 { id, .. } if difference == 0 => Some(id),
         Pseudo::V4 { id, .. } => id_difference(difference, packet.len()).map(|bits| id ^ bits),
-        Pseudo::V6 { .. } => (difference == 0).then_some(0),
+        Pseudo::V6 { .. } | Pseudo::Grh { .. } => (difference == 0).then_some(0),
     }
 }
 
@@ -355,7 +383,8 @@ mod tests {
             src_port: 0xc000,
             dst_port: 4791,
         };
-        for pseudo in [over_v4(7), over_v6] {
+        let grh = Pseudo::Grh { sgid: Ipv6Addr::LOCALHOST, dgid: Ipv6Addr::UNSPECIFIED };
+        for pseudo in [over_v4(7), over_v6, grh] {
             for len in [16, 17, 60, 255, 1040, 4112] {
                 let packet = sealed(&pseudo, len);
                 let mut room: Vec<u8> = (0..SEAL_BYTES).map(|i| i as u8).collect();

@@ -1,4 +1,4 @@
-//! RoCEv2 on the wire: opcodes, headers, ICRC, and captures of them.
+//! RoCE on the wire, versions 1 and 2: opcodes, headers, ICRC, and captures of them.
 //!
 //! Two levels: byte *views* (a checked constructor, then named fields) and *representations* that can
 //! only hold legal values. [`Headers`] is the representation the rest of the crate uses.
@@ -7,7 +7,7 @@
 //! |---|---|
 //! | [`views`] | byte views of the transport headers |
 //! | [`icrc`] | the invariant CRC, and the recovery of a packet's IPv4 identification |
-//! | [`frame`] | whole packets: Ethernet, IP, UDP and RoCE, byte for byte in both directions |
+//! | [`frame`] | whole packets: Ethernet, IP and UDP or GRH, and RoCE, byte for byte in both directions |
 //! | [`telemetry`] | the header that switches stamp |
 //! | [`capture`] | pcap files, and the check of every RoCE packet in one |
 //!

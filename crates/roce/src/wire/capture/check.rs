@@ -1,6 +1,6 @@
 //! The check of a capture: decode, verify, encode again, compare.
 //!
-//! Every packet to RoCE's UDP port must decode, carry the right ICRC (over the real header fields,
+//! Every packet to RoCE's UDP port or of RoCEv1's EtherType must decode, carry the right ICRC (over the real header fields,
 //! identification included) and be reproduced by the encoder. Every deviation is a difference, listed
 //! with the packet's number as in Wireshark. Other traffic is counted and skipped. Memory is bounded:
 //! the first [`MAX_DIFFERENCES`] are listed, all are counted.
@@ -12,7 +12,7 @@ use core::fmt;
 use thiserror::Error;
 
 use super::super::Opcode;
-use super::super::frame::{Ethernet, Frame, FrameError, IpVersion, NotRoce, Packet, UdpChecksum};
+use super::super::frame::{Ethernet, Frame, FrameError, NetworkType, NotRoce, Packet, UdpChecksum};
 use super::{Capture, CaptureError, Link, Record};
 
 /// Most differences that a report lists.
@@ -70,7 +70,7 @@ pub struct CaptureReport {
     pub link: Option<Link>,
     /// Packets in the file.
     pub packets: u64,
-    /// Packets to UDP port 4791.
+    /// Packets to UDP port 4791, and those of RoCEv1.
     pub roce: u64,
     /// Those that decoded.
     pub decoded: u64,
@@ -78,8 +78,8 @@ pub struct CaptureReport {
     pub icrc_right: u64,
     /// Those that the encoder reproduces byte for byte.
     pub reproduced: u64,
-    /// Decoded packets by IP version and opcode.
-    pub by_opcode: BTreeMap<(IpVersion, Opcode), u64>,
+    /// Decoded packets by network header and opcode.
+    pub by_opcode: BTreeMap<(NetworkType, Opcode), u64>,
     /// Decoded packets with bits set that senders must clear and receivers ignore.
     pub ignored_bits: u64,
     /// Decoded packets without UDP checksum.
@@ -89,7 +89,7 @@ pub struct CaptureReport {
     /// Decoded packets with a wrong UDP checksum, or one to be filled in by the NIC. Not a difference:
     /// captures on the sending host look like that.
     pub udp_checksum_wrong: u64,
-    /// Packets that are not RoCEv2, by kind.
+    /// Packets that are not RoCE, by kind.
     pub skipped: BTreeMap<NotRoce, u64>,
     /// The first [`MAX_DIFFERENCES`] packets that failed.
     pub differences: Vec<Difference>,
@@ -99,7 +99,7 @@ pub struct CaptureReport {
     pub damage: Option<CaptureError>,
 }
 
-/// Decodes every RoCEv2 packet of a pcap file, verifies its ICRC, encodes it again and compares.
+/// Decodes every RoCE packet of a pcap file, verifies its ICRC, encodes it again and compares.
 pub fn check(bytes: &[u8]) -> CaptureReport {
     let mut report = CaptureReport::default();
     match Capture::parse(bytes) {
@@ -169,7 +169,7 @@ impl CaptureReport {
         self.damage.is_none() && self.difference_count == 0
     }
 
-    /// Packets that are not RoCEv2.
+    /// Packets that are not RoCE.
     pub fn skipped_count(&self) -> u64 {
         self.skipped.values().sum()
     }
@@ -203,10 +203,11 @@ impl CaptureReport {
 
     fn count(&mut self, packet: &Packet<'_>) {
         self.decoded += 1;
-        let key = (packet.ip.version(), packet.headers.bth().opcode);
+        let key = (packet.network.kind(), packet.headers.bth().opcode);
         *self.by_opcode.entry(key).or_default() += 1;
         self.ignored_bits += u64::from(packet.headers.has_ignored_bits());
         match packet.udp_checksum() {
+            Ok(UdpChecksum::NoUdp) => {}
             Ok(UdpChecksum::Unused) => self.udp_checksum_unused += 1,
             Ok(UdpChecksum::Right) => self.udp_checksum_right += 1,
             Ok(UdpChecksum::Wrong) | Err(_) => self.udp_checksum_wrong += 1,
@@ -264,11 +265,11 @@ impl fmt::Display for CaptureReport {
         }
         writeln!(
             f,
-            "RoCEv2       {}: {} decoded, {} with right ICRC, {} reproduced",
+            "RoCE         {}: {} decoded, {} with right ICRC, {} reproduced",
             self.roce, self.decoded, self.icrc_right, self.reproduced
         )?;
-        for ((version, opcode), count) in &self.by_opcode {
-            writeln!(f, "  {count:>8}  {version} {opcode}")?;
+        for ((network, opcode), count) in &self.by_opcode {
+            writeln!(f, "  {count:>8}  {network} {opcode}")?;
         }
         writeln!(
             f,
