@@ -8,6 +8,7 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
+use core::num::NonZeroU32;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use arrayvec::ArrayVec;
@@ -22,10 +23,11 @@ use crate::wire::{Headers, MAX_HEADER_BYTES};
 /// sends loses part of a send at each end of a burst, so bursts are long.
 pub const BURST_PACKETS: usize = 128;
 
-/// Where a packet came from, according to its IP and UDP headers.
+/// Where a packet came from, according to its IP and UDP headers, or its GRH.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
-    /// The sender: source address and UDP source port.
+    /// The sender: source address and UDP source port. A RoCEv1 packet has the address in its source GID, and no port:
+    /// 4791.
     pub source: SocketAddr,
     /// Address it was sent to: one of ours, or a multicast group.
     pub dest: IpAddr,
@@ -37,12 +39,15 @@ pub struct Origin {
     pub ecn: Ecn,
     /// Time to live, or hop limit; 0 when the wire cannot see it.
     pub hop_limit: u8,
+    /// Of a RoCEv1 packet: the first word of its GRH, in the order of the host. Never zero, because the version is 6.
+    pub version_tclass_flow: Option<NonZeroU32>,
 }
 
 impl Origin {
     /// A packet from `source` to `dest` without further details.
     pub const fn new(source: SocketAddr, dest: IpAddr) -> Origin {
-        Origin { source, dest, via: 0, dscp: 0, ecn: Ecn::NotEct, hop_limit: 0 }
+        let (ecn, version_tclass_flow) = (Ecn::NotEct, None);
+        Origin { source, dest, via: 0, dscp: 0, ecn, hop_limit: 0, version_tclass_flow }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The 40 bytes in front of every received datagram (IBA 8.3, annex A17.4.5).
 //!
-//! Over IPv6 they are the IPv6 header. Over IPv4 the last 20 bytes are the IPv4 header, and the first
+//! In RoCEv1 they are the GRH itself. Over IPv6 they are the IPv6 header. Over IPv4 the last 20 bytes are the IPv4 header, and the first
 //! 20, which have no meaning, are zero. The headers are rebuilt from what the wire reports: the IPv4
 //! identification, which it does not report, is zero, and the checksum is that of the rebuilt header,
 //! because programs use it to distinguish the two versions.
@@ -9,6 +9,7 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::io::Origin;
 use crate::verbs::{Ecn, GRH_BYTES};
+use crate::wire::frame::{Grh, gid_of};
 use crate::wire::{Headers, ICRC_BYTES};
 
 const UDP_BYTES: usize = 8;
@@ -27,10 +28,21 @@ pub(super) fn route_header(
     payload_len: usize,
 ) -> [u8; GRH_BYTES as usize] {
     let pad = usize::from(headers.bth().pad);
-    let udp_len = UDP_BYTES + headers.encoded_len() + payload_len + pad + ICRC_BYTES;
+    let len = headers.encoded_len() + payload_len + pad + ICRC_BYTES;
+    if let Some(first) = origin.version_tclass_flow {
+        let grh = Grh {
+            traffic_class: (first.get() >> 20) as u8,
+            flow_label: first.get(),
+            hop_limit: origin.hop_limit,
+            sgid: gid_of(origin.source.ip()),
+            dgid: gid_of(origin.dest),
+        };
+        return grh.encode(len as u16);
+    }
+    let udp_len = UDP_BYTES + len;
     match (origin.source.ip().to_canonical(), origin.dest.to_canonical()) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => ipv4(origin, src, dst, udp_len),
-        (src, dst) => ipv6(origin, mapped(src), mapped(dst), udp_len),
+        (src, dst) => ipv6(origin, gid_of(src), gid_of(dst), udp_len),
     }
 }
 
@@ -73,13 +85,6 @@ fn traffic_class(origin: &Origin) -> u8 {
     origin.dscp << 2 | ecn
 }
 
-fn mapped(ip: IpAddr) -> Ipv6Addr {
-    match ip {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
-        IpAddr::V6(v6) => v6,
-    }
-}
-
 /// The complement of the one's complement sum of all words (RFC 1071).
 fn checksum(header: &[u8; IPV4_BYTES]) -> u16 {
     let words =
@@ -93,10 +98,11 @@ fn checksum(header: &[u8; IPV4_BYTES]) -> u16 {
 mod tests {
     use super::*;
     use crate::verbs::Qpn;
-    use crate::wire::frame::{Ip, Network, Packet};
+    use crate::wire::frame::{Frame, Ip, Network, Packet};
     use crate::wire::{Bth, DEFAULT_PKEY, Deth, Ext, Opcode, Psn};
     use alloc::vec::Vec;
     use core::net::SocketAddr;
+    use core::num::NonZeroU32;
 
     fn datagram() -> Headers {
         let bth = Bth {
@@ -154,6 +160,27 @@ mod tests {
             ["fd00::1", "fd00::2"].iter().map(|ip| ip.parse().unwrap()).collect();
         assert_eq!([ip.src, ip.dst][..], addresses[..]);
         assert_eq!((ip.traffic_class, ip.hop_limit), (26 << 2 | 3, 63));
+    }
+
+    #[test]
+    fn roce_v1_has_its_own_header() {
+        let v1 = Origin {
+            version_tclass_flow: NonZeroU32::new(6 << 28 | 0xb9 << 20 | 0xabcde),
+            ..origin("10.0.0.1:4791", "10.0.0.2")
+        };
+        let grh = route_header(&v1, &datagram(), 1001);
+        let mut frame = [7; 12].to_vec();
+        frame.extend([0x89, 0x15]);
+        frame.extend(grh);
+        frame.extend(datagram().emit());
+        frame.extend([7].repeat(1001).into_iter().chain([0; 3]).chain([0; 4]));
+        let frame = Frame::parse(&frame).unwrap();
+        let Network::Grh(grh) = frame.packet.network else { panic!("not RoCEv1") };
+        assert!(frame.trailer.is_empty());
+        assert_eq!((grh.traffic_class, grh.flow_label, grh.hop_limit), (0xb9, 0xabcde, 63));
+        let gids: [Ipv6Addr; 2] =
+            ["::ffff:10.0.0.1", "::ffff:10.0.0.2"].map(|gid| gid.parse().unwrap());
+        assert_eq!([grh.sgid, grh.dgid], gids);
     }
 
     #[test]
