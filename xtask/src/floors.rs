@@ -135,7 +135,9 @@ const FLOORS: &[(&str, &str)] = &[
          driver: clock ready waiter
          udp: capture clock interfaces sockaddr waiter
          packet: udp
-         xdp: clock interfaces udp
+         link: interfaces
+         xdp: clock interfaces link udp
+         roce_v1: capture clock interfaces link udp
          mappings
          userfault
          movable: clock mappings skip userfault

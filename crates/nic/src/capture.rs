@@ -1,4 +1,4 @@
-//! What a wire sends and accepts, as a pcap file of raw IP packets with nanoseconds.
+//! What a wire sends and accepts, as a pcap file with nanoseconds: raw IP packets, or the Ethernet frames of RoCEv1.
 //!
 //! Every packet is written as it is on the wire: addresses, ports, traffic class, hop limit, the IPv4
 //! identification that the kernel writes, the ICRC. What a socket cannot see is filled in: the UDP
@@ -66,6 +66,7 @@ impl Seen {
 #[derive(Debug)]
 pub struct Capture {
     file: File,
+    link: Link,
     buffer: Vec<u8>,
     /// Bytes of the file so far, all of them whole records.
     written: u64,
@@ -88,12 +89,20 @@ fn busy(error: TryLockError) -> io::Error {
 }
 
 impl Capture {
-    /// Creates or truncates the file and writes the file header. The capture ends at `limit` bytes.
+    /// Creates or truncates a file for IP packets and writes the file header. The capture ends at `limit` bytes.
     ///
     /// # Errors
     /// When the file cannot be created or written; `ResourceBusy` while another capture, of any process,
     /// is written to it.
     pub fn create(path: &Path, limit: u64) -> io::Result<Capture> {
+        Capture::create_for(Link::RawIp, path, limit)
+    }
+
+    /// The same for the packets of a wire of this kind: RoCEv1 has Ethernet frames, all others have IP packets.
+    ///
+    /// # Errors
+    /// As [`Capture::create`].
+    pub fn create_for(link: Link, path: &Path, limit: u64) -> io::Result<Capture> {
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(false).mode(0o600);
         let file = options.open(path)?;
@@ -103,18 +112,23 @@ impl Capture {
             file.try_lock().map_err(busy)?;
             file.set_len(0)?;
         }
-        Capture::to_file(file, limit)
+        Capture::start(link, file, limit)
     }
 
-    /// Starts a capture in an open, empty file.
+    /// Starts a capture of IP packets in an open, empty file.
     ///
     /// # Errors
     /// When it cannot be written.
-    pub fn to_file(mut file: File, limit: u64) -> io::Result<Capture> {
-        let header = file_header(Link::RawIp);
+    pub fn to_file(file: File, limit: u64) -> io::Result<Capture> {
+        Capture::start(Link::RawIp, file, limit)
+    }
+
+    fn start(link: Link, mut file: File, limit: u64) -> io::Result<Capture> {
+        let header = file_header(link);
         file.write_all(&header)?;
         Ok(Capture {
             file,
+            link,
             buffer: Vec::with_capacity(BUFFER_BYTES),
             written: header.len() as u64,
             limit,
@@ -130,7 +144,7 @@ impl Capture {
         self.records
     }
 
-    /// Packets left out because the file had ended.
+    /// Packets left out because the file had ended, or is for another kind of link.
     pub fn left_out(&self) -> u64 {
         self.left_out
     }
@@ -173,7 +187,7 @@ impl Capture {
         seen: &Seen,
         pieces: impl IntoIterator<Item = &'p [u8], IntoIter: Clone>,
     ) {
-        let Some(ip) = seen.ip() else {
+        let Some(ip) = seen.ip().filter(|_| self.link == Link::RawIp) else {
             self.left_out += 1;
             return;
         };
@@ -181,7 +195,15 @@ impl Capture {
         self.append(wall_time(), |buffer| frame::datagram(&ip, from, to, pieces, buffer).is_ok());
     }
 
-    /// Adds a packet, from its IP header on, that was seen at `time` since 1970. A packet longer than the
+    /// Adds an Ethernet frame that is sent or received now.
+    pub(crate) fn frame(&mut self, frame: &[u8]) {
+        match self.link {
+            Link::Ethernet => self.packet(wall_time(), frame),
+            _ => self.left_out += 1,
+        }
+    }
+
+    /// Adds a packet, from the first header of the file's link on, that was seen at `time` since 1970. A packet longer than the
     /// largest IP packet is left out.
     pub fn packet(&mut self, time: Time, packet: &[u8]) {
         self.append(time, |buffer| {

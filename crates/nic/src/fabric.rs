@@ -127,6 +127,8 @@ pub struct Software<W = UdpWire> {
     endpoint: Endpoint,
     memory: Pool,
     wire: LossyWire<W>,
+    /// Whether it was reported that the wire carries nothing any more.
+    is_gone: bool,
 }
 
 /// Why there is no software device.
@@ -165,10 +167,10 @@ impl<W: SocketWire> Software<W> {
     pub fn on(wire: W, memory: u64, loss_ppm: u32, seed: u64) -> Result<Software<W>, PoolError> {
         let memory = Pool::new(memory)?;
         let endpoint = Endpoint::new(EndpointConfig { seed, ..EndpointConfig::default() });
-        let local = wire.udp().local();
+        let local = wire.local();
         let same_host = SameHost::open(local, Some("not wanted".to_owned()), &memory);
         let wire = LossyWire::new(wire, loss_ppm, seed);
-        Ok(Software { endpoint, wire, memory, same_host })
+        Ok(Software { endpoint, wire, memory, same_host, is_gone: false })
     }
 
     /// Reaches neighbours without packets from now on, unless there is a reason against it. Call it before anything is
@@ -194,7 +196,7 @@ impl<W: SocketWire> Fabric for Software<W> {
     }
 
     fn turn(&mut self, now: Time, work: impl FnOnce(&mut Endpoint, &mut Pool) -> bool) -> Progress {
-        let Software { endpoint, wire, memory, same_host } = self;
+        let Software { endpoint, wire, memory, same_host, .. } = self;
         same_host.reclaim(memory);
         let received = same_host.receive(endpoint, wire, memory, now);
         same_host.withdraw_failed(endpoint);
@@ -236,8 +238,8 @@ impl<W: SocketWire> Fabric for Software<W> {
     }
 
     fn watch(&self, watched: &ReadySet) -> io::Result<()> {
-        watched.add(self.wire.inner().udp().fd(), 0)?;
-        self.wire.inner().other_fd().map_or(Ok(()), |fd| watched.add(fd, 0))
+        let sockets = self.wire.inner().sockets();
+        sockets.into_iter().flatten().try_for_each(|fd| watched.add(fd, 0))
     }
 
     fn prepare_sleep(&mut self) -> bool {
@@ -249,16 +251,17 @@ impl<W: SocketWire> Fabric for Software<W> {
     }
 
     fn poll_trouble(&mut self) -> Option<Trouble> {
-        None
+        let why = self.wire.inner().gone().filter(|_| !self.is_gone)?;
+        self.is_gone = true;
+        Some(Trouble::Gone(why.to_owned()))
     }
 
-    /// The kernel knows the path's: a software endpoint has no port of its own.
     fn largest_mtu(&self) -> u32 {
-        4096
+        self.wire.inner().payload_limit()
     }
 
     fn local(&self) -> SocketAddr {
-        self.wire.inner().udp().local()
+        self.wire.inner().local()
     }
 
     fn reliability(&self) -> Reliability {
@@ -270,11 +273,8 @@ impl<W: SocketWire> Fabric for Software<W> {
             tell(&format!("roce.{name}"), value);
         }
         window_sums(&self.endpoint).into_iter().for_each(|(name, value)| tell(name, value));
-        let wire = self.wire.inner().udp();
-        wire.counters().named().for_each(|(name, value)| tell(name, value));
-        tell("udp.ip_udp_header_bytes", wire.ip_udp_header_bytes());
+        self.wire.inner().counts(tell);
         tell("udp.injected_drops", self.wire.dropped());
-        self.wire.inner().other_counters(tell);
         self.same_host.counts(tell);
     }
 

@@ -3,6 +3,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`udp`] | the UDP wire: segmented sends, coalesced receives, ICRC, DSCP and ECN |
+//! | [`roce_v1`] | the wire of RoCEv1: Ethernet frames with a GRH through a packet socket |
 //! | [`device`] | the wire of a device: several addresses, shared by the processes of a machine |
 //! | `xdp` | the UDP wire with a shorter way for small packets: AF_XDP (feature `xdp`) |
 //! | [`capture`] | what a wire sends and accepts, as a pcap file |
@@ -36,6 +37,7 @@ pub mod driver;
 pub mod fabric;
 pub mod fault;
 pub mod interfaces;
+mod link;
 pub mod loaded;
 pub mod mappings;
 pub mod movable;
@@ -44,6 +46,7 @@ pub mod packet;
 pub mod pool;
 pub mod ready;
 pub mod registrations;
+pub mod roce_v1;
 pub mod same_host;
 mod sockaddr;
 pub mod udp;

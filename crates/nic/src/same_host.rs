@@ -263,7 +263,7 @@ impl SameHost {
 /// The port of such a device belongs to one process.
 impl<W: SocketWire> Doorbell for LossyWire<W> {
     fn wake(&mut self, path: &Path, _dest: Qpn) {
-        self.inner().udp().wake(path.remote);
+        self.inner().wake(path.remote);
     }
 }
 

@@ -1,8 +1,8 @@
 //! The Ethernet address that packets for a destination go to, as the kernel knows it.
 //!
 //! The kernel's routes and neighbour table are queried by netlink, the answers kept for a second. Nothing is resolved
-//! here: while the kernel knows no usable address, packets go through its own socket, which makes it resolve one. An
-//! entry that the kernel wants to confirm again gets one packet through the kernel for the same reason.
+//! here: while the kernel knows no usable address, a packet through a socket of its own makes it resolve one. An
+//! entry that the kernel wants to confirm again needs one such packet for the same reason.
 
 use std::io;
 use std::net::IpAddr;
@@ -41,11 +41,28 @@ const FIXED: usize = 12;
 
 /// Where a packet goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Hop {
+pub(crate) enum Hop {
     /// In a frame to this address.
     Ethernet([u8; 6]),
-    /// Through the kernel.
-    Kernel,
+    /// The same, but the kernel has just said that it wants to confirm the address.
+    Stale([u8; 6]),
+    /// Not in a frame: the kernel has just said that it knows no address, or that the way is not over this interface.
+    Unknown,
+    /// The same, as it said some milliseconds ago.
+    StillUnknown,
+}
+
+/// Whom packets for a destination are given to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NextHop {
+    /// The destination itself, on this interface.
+    Direct,
+    /// A router on this interface.
+    Gateway(IpAddr),
+    /// The destination is an address of this machine.
+    ThisMachine,
+    /// No route, or one over another interface.
+    Elsewhere,
 }
 
 #[derive(Debug)]
@@ -58,23 +75,25 @@ struct Known {
 
 /// The neighbours of one interface.
 #[derive(Debug)]
-pub(super) struct Neighbours {
+pub(crate) struct Neighbours {
     netlink: OwnedFd,
     ifindex: u32,
+    /// Whether packets for other networks go to their routers.
+    is_routed: bool,
     sequence: u32,
     known: Vec<Known>,
 }
 
 impl Neighbours {
-    pub(super) fn new(ifindex: u32) -> io::Result<Neighbours> {
+    pub(crate) fn new(ifindex: u32, is_routed: bool) -> io::Result<Neighbours> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         // No protocol: NETLINK_ROUTE.
         let netlink = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
-        Ok(Neighbours { netlink, ifindex, sequence: 0, known: Vec::with_capacity(MOST) })
+        Ok(Neighbours { netlink, ifindex, is_routed, sequence: 0, known: Vec::with_capacity(MOST) })
     }
 
     /// Where the next packet for `dest` goes.
-    pub(super) fn hop(&mut self, now: Time, dest: IpAddr) -> Hop {
+    pub(crate) fn hop(&mut self, now: Time, dest: IpAddr) -> Hop {
         let place = self.known.iter().position(|known| known.dest == dest);
         if let Some(known) = place.and_then(|at| self.known.get_mut(at))
             && now < known.until
@@ -82,8 +101,11 @@ impl Neighbours {
             known.used = now;
             return known.hop;
         }
-        let (hop, this) = self.query(dest);
-        let holds = if hop == Hop::Kernel { RETRY } else { HOLDS };
+        let this = self.query(dest).unwrap_or(Hop::Unknown);
+        let (hop, holds) = match this {
+            Hop::Ethernet(address) | Hop::Stale(address) => (Hop::Ethernet(address), HOLDS),
+            Hop::Unknown | Hop::StillUnknown => (Hop::StillUnknown, RETRY),
+        };
         let entry = Known { dest, hop, until: now + holds, used: now };
         let oldest = || (0..self.known.len()).min_by_key(|&at| self.known[at].used);
         match place.or_else(|| if self.known.len() < MOST { None } else { oldest() }) {
@@ -93,52 +115,51 @@ impl Neighbours {
         this
     }
 
-    /// Where packets for `dest` go from now on, and where this one goes.
-    fn query(&mut self, dest: IpAddr) -> (Hop, Hop) {
-        let kernel = (Hop::Kernel, Hop::Kernel);
-        let Some(next) = self.next_ip(dest) else {
-            return kernel;
+    /// What the kernel knows now.
+    fn query(&mut self, dest: IpAddr) -> Option<Hop> {
+        let next = match self.next_hop(dest) {
+            NextHop::Direct => dest,
+            NextHop::Gateway(router) if self.is_routed => router,
+            _ => return None,
         };
         let mut fixed = [0; FIXED];
         fixed[0] = family(next);
         fixed[4..8].copy_from_slice(&self.ifindex.to_ne_bytes());
-        let Some(reply) =
-            self.ask(GET_NEIGHBOUR, NEW_NEIGHBOUR, fixed, NEIGHBOUR_DESTINATION, next)
-        else {
-            return kernel;
-        };
-        let state =
-            reply.get(8..10).and_then(|state| Some(u16::from_ne_bytes(state.try_into().ok()?)));
-        let address = attribute(&reply, NEIGHBOUR_ADDRESS).and_then(|bytes| bytes.try_into().ok());
-        match (state, address) {
-            (Some(state), Some(address)) if state & CONFIRMED != 0 => {
-                (Hop::Ethernet(address), Hop::Ethernet(address))
-            }
-            (Some(state), Some(address)) if state & STALE != 0 => {
-                (Hop::Ethernet(address), Hop::Kernel)
-            }
-            _ => kernel,
+        let reply = self.ask(GET_NEIGHBOUR, NEW_NEIGHBOUR, fixed, NEIGHBOUR_DESTINATION, next)?;
+        let state = u16::from_ne_bytes(reply.get(8..10)?.try_into().ok()?);
+        let address = attribute(&reply, NEIGHBOUR_ADDRESS)?.try_into().ok()?;
+        match state {
+            _ if state & CONFIRMED != 0 => Some(Hop::Ethernet(address)),
+            _ if state & STALE != 0 => Some(Hop::Stale(address)),
+            _ => None,
         }
     }
 
-    /// The next hop on this interface: the destination itself, or a router.
-    fn next_ip(&mut self, dest: IpAddr) -> Option<IpAddr> {
+    /// Whom packets for `dest` are given to, as the kernel's routes are now.
+    pub(crate) fn next_hop(&mut self, dest: IpAddr) -> NextHop {
+        self.route(dest).unwrap_or(NextHop::Elsewhere)
+    }
+
+    fn route(&mut self, dest: IpAddr) -> Option<NextHop> {
         const UNICAST: u8 = 1;
+        const LOCAL: u8 = 2;
         let mut fixed = [0; FIXED];
         fixed[0] = family(dest);
         fixed[1] = if dest.is_ipv4() { 32 } else { 128 };
         let reply = self.ask(GET_ROUTE, NEW_ROUTE, fixed, ROUTE_DESTINATION, dest)?;
         let out = attribute(&reply, ROUTE_INTERFACE)?;
-        if reply.get(7) != Some(&UNICAST) || out != self.ifindex.to_ne_bytes() {
-            return None;
+        match *reply.get(7)? {
+            LOCAL => return Some(NextHop::ThisMachine),
+            UNICAST if out == self.ifindex.to_ne_bytes() => {}
+            _ => return None,
         }
         let Some(gateway) = attribute(&reply, ROUTE_GATEWAY) else {
-            return Some(dest);
+            return Some(NextHop::Direct);
         };
-        match gateway.len() {
-            4 => Some(IpAddr::from(<[u8; 4]>::try_from(gateway).ok()?)),
-            _ => Some(IpAddr::from(<[u8; 16]>::try_from(gateway).ok()?)),
-        }
+        Some(NextHop::Gateway(match gateway.len() {
+            4 => IpAddr::from(<[u8; 4]>::try_from(gateway).ok()?),
+            _ => IpAddr::from(<[u8; 16]>::try_from(gateway).ok()?),
+        }))
     }
 
     /// Sends a request about one address, and returns the reply behind its netlink header. The kernel answers before
@@ -156,8 +177,11 @@ impl Neighbours {
             IpAddr::V4(address) => address.octets().to_vec(),
             IpAddr::V6(address) => address.octets().to_vec(),
         };
+        // Every interface has the network of link-local addresses.
+        let is_link_local = matches!(address, IpAddr::V6(ip) if ip.is_unicast_link_local());
+        let names_interface = request == GET_ROUTE && is_link_local;
         let mut message = Vec::with_capacity(64);
-        let bytes = HEADER + FIXED + 4 + octets.len();
+        let bytes = HEADER + FIXED + 4 + octets.len() + if names_interface { 8 } else { 0 };
         message.extend((bytes as u32).to_ne_bytes());
         message.extend(request.to_ne_bytes());
         message.extend(REQUEST.to_ne_bytes());
@@ -167,6 +191,11 @@ impl Neighbours {
         message.extend((4 + octets.len() as u16).to_ne_bytes());
         message.extend(kind.to_ne_bytes());
         message.extend(octets);
+        if names_interface {
+            message.extend(8_u16.to_ne_bytes());
+            message.extend(ROUTE_INTERFACE.to_ne_bytes());
+            message.extend(self.ifindex.to_ne_bytes());
+        }
         let fd = self.netlink.as_raw_fd();
         // SAFETY: the message is readable for its length.
         let sent = unsafe { libc::send(fd, message.as_ptr().cast(), message.len(), 0) };

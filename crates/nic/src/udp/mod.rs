@@ -280,26 +280,51 @@ impl fmt::Display for UdpWire {
 
 /// A wire over sockets that belong to it. Its display is the path taken, in one line.
 pub trait SocketWire: Wire + fmt::Display {
-    /// The UDP socket: it has the address, and takes what no other socket of the wire does.
-    fn udp(&self) -> &UdpWire;
+    /// The address that peers send to.
+    fn local(&self) -> SocketAddr;
 
-    /// Another socket that is readable when packets wait.
-    fn other_fd(&self) -> Option<BorrowedFd<'_>>;
+    /// The sockets that are readable when packets wait.
+    fn sockets(&self) -> [Option<BorrowedFd<'_>>; 2];
 
-    /// Passes the counters beside those of the UDP socket to `tell`.
-    fn other_counters(&self, tell: &mut dyn FnMut(&str, u64));
+    /// Wakes whoever sleeps on the socket at this address, if that is a process of this machine.
+    fn wake(&self, remote: SocketAddr);
+
+    /// The largest path MTU in payload bytes, as far as it does not depend on the peer.
+    fn payload_limit(&self) -> u32;
+
+    /// Why it carries nothing any more, if so.
+    fn gone(&self) -> Option<&str>;
+
+    /// Passes every counter and its name to `tell`.
+    fn counts(&self, tell: &mut dyn FnMut(&str, u64));
 }
 
 impl SocketWire for UdpWire {
-    fn udp(&self) -> &UdpWire {
-        self
+    fn local(&self) -> SocketAddr {
+        self.local()
     }
 
-    fn other_fd(&self) -> Option<BorrowedFd<'_>> {
+    fn sockets(&self) -> [Option<BorrowedFd<'_>>; 2] {
+        [Some(self.fd()), None]
+    }
+
+    fn wake(&self, remote: SocketAddr) {
+        self.wake(remote);
+    }
+
+    /// The kernel knows that of the path.
+    fn payload_limit(&self) -> u32 {
+        4096
+    }
+
+    fn gone(&self) -> Option<&str> {
         None
     }
 
-    fn other_counters(&self, _tell: &mut dyn FnMut(&str, u64)) {}
+    fn counts(&self, tell: &mut dyn FnMut(&str, u64)) {
+        self.counters.named().for_each(|(name, value)| tell(name, value));
+        tell("udp.ip_udp_header_bytes", self.ip_udp_header_bytes());
+    }
 }
 
 impl Wire for UdpWire {

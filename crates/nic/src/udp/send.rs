@@ -269,7 +269,7 @@ impl Sender {
                     done += sent;
                 }
                 Err(libc::EINTR) => {}
-                Err(libc::EAGAIN | libc::ENOBUFS) if deadline.wait(fd, counters) => {}
+                Err(libc::EAGAIN | libc::ENOBUFS) if deadline.wait(fd, &mut counters.waits) => {}
                 Err(libc::EAGAIN | libc::ENOBUFS) => {
                     let left = self.groups[done..].iter().map(|group| group.frames.len() as u64);
                     counters.dropped.full += left.sum::<u64>();
@@ -418,24 +418,24 @@ fn drop_group(counters: &mut TxCounters, group: &Group, errno: i32) {
 }
 
 /// How much longer one call of `send` may wait for room.
-struct SendDeadline {
+pub(crate) struct SendDeadline {
     deadline: Option<roce::Time>,
 }
 
 impl SendDeadline {
-    fn new() -> SendDeadline {
+    pub(crate) fn new() -> SendDeadline {
         SendDeadline { deadline: None }
     }
 
     /// Waits for room; false when the time is used up. Reads no clock until the first wait.
-    fn wait(&mut self, fd: &OwnedFd, counters: &mut TxCounters) -> bool {
+    pub(crate) fn wait(&mut self, fd: &OwnedFd, waits: &mut u64) -> bool {
         let now = clock::now();
         let deadline = *self.deadline.get_or_insert(now + SEND_WAIT);
         let left = deadline.since(now);
         if left == roce::Duration::ZERO {
             return false;
         }
-        counters.waits += 1;
+        *waits += 1;
         let mut polled = [PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::OUT)];
         // Whatever ends the poll, the next send shows whether there is room.
         let _ = poll(&mut polled, Some(&timespec(left)));

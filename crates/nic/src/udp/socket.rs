@@ -133,18 +133,18 @@ fn turn_on_gro(fd: &OwnedFd, wanted: bool) -> Result<(), String> {
 }
 
 /// A buffer-size option: the privileged one, then the one with a system-wide limit.
-struct BufferOption {
+pub(crate) struct BufferOption {
     force: c_int,
     plain: c_int,
 }
 
-const SEND_BUFFER: BufferOption =
+pub(crate) const SEND_BUFFER: BufferOption =
     BufferOption { force: libc::SO_SNDBUFFORCE, plain: libc::SO_SNDBUF };
-const RECEIVE_BUFFER: BufferOption =
+pub(crate) const RECEIVE_BUFFER: BufferOption =
     BufferOption { force: libc::SO_RCVBUFFORCE, plain: libc::SO_RCVBUF };
 
 /// Requests `bytes` and returns what the kernel granted, 0 when it does not report it.
-fn enlarge(fd: &OwnedFd, option: &BufferOption, bytes: u32) -> u64 {
+pub(crate) fn enlarge(fd: &OwnedFd, option: &BufferOption, bytes: u32) -> u64 {
     let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX) / 2;
     let forced = set(fd, libc::SOL_SOCKET, option.force, bytes);
     // Without privilege the plain option is capped at net.core.*mem_max; it never fails.

@@ -17,7 +17,6 @@
 mod counters;
 mod ethernet;
 mod frames;
-mod neighbour;
 mod program;
 mod rings;
 #[cfg(test)]
@@ -26,7 +25,7 @@ mod tests;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use roce::verbs::{Qpn, Transport};
 use roce::wire::ROCE_PORT;
@@ -34,11 +33,11 @@ use roce::wire::frame::Packet;
 use roce::world::{Memory, Path, RxFrame, TxFrame, Wire};
 use roce::{Duration, Time};
 
-use crate::interfaces::{Interface, interfaces};
+use crate::interfaces::Interface;
+use crate::link::{self, ETHERNET_BYTES, Hop, Neighbours};
 use crate::udp::staging::Staging;
 use crate::udp::{SocketWire, UdpConfig, UdpError, UdpWire};
 use ethernet::{build, open};
-use neighbour::{Hop, Neighbours};
 use program::{Attached, Sockets};
 use rings::{MAX_FRAME, Socket};
 
@@ -53,9 +52,6 @@ const LOOKS: u32 = 16;
 
 /// Pause before frames that the kernel refused are tried again: about what a full device needs for its queue.
 const RETRY_AFTER: Duration = Duration::from_micros(20);
-
-/// Length of an Ethernet header without a tag.
-const ETHERNET_BYTES: usize = 14;
 
 /// How the program is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,9 +170,11 @@ impl XdpWire {
         }
         let interface = interface_of(local.ip())?;
         let udp = UdpWire::bind(&config.udp)?;
-        let mac = hardware_address(udp.fd(), &interface)?;
+        let mac = link::hardware_address(udp.fd(), &interface)
+            .map_err(XdpError::of("reading the Ethernet address"))?
+            .ok_or(XdpError::NoInterface(local.ip()))?;
         let neighbours =
-            Neighbours::new(interface.index).map_err(XdpError::of("querying neighbours"))?;
+            Neighbours::new(interface.index, true).map_err(XdpError::of("querying neighbours"))?;
         // First the program: until a socket is in its map it passes everything, and another's is noticed at once.
         let sockets = Sockets::new(config.queue.saturating_add(1))?;
         let modes = &config.modes;
@@ -327,15 +325,28 @@ impl Wire for XdpWire {
 }
 
 impl SocketWire for XdpWire {
-    fn udp(&self) -> &UdpWire {
-        &self.udp
+    fn local(&self) -> SocketAddr {
+        self.udp.local()
     }
 
-    fn other_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.socket.fd.as_fd())
+    fn sockets(&self) -> [Option<BorrowedFd<'_>>; 2] {
+        self.fds().map(Some)
     }
 
-    fn other_counters(&self, tell: &mut dyn FnMut(&str, u64)) {
+    fn wake(&self, remote: SocketAddr) {
+        self.udp.wake(remote);
+    }
+
+    fn payload_limit(&self) -> u32 {
+        self.udp.payload_limit()
+    }
+
+    fn gone(&self) -> Option<&str> {
+        None
+    }
+
+    fn counts(&self, tell: &mut dyn FnMut(&str, u64)) {
+        self.udp.counts(tell);
         self.counters.named().into_iter().for_each(|(name, value)| tell(name, value));
     }
 }
@@ -353,28 +364,6 @@ impl fmt::Display for XdpWire {
 
 /// The interface that has the address.
 fn interface_of(ip: IpAddr) -> Result<Interface, XdpError> {
-    let listed = interfaces().map_err(XdpError::of("listing interfaces"))?;
-    let found = listed.into_iter().find(|one| !one.loopback && one.addresses.contains(&ip));
+    let found = link::interface_of(ip).map_err(XdpError::of("listing interfaces"))?;
     found.ok_or(XdpError::NoInterface(ip))
-}
-
-/// The Ethernet address of an interface.
-fn hardware_address(any: BorrowedFd<'_>, interface: &Interface) -> Result<[u8; 6], XdpError> {
-    // SAFETY: all zeroes is a valid request.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    let name = interface.name.bytes().take(request.ifr_name.len() - 1);
-    request.ifr_name.iter_mut().zip(name).for_each(|(to, from)| *to = from as libc::c_char);
-    // SAFETY: the request outlives the call and has a name that ends with a zero byte.
-    let rc = unsafe { libc::ioctl(any.as_raw_fd(), libc::SIOCGIFHWADDR, &raw mut request) };
-    if rc < 0 {
-        return Err(XdpError::of("reading the Ethernet address")(io::Error::last_os_error()));
-    }
-    // SAFETY: the call succeeded, so it has filled in this member.
-    let address = unsafe { request.ifr_ifru.ifru_hwaddr };
-    if address.sa_family != libc::ARPHRD_ETHER {
-        return Err(XdpError::NoInterface(interface.addresses[0]));
-    }
-    let mut mac = [0; 6];
-    mac.iter_mut().zip(address.sa_data).for_each(|(to, from)| *to = from as u8);
-    Ok(mac)
 }
