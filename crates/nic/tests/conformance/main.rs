@@ -1,7 +1,8 @@
 //! One body of tests for every kind of device: what a program sees is the same on each.
 //!
 //! The cells are in `cells.rs`, written once over [`roce::device::Device`]. They run on the simulated wire,
-//! on UDP, on the wire that processes of a machine share, through shared memory, and on the device behind a `libibverbs.so.1`.
+//! on UDP, on RoCEv1 between two network namespaces, on the wire that processes of a machine share, through shared memory,
+//! and on the device behind a `libibverbs.so.1`.
 //!
 //! For the last one, `DQUANT_CONFORMANCE_LIBRARY` names the library and `DQUANT_CONFORMANCE_DEVICE` the
 //! device, if not its first. Without them the library of this workspace is used, if it was built. So the
@@ -19,6 +20,8 @@ mod rig;
 mod rigs;
 #[path = "../../../../testing/skip.rs"]
 mod skip;
+#[path = "../veth/mod.rs"]
+mod veth;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -59,6 +62,12 @@ fn simulated_wire() {
 #[test]
 fn udp_wire() {
     run_all(false, rigs::udp);
+}
+
+#[test]
+fn roce_v1_wire() {
+    let Some(lab) = veth::Lab::unresolved(9000) else { return };
+    run_all(false, || rigs::roce_v1(&lab));
 }
 
 #[test]

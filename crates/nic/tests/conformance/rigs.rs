@@ -7,6 +7,7 @@ use nic::device::{DeviceConfig, DeviceWire};
 use nic::loaded::{Library, LoadedDevice};
 use nic::neighbours::Neighbours;
 use nic::pool::Pool;
+use nic::roce_v1::{RESOLVE_LIMIT, RoceV1Wire};
 use nic::udp::{UdpConfig, UdpWire};
 use roce::endpoint::{Endpoint, EndpointConfig};
 use roce::verbs::{MemoryRegion, Qpn, Transport};
@@ -19,6 +20,7 @@ use sim::link::LinkConfig;
 use sim::memory::{Arena, Guard, Touch};
 
 use super::rig::{BUFFER, Rig};
+use super::veth::{Lab, address};
 
 /// Memory of each side.
 const MEMORY: u64 = 4 * BUFFER;
@@ -210,6 +212,20 @@ impl<W: Wire> Rig for Wired<W> {
             );
         }
     }
+}
+
+/// Two machines on an Ethernet link.
+pub(crate) fn roce_v1(lab: &Lab) -> Wired<RoceV1Wire> {
+    Wired([0, 1].map(|side| {
+        let wire = lab.on(side, || {
+            let mut wire = RoceV1Wire::open(address(side, false)).expect("root");
+            wire.resolve(address(1 - side, false), RESOLVE_LIMIT).expect("the peer answers");
+            wire
+        });
+        let path = Path::new(wire.local());
+        let endpoint = EndpointConfig { seed: side as u64 + 1, ..EndpointConfig::default() };
+        Side { endpoint: Endpoint::new(endpoint), wire, pool: pool(), path }
+    }))
 }
 
 /// Two instances of a library's device, which moves the packets itself.
