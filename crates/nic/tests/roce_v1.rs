@@ -19,16 +19,18 @@ use std::thread;
 use nic::capture::Capture;
 use nic::clock;
 use nic::fabric::{Fabric, Software, Trouble};
+use nic::pool::Pool;
 use nic::ready::ReadySet;
 use nic::roce_v1::{RESOLVE_LIMIT, RoceV1Error, RoceV1Wire};
 use nic::udp::SocketWire;
 use roce::Duration;
-use roce::endpoint::Mtu;
-use roce::verbs::Qpn;
+use roce::device::{self, Device};
+use roce::endpoint::{Endpoint, EndpointConfig, Mtu, QpConfig};
+use roce::verbs::{Access, Datagram, MemoryRegion, Qpn, RecvWr, SendWr, SgList, Sge, Transport};
 use roce::wire::capture::{self, Link};
 use roce::wire::frame::{Ethernet, Frame, Grh, Network, NetworkType, Packet, gid_of};
 use roce::wire::{Bth, DEFAULT_PKEY, Ext, Headers, Opcode, Psn};
-use roce::world::{Ecn, NoMemory, Origin, Path, Payload, Telemetry, TxFrame, Wire};
+use roce::world::{self, Ecn, NoMemory, Origin, Path, Payload, Staging, Telemetry, TxFrame, Wire};
 
 use veth::{Lab, address, ip};
 use veth_host::{Host, LIMIT, transfer};
@@ -231,6 +233,105 @@ fn hostile_frames_are_refused_and_counted_by_reason() {
     assert_eq!((rx.accepted, rx.fecn), (2, 1));
     let sum = rx.accepted + rx.foreign + rx.malformed + rx.bad_icrc + rx.unparsable.total();
     assert_eq!(sum, rx.packets, "{rx:?}");
+}
+
+/// A VLAN that this machine has no interface for, and a priority without a VLAN.
+#[test]
+fn tagged_frames_are_refused_unless_the_tag_is_only_a_priority() {
+    let Some(lab) = Lab::new(1500) else { return };
+    let forger = Forger::on(&lab);
+    let mut wire = open(&lab, 1, false);
+    let tagged = |psn, tci: u16| {
+        let plain = frame(psn, |_, _, _| {});
+        [&plain[..12], &[0x81, 0], &tci.to_be_bytes(), &plain[12..]].concat()
+    };
+    forger.send(&tagged(1, 100));
+    forger.send(&tagged(2, 5 << 13));
+    forger.send(&frame(3, |_, _, _| {}));
+    assert_eq!(psns(&receive_until(&mut wire, 3)), [2, 3]);
+    assert_eq!(wire.counters().rx.foreign, 1, "{:?}", wire.counters());
+}
+
+/// Whoever is in a VLAN reaches the interface of that VLAN, and not the one below it.
+#[test]
+fn a_vlan_has_a_wire_of_its_own() {
+    let Some(lab) = Lab::new(1500) else { return };
+    let tagged = |side: usize| IpAddr::from([10, 79, 1, side as u8 + 1]);
+    for (side, name) in lab.names.iter().enumerate() {
+        let made = ip(&format!("-n {name} link add link v0 name v0.100 type vlan id 100"))
+            && ip(&format!("-n {name} addr add {}/24 dev v0.100", tagged(side)))
+            && ip(&format!("-n {name} link set v0.100 up"));
+        if !made {
+            return skip::note("roce_v1::a_vlan_has_a_wire_of_its_own", "no VLANs in this kernel");
+        }
+    }
+    let on_vlan = |side| {
+        lab.on(side, || {
+            let mut wire = RoceV1Wire::open(tagged(side)).expect("root");
+            wire.resolve(tagged(1 - side), RESOLVE_LIMIT).expect("the peer answers");
+            wire
+        })
+    };
+    let (mut a, mut b) = (on_vlan(0), on_vlan(1));
+    let mut below = open(&lab, 1, false);
+    send_one(&mut a, tagged(1), 1, b"text");
+    receive_until(&mut b, 1);
+    // The same, but for the address of the interface below.
+    let forged = frame(2, |_, _, _| {});
+    let in_vlan = [&forged[..12], &[0x81, 0, 0, 100], &forged[12..]].concat();
+    let unknown = [&forged[..12], &[0x81, 0, 0, 101], &forged[12..]].concat();
+    let forger = Forger::on(&lab);
+    forger.send(&in_vlan);
+    forger.send(&unknown);
+    forger.send(&frame(3, |_, _, _| {}));
+    assert_eq!(psns(&receive_until(&mut below, 3)), [3]);
+    assert_eq!(below.counters().rx.foreign, 3, "{:?}", below.counters());
+}
+
+/// The 40 bytes in front of a received datagram are the header that arrived.
+#[test]
+fn a_datagram_begins_with_its_grh() {
+    const QKEY: u32 = 7;
+    let Some(lab) = Lab::new(1500) else { return };
+    let mut sides = [0, 1].map(|side| {
+        let mut pool = Pool::new(1 << 16).expect("memory");
+        let config = EndpointConfig { seed: side as u64 + 1, ..EndpointConfig::default() };
+        let mut endpoint = Endpoint::new(config);
+        let pd = endpoint.alloc_pd();
+        let cq = endpoint.create_cq(8).expect("room");
+        let region = endpoint.register(pd, pool.base(), pool.len(), Access::ALL).expect("room");
+        let config = QpConfig { transport: Transport::Ud, ..QpConfig::rc(pd, cq, 4, 4) };
+        let qpn = endpoint.create_qp(config).expect("room");
+        let psn = Psn::new(side as u32);
+        device::start_datagrams(&mut endpoint, clock::now(), qpn, QKEY, psn).expect("new");
+        pool.bytes_mut(region.addr, 64).fill(0x55);
+        (endpoint, resolved(&lab, side, false), pool, pd, cq, region, qpn)
+    });
+    let [
+        (from, from_wire, from_pool, pd, _, region, sender),
+        (to, to_wire, to_pool, _, cq, into, qpn),
+    ] = &mut sides;
+    let sge = |region: &MemoryRegion, len| {
+        SgList::from_iter([Sge { addr: region.addr, len, lkey: region.lkey }])
+    };
+    let receive = RecvWr { wr_id: 1, sges: sge(into, 104) };
+    to.post_recv(clock::now(), *qpn, receive).expect("room");
+    let path = Path { dscp: 46, hop_limit: 7, ..Path::new((address(1, false), 4791).into()) };
+    let ah = from.create_ah(*pd, &path).expect("room");
+    let datagram = Datagram { ah, dest_qp: *qpn, qkey: QKEY };
+    let wr = SendWr { to: Some(datagram), sges: sge(region, 64), ..SendWr::default() };
+    from.post_send(clock::now(), *sender, wr).expect("room");
+    let deadline = clock::now() + LIMIT;
+    while to.poll_cq(*cq).is_none() {
+        assert!(clock::now() < deadline, "{:?}", to_wire.counters());
+        world::turn(from, from_wire, from_pool, clock::now(), |_, _| false);
+        world::turn(to, to_wire, to_pool, clock::now(), |_, _| false);
+    }
+    let [sgid, dgid] = [0, 1].map(|side| gid_of(address(side, false)));
+    let sent = Grh { traffic_class: 46 << 2, flow_label: 0, hop_limit: 7, sgid, dgid };
+    let bth_deth_icrc = 12 + 8 + 4;
+    assert_eq!(to_pool.bytes(into.addr, 40), sent.encode(bth_deth_icrc + 64));
+    assert_eq!(to_pool.bytes(into.addr + 40, 64), [0x55; 64]);
 }
 
 /// Byte patterns from a fixed seed, half of them with a good beginning.

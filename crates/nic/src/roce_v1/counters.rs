@@ -28,7 +28,8 @@ pub struct RxCounters {
     pub accepted: u64,
     /// Of those, packets with FECN set.
     pub fecn: u64,
-    /// Frames for another GID or Ethernet address, from a GID that no sender has, or with a VLAN tag.
+    /// Frames for another GID or Ethernet address, of a VLAN or a bridge above the interface, or from a GID that no sender
+    /// has.
     pub foreign: u64,
     /// Frames that the kernel cut, or in which the GRH or its length is wrong.
     pub malformed: u64,

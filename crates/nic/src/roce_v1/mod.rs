@@ -266,7 +266,8 @@ impl RoceV1Wire {
     /// The Ethernet address of a peer. Where the kernel does not know it, or wants to confirm it, a datagram makes it ask.
     fn hop(&mut self, now: Time, peer: IpAddr) -> Option<[u8; 6]> {
         let hop = self.neighbours.hop(now, peer);
-        if matches!(hop, Hop::Unknown | Hop::Stale(_)) {
+        // Groups have no neighbour to ask.
+        if matches!(hop, Hop::Unknown | Hop::Stale(_)) && !peer.is_multicast() {
             self.counters.probes += 1;
             let to = match peer {
                 IpAddr::V4(ip) => SocketAddrV4::new(ip, PROBE_PORT).into(),

@@ -24,6 +24,7 @@ pub(super) const MAX_FRAME: usize = 4352;
 #[derive(Debug)]
 pub(super) struct Socket {
     pub(super) fd: OwnedFd,
+    ifindex: i32,
     /// Effective sizes in bytes, as the kernel reports them.
     pub(super) send_buffer_bytes: u64,
     pub(super) receive_buffer_bytes: u64,
@@ -33,7 +34,8 @@ pub(super) struct Socket {
 /// A frame as the kernel delivered it.
 pub(super) struct Arrival<'a> {
     pub(super) bytes: &'a [u8],
-    /// Whether it was sent to the Ethernet address of this interface.
+    /// Whether it was sent to the Ethernet address of this interface, and to nothing above it: the kernel hands frames of
+    /// VLANs and bridges to the sockets of the interface below, too.
     pub(super) is_for_us: bool,
     /// Whether the kernel kept only its beginning.
     pub(super) is_cut: bool,
@@ -52,9 +54,10 @@ impl Socket {
         let fd = unsafe { OwnedFd::from_raw_fd(raw) };
         let send_buffer_bytes = enlarge(&fd, &SEND_BUFFER, buffer_bytes);
         let receive_buffer_bytes = enlarge(&fd, &RECEIVE_BUFFER, buffer_bytes);
+        let ifindex = i32::try_from(ifindex).map_err(|_| io::ErrorKind::InvalidInput)?;
         bind(&fd, ifindex)?;
         let room = vec![0; RECEIVE_FRAMES * MAX_FRAME];
-        Ok(Socket { fd, send_buffer_bytes, receive_buffer_bytes, room })
+        Ok(Socket { fd, ifindex, send_buffer_bytes, receive_buffer_bytes, room })
     }
 
     /// Sends the first of these frames, at most [`SEND_FRAMES`], and returns how many the kernel took.
@@ -104,7 +107,8 @@ impl Socket {
         for ((message, name), frame) in arrived.take(count) {
             take(Arrival {
                 bytes: &frame[..(message.msg_len as usize).min(MAX_FRAME)],
-                is_for_us: name.sll_pkttype == libc::PACKET_HOST,
+                is_for_us: name.sll_pkttype == libc::PACKET_HOST
+                    && name.sll_ifindex == self.ifindex,
                 is_cut: message.msg_hdr.msg_flags & libc::MSG_TRUNC != 0,
             });
         }
@@ -136,12 +140,12 @@ fn messages<const N: usize>(pieces: &mut [libc::iovec; N]) -> [libc::mmsghdr; N]
     messages
 }
 
-fn bind(fd: &OwnedFd, ifindex: u32) -> io::Result<()> {
+fn bind(fd: &OwnedFd, ifindex: i32) -> io::Result<()> {
     // SAFETY: all zeroes is a valid address.
     let mut link: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     link.sll_family = libc::AF_PACKET as u16;
     link.sll_protocol = ETHERTYPE_ROCE_V1.to_be();
-    link.sll_ifindex = i32::try_from(ifindex).map_err(|_| io::ErrorKind::InvalidInput)?;
+    link.sll_ifindex = ifindex;
     let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
     // SAFETY: `link` is readable for `len` bytes.
     let rc = unsafe { libc::bind(fd.as_raw_fd(), (&raw const link).cast(), len) };
