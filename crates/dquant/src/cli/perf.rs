@@ -49,6 +49,7 @@ Examples:
   dquant perf 10.0.0.5 write --device mlx5_0 --json
   dquant perf 10.0.0.5 write --rate 2Gbit/s --cc off
   dquant perf 10.0.0.5 send --size 64 --mode latency --wire xdp
+  dquant perf 10.0.0.5 write --wire roce-v1
   dquant perf 10.0.0.5 write --plot write.svg"
 )]
 pub(super) struct PerfCommand {
@@ -130,6 +131,7 @@ impl Modes {
 enum WireChoice {
     Udp,
     Xdp,
+    RoceV1,
 }
 
 /// How both sides wait.
@@ -202,6 +204,8 @@ struct ClientArgs {
     ///
     /// xdp: AF_XDP, past the kernel's network stack. Each side that cannot (it needs root, an
     /// Ethernet interface and port 4791) takes UDP, and the reason is said. docs/xdp.md.
+    /// roce-v1: packets of RoCE version 1 in Ethernet frames, between machines of one link. Both sides
+    /// need root or CAP_NET_RAW; the client's choice is the server's. docs/roce-v1.md.
     #[arg(
         long,
         value_enum,
@@ -517,6 +521,7 @@ impl ClientArgs {
             go_back_n: self.go_back_n,
             by_sockets: self.needs_sockets(),
             by_xdp: self.wire == WireChoice::Xdp,
+            by_roce_v1: self.wire == WireChoice::RoceV1,
             rate_limit_bps: self.rate.unwrap_or(0),
             spin,
             millis: u32::try_from(self.seconds.as_millis()).unwrap_or(u32::MAX),

@@ -162,6 +162,10 @@ impl Client {
             return self.run_on(host::loaded(choice, test.memory())?, test, true);
         }
         let (ip, memory) = (self.local.ip(), test.memory());
+        if test.by_roce_v1 {
+            let fabric = host::roce_v1(ip, self.peer.ip(), memory, self.seed)?;
+            return self.run_on(fabric, test, false);
+        }
         let mut fallback = None;
         if test.by_xdp {
             match host::xdp(ip, memory, self.seed) {
@@ -308,7 +312,7 @@ impl Failure {
         match self {
             Failure::Control(error) => lost(peer, &error),
             Failure::Device(why) => CliError::peer_unreachable(format_args!("{peer}: {why}"))
-                .hint("do packets of UDP port 4791 pass in both directions? `dquant doctor` examines a machine"),
+                .hint("do packets of UDP port 4791 (RoCEv1: of EtherType 0x8915) pass in both directions? `dquant doctor` examines a machine"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The device of this side: our own endpoint on a UDP or an AF_XDP socket, or one behind a loaded libibverbs.
+//! The device of this side: our own endpoint on a UDP, an AF_XDP or a packet socket, or one behind a loaded libibverbs.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,6 +7,7 @@ use nic::clock;
 use nic::fabric::{Fabric, Software, SoftwareError};
 use nic::loaded::{Library, LoadError, Loaded, LoadedDevice};
 use nic::pool::Pool;
+use nic::roce_v1::{RESOLVE_LIMIT, RoceV1Error, RoceV1Wire};
 use nic::same_host;
 use nic::udp::UdpError;
 #[cfg(feature = "xdp")]
@@ -56,6 +57,32 @@ pub(super) fn xdp(_ip: IpAddr, _memory: u64, _seed: u64) -> Result<Software, Str
     Err("this program was built without the feature `xdp`".to_owned())
 }
 
+/// Our own device on the RoCEv1 wire of the interface that has this address, once it knows the Ethernet address of the
+/// peer. Nothing takes its place: both sides have to send packets of one version.
+///
+/// # Errors
+/// When there is no such interface or no right to use it, or the peer does not answer on it.
+pub(super) fn roce_v1(
+    ip: IpAddr,
+    peer: IpAddr,
+    memory: u64,
+    seed: u64,
+) -> Result<Software<RoceV1Wire>, CliError> {
+    let refused = |error: RoceV1Error| {
+        let failed = match error {
+            RoceV1Error::Silent { .. } => CliError::peer_unreachable(&error),
+            _ => CliError::because("no RoCEv1", &error),
+        };
+        match error.hint() {
+            Some(hint) => failed.hint(hint),
+            None => failed,
+        }
+    };
+    let mut wire = RoceV1Wire::open(ip).map_err(refused)?;
+    wire.resolve(peer, RESOLVE_LIMIT).map_err(refused)?;
+    Software::on(wire, memory + SLACK, 0, seed).map_err(CliError::from_cause)
+}
+
 /// A device of a library.
 pub(super) fn loaded(choice: &DeviceChoice, memory: u64) -> Result<Loaded, CliError> {
     let DeviceChoice { library, name } = choice;
@@ -82,7 +109,7 @@ pub(super) fn mtu<F: Fabric>(fabric: &F, peer: SocketAddr) -> u32 {
 
 /// How messages have travelled so far.
 pub(super) fn path<F: Fabric>(fabric: &F, is_loaded: bool) -> MessagePath {
-    let (mut direct, mut fifo, mut udp, mut xdp) = (0, 0, 0, 0);
+    let (mut direct, mut fifo, mut udp, mut xdp, mut roce_v1) = (0, 0, 0, 0, 0);
     fabric.counters(&mut |name, value| match name {
         "roce.direct_writes"
         | "roce.direct_reads"
@@ -91,12 +118,14 @@ pub(super) fn path<F: Fabric>(fabric: &F, is_loaded: bool) -> MessagePath {
         "neighbours.fifo_sent_packets" => fifo += value,
         "udp.tx.packets" => udp += value,
         "xdp.tx.packets" => xdp += value,
+        "roce_v1.tx.packets" => roce_v1 += value,
         _ => {}
     });
     match () {
         () if is_loaded => MessagePath::Device,
         () if direct > fifo => MessagePath::Direct,
         () if fifo > 0 => MessagePath::Fifo,
+        () if roce_v1 > 0 => MessagePath::RoceV1,
         () if xdp > udp => MessagePath::Xdp,
         () => MessagePath::Udp,
     }

@@ -154,12 +154,20 @@ impl Session {
     fn prepare(&mut self, test: Test, seed: u64) -> Result<(), CliError> {
         let memory = test.memory();
         if let Some(choice) = &self.device {
+            if test.by_roce_v1 {
+                let why = format!("no RoCEv1: the server uses the device {}", choice.name);
+                return Err(CliError::usage(why).hint("start the server without --device"));
+            }
             let no_xdp = test.by_xdp.then(|| format!("it uses the device {}", choice.name));
             return self.run_on(host::loaded(choice, memory)?, test, seed, true, no_xdp);
         }
         // The client reaches this address: packets come to it, too.
         let local = self.control.local().map_err(|error| lost(self.peer, &error))?;
         let ip = local.ip().to_canonical();
+        if test.by_roce_v1 {
+            let fabric = host::roce_v1(ip, self.peer.ip().to_canonical(), memory, seed)?;
+            return self.run_on(fabric, test, seed, false, None);
+        }
         let mut no_xdp = None;
         if test.by_xdp {
             match host::xdp(ip, memory, seed) {

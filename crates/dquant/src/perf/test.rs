@@ -117,6 +117,9 @@ pub enum MessagePath {
     Udp,
     /// In packets, most of them through an AF_XDP socket.
     Xdp,
+    /// In packets of RoCEv1, through a packet socket.
+    #[serde(rename = "roce-v1")]
+    RoceV1,
     /// In packets, through shared memory.
     Fifo,
     /// Without packets: one side reads and writes the other's memory.
@@ -131,6 +134,7 @@ impl MessagePath {
         match self {
             MessagePath::Udp => "udp",
             MessagePath::Xdp => "xdp",
+            MessagePath::RoceV1 => "roce-v1",
             MessagePath::Fifo => "fifo",
             MessagePath::Direct => "direct",
             MessagePath::Device => "device",
@@ -163,6 +167,9 @@ pub struct Test {
     /// Whether packets take an AF_XDP socket on each side that can. Implies `by_sockets`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub by_xdp: bool,
+    /// Whether packets are those of RoCEv1, on both sides. Implies `by_sockets`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub by_roce_v1: bool,
     /// The most that each queue pair of either side sends in bits per second, 0 for no limit. Implies `by_sockets`.
     #[serde(default, skip_serializing_if = "is_unlimited")]
     pub rate_limit_bps: u64,
@@ -211,7 +218,7 @@ impl Test {
     }
 
     fn needs_sockets(&self) -> bool {
-        self.by_sockets || self.by_xdp || self.rate_limit_bps > 0
+        self.by_sockets || self.by_xdp || self.by_roce_v1 || self.rate_limit_bps > 0
     }
 
     /// Whether messages may take the same-host path.
@@ -249,6 +256,9 @@ impl Test {
         }
         if mode == Mode::Latency && qps != 1 {
             return Some(("latency is measured on one queue pair".to_owned(), "leave --qps out"));
+        }
+        if self.by_xdp && self.by_roce_v1 {
+            return Some(("packets take one wire, AF_XDP or RoCEv1".to_owned(), "choose one"));
         }
         if self.memory() > MAX_MEMORY {
             let why = format!(
@@ -323,6 +333,7 @@ pub(super) mod tests {
             go_back_n: false,
             by_sockets: false,
             by_xdp: false,
+            by_roce_v1: false,
             rate_limit_bps: 0,
             spin: false,
             millis: 100,
@@ -344,6 +355,7 @@ pub(super) mod tests {
             Test { depth: 0, ..sample() },
             Test { qps: 64, bytes: MAX_BYTES, ..sample() },
             Test { mode: Mode::Latency, ..sample() },
+            Test { by_xdp: true, by_roce_v1: true, ..sample() },
         ];
         for test in wrong {
             assert!(test.complaint().is_some(), "{test:?}");

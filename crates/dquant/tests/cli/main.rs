@@ -10,6 +10,7 @@ mod doctor;
 mod explain;
 mod inspect;
 mod perf;
+mod perf_roce_v1;
 mod perf_xdp;
 mod plan;
 mod run;

@@ -8,7 +8,7 @@ use super::Folder;
 use super::perf::{Server, results};
 
 /// Two namespaces with a link: 10.83.0.1 and .2. Neighbours are known, so no packet waits for one.
-struct Lab([String; 2]);
+pub(super) struct Lab(pub(super) [String; 2]);
 
 fn ip(arguments: &str) -> bool {
     let run = Command::new("ip").args(arguments.split_whitespace()).output();
@@ -16,8 +16,8 @@ fn ip(arguments: &str) -> bool {
 }
 
 impl Lab {
-    fn new() -> Option<Lab> {
-        let lab = Lab(["a", "b"].map(|side| format!("dqx{}{side}", std::process::id())));
+    pub(super) fn new(name: &str) -> Option<Lab> {
+        let lab = Lab(["a", "b"].map(|side| format!("{name}{}{side}", std::process::id())));
         let [a, b] = &lab.0;
         let link = format!("link add v0 netns {a} type veth peer name v0 netns {b}");
         let made = ip(&format!("netns add {a}")) && ip(&format!("netns add {b}")) && ip(&link);
@@ -47,7 +47,7 @@ impl Drop for Lab {
 #[test]
 fn both_sides_use_af_xdp_between_namespaces() {
     const TEST: &str = "perf_xdp::both_sides_use_af_xdp_between_namespaces";
-    let Some(lab) = Lab::new() else {
+    let Some(lab) = Lab::new("dqx") else {
         super::skip::note(TEST, "network namespaces need root and iproute2");
         return;
     };
