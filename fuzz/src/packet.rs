@@ -7,7 +7,8 @@ use roce::congestion::{Controller, Event, Hpcc, HpccParams};
 use roce::wire::capture::{
     self, Capture, FILE_HEADER_BYTES, Link, MAX_DIFFERENCES, RECORD_HEADER_BYTES,
 };
-use roce::wire::frame::{ETHERTYPE_ROCE_V1, Frame, GRH_BYTES, Packet};
+use roce::wire::frame::{ETHERTYPE_ROCE_V1, Frame, Packet};
+use roce::wire::grh::GRH_BYTES;
 use roce::wire::icrc::{self, Pseudo};
 use roce::wire::telemetry::{Hop, Report};
 use roce::wire::views::{AethView, AtomicEthView, BthView, DethView, RethView};

@@ -28,7 +28,8 @@ use roce::device::{self, Device};
 use roce::endpoint::{Endpoint, EndpointConfig, Mtu, QpConfig};
 use roce::verbs::{Access, Datagram, MemoryRegion, Qpn, RecvWr, SendWr, SgList, Sge, Transport};
 use roce::wire::capture::{self, Link};
-use roce::wire::frame::{Ethernet, Frame, Grh, Network, NetworkType, Packet, gid_of};
+use roce::wire::frame::{Ethernet, Frame, Network, NetworkType, Packet};
+use roce::wire::grh::{Grh, gid_of};
 use roce::wire::{Bth, DEFAULT_PKEY, Ext, Headers, Opcode, Psn};
 use roce::world::{self, Ecn, NoMemory, Origin, Path, Payload, Staging, Telemetry, TxFrame, Wire};
 

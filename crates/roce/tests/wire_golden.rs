@@ -10,7 +10,8 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use roce::wire::capture::{Capture, CaptureReport, check};
-use roce::wire::frame::{Frame, Ip, IpVersion, Ipv4, Network, NetworkType, gid_of};
+use roce::wire::frame::{Frame, Ip, IpVersion, Ipv4, Network, NetworkType};
+use roce::wire::grh::gid_of;
 use roce::wire::{Ext, Opcode, ROCE_PORT, Syndrome, icrc};
 
 fn manifest() -> &'static Path {

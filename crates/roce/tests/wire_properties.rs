@@ -11,9 +11,9 @@ use proptest::test_runner::RngSeed;
 use roce::verbs::Qpn;
 use roce::wire::capture::{Capture, CaptureError, Link, Reason, Writer, check};
 use roce::wire::frame::{
-    Ethernet, Frame, FrameError, GRH_BYTES, Grh, Ip, Ipv4, Ipv6, Network, NotRoce, Packet, Udp,
-    UdpChecksum,
+    Ethernet, Frame, FrameError, Ip, Ipv4, Ipv6, Network, NotRoce, Packet, Udp, UdpChecksum,
 };
+use roce::wire::grh::{GRH_BYTES, Grh};
 use roce::wire::icrc::{self, Icrc, Pseudo};
 use roce::wire::{
     Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Ext, ExtKind, Headers, Opcode, Psn, Reth, Sack,

@@ -12,7 +12,8 @@ use std::process::{Command, Output, Stdio};
 
 use roce::verbs::Qpn;
 use roce::wire::capture::{Link, Writer};
-use roce::wire::frame::{Ethernet, Frame, Grh, Ip, Ipv4, Network, Packet, Udp, gid_of};
+use roce::wire::frame::{Ethernet, Frame, Ip, Ipv4, Network, Packet, Udp};
+use roce::wire::grh::{Grh, gid_of};
 use roce::wire::{
     Aeth, AtomicAckEth, AtomicEth, Bth, DEFAULT_PKEY, Deth, Ext, ExtKind, Headers, Opcode, Psn,
     ROCE_PORT, Reth, Sack, Service, Sreth, Syndrome,

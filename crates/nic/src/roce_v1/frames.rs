@@ -4,9 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
 use std::ops::Range;
 
-use roce::wire::frame::{
-    ETHERTYPE_ROCE_V1, Ethernet, Frame, FrameError, GRH_BYTES, Grh, Network, Packet, gid_of,
-};
+use roce::wire::frame::{ETHERTYPE_ROCE_V1, Ethernet, Frame, FrameError, Network, Packet};
+use roce::wire::grh::{GRH_BYTES, Grh, gid_of};
 use roce::wire::icrc::{Pseudo, SEAL_BYTES, seal};
 use roce::wire::{ROCE_PORT, WireError};
 use roce::world::{Ecn, Memory, Origin, TxFrame};

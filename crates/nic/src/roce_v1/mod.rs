@@ -26,7 +26,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::thread;
 
 use roce::verbs::{Qpn, Transport};
-use roce::wire::frame::{Ethernet, GRH_BYTES, Packet};
+use roce::wire::frame::{Ethernet, Packet};
+use roce::wire::grh::GRH_BYTES;
 use roce::wire::{ICRC_BYTES, ROCE_PORT};
 use roce::world::{Memory, Path, RxFrame, TxFrame, Wire};
 use roce::{Duration, Time};

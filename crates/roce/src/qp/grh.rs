@@ -9,7 +9,7 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::io::Origin;
 use crate::verbs::{Ecn, GRH_BYTES};
-use crate::wire::frame::{Grh, gid_of};
+use crate::wire::grh::{Grh, gid_of};
 use crate::wire::{Headers, ICRC_BYTES};
 
 const UDP_BYTES: usize = 8;

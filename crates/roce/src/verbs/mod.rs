@@ -231,7 +231,7 @@ pub struct Datagram {
 pub const MULTICAST_QPN: Qpn = Qpn::new(0x00ff_ffff);
 
 /// Bytes in front of every datagram in a receive buffer: the global route header.
-pub const GRH_BYTES: u32 = 40;
+pub const GRH_BYTES: u32 = crate::wire::grh::GRH_BYTES as u32;
 
 /// A send work request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -9,7 +9,6 @@
 //! The UDP checksum is kept as it is: RoCE senders may leave it zero, and captures on the sending host
 //! show it before the NIC has filled it in. [`Packet::udp_checksum`] tells them apart.
 
-pub(in crate::wire) mod grh;
 mod ip;
 
 use alloc::vec::Vec;
@@ -17,11 +16,11 @@ use core::fmt;
 
 use thiserror::Error;
 
+use super::grh::{self, GRH_BYTES, Grh};
 use super::icrc::{Icrc, Pseudo};
 use super::{Headers, ICRC_BYTES, WireError};
 use ip::{PROTOCOL_UDP, Split, fold, sum};
 
-pub use grh::{GRH_BYTES, Grh, gid_of};
 pub use ip::{Ip, IpVersion, Ipv4, Ipv6};
 
 /// EtherType of IPv4.
@@ -252,6 +251,35 @@ fn field<const N: usize>(header: &[u8; N], at: usize) -> u16 {
     u16::from_be_bytes([header[at], header[at + 1]])
 }
 
+/// Decodes the GRH at the start of `bytes`; returns it with the bytes that it counts and those after.
+fn split_grh(bytes: &[u8]) -> Result<(Grh, &[u8], &[u8]), FrameError> {
+    let length = |claimed, have| FrameError::Length { layer: "GRH", claimed, have };
+    let (header, rest) =
+        bytes.split_first_chunk::<GRH_BYTES>().ok_or_else(|| length(GRH_BYTES, bytes.len()))?;
+    let [a, b, c, d, _, _, next, hop_limit, ref gids @ ..] = *header;
+    let first = u32::from_be_bytes([a, b, c, d]);
+    if a >> 4 != grh::VERSION {
+        return Err(FrameError::GrhVersion(a >> 4));
+    }
+    if next != grh::NEXT_HEADER {
+        return Err(FrameError::NextHeader(next));
+    }
+    let (mut sgid, mut dgid) = ([0; 16], [0; 16]);
+    sgid.copy_from_slice(&gids[..16]);
+    dgid.copy_from_slice(&gids[16..]);
+    let grh = Grh {
+        traffic_class: (first >> 20) as u8,
+        flow_label: first & 0x000f_ffff,
+        hop_limit,
+        sgid: sgid.into(),
+        dgid: dgid.into(),
+    };
+    let claimed = usize::from(field(header, 4));
+    let (body, trailer) =
+        rest.split_at_checked(claimed).ok_or_else(|| length(claimed, rest.len()))?;
+    Ok((grh, body, trailer))
+}
+
 impl<'a> Packet<'a> {
     /// Decodes the IP packet at the start of `bytes`; returns it with the bytes that follow it.
     pub fn parse(bytes: &'a [u8]) -> Result<(Packet<'a>, &'a [u8]), FrameError> {
@@ -269,7 +297,7 @@ impl<'a> Packet<'a> {
             ETHERTYPE_IPV4 => Packet::over_udp(Ipv4::split(bytes)?),
             ETHERTYPE_IPV6 => Packet::over_udp(Ipv6::split(bytes)?),
             ETHERTYPE_ROCE_V1 => {
-                let (grh, body, trailer) = Grh::split(bytes)?;
+                let (grh, body, trailer) = split_grh(bytes)?;
                 Ok((Packet::assemble(Network::Grh(grh), body)?, trailer))
             }
             _ => Err(NotRoce::NotIp.into()),

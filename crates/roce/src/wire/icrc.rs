@@ -15,8 +15,7 @@
 
 use core::net::{Ipv4Addr, Ipv6Addr};
 
-use super::frame::GRH_BYTES;
-use super::frame::grh;
+use super::grh::{self, GRH_BYTES};
 use super::{BTH_BYTES, ICRC_BYTES};
 
 /// The parts of the headers in front of the BTH that the ICRC covers.

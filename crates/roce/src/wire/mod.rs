@@ -6,6 +6,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`views`] | byte views of the transport headers |
+//! | [`grh`] | the global route header of RoCEv1, and GIDs |
 //! | [`icrc`] | the invariant CRC, and the recovery of a packet's IPv4 identification |
 //! | [`frame`] | whole packets: Ethernet, IP and UDP or GRH, and RoCE, byte for byte in both directions |
 //! | [`telemetry`] | the header that switches stamp |
@@ -16,6 +17,7 @@
 
 pub mod capture;
 pub mod frame;
+pub mod grh;
 mod headers;
 pub mod icrc;
 mod opcode;

@@ -5,16 +5,14 @@
 
 use core::net::{IpAddr, Ipv6Addr};
 
-use super::{FrameError, field};
-
 /// Length of the header.
 pub const GRH_BYTES: usize = 40;
 
 /// Version of the header.
-pub(in crate::wire) const VERSION: u8 = 6;
+pub(super) const VERSION: u8 = 6;
 
 /// Next header: transport headers of InfiniBand follow.
-pub(in crate::wire) const NEXT_HEADER: u8 = 0x1b;
+pub(super) const NEXT_HEADER: u8 = 0x1b;
 
 /// The fields chosen by the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,34 +51,5 @@ impl Grh {
         out[8..24].copy_from_slice(&sgid.octets());
         out[24..].copy_from_slice(&dgid.octets());
         out
-    }
-
-    /// Decodes the header at the start of `bytes`; returns it with the bytes that it counts and those after.
-    pub(super) fn split(bytes: &[u8]) -> Result<(Grh, &[u8], &[u8]), FrameError> {
-        let length = |claimed, have| FrameError::Length { layer: "GRH", claimed, have };
-        let (header, rest) =
-            bytes.split_first_chunk::<GRH_BYTES>().ok_or_else(|| length(GRH_BYTES, bytes.len()))?;
-        let [a, b, c, d, _, _, next, hop_limit, ref gids @ ..] = *header;
-        let first = u32::from_be_bytes([a, b, c, d]);
-        if a >> 4 != VERSION {
-            return Err(FrameError::GrhVersion(a >> 4));
-        }
-        if next != NEXT_HEADER {
-            return Err(FrameError::NextHeader(next));
-        }
-        let (mut sgid, mut dgid) = ([0; 16], [0; 16]);
-        sgid.copy_from_slice(&gids[..16]);
-        dgid.copy_from_slice(&gids[16..]);
-        let grh = Grh {
-            traffic_class: (first >> 20) as u8,
-            flow_label: first & 0x000f_ffff,
-            hop_limit,
-            sgid: sgid.into(),
-            dgid: dgid.into(),
-        };
-        let claimed = usize::from(field(header, 4));
-        let (body, trailer) =
-            rest.split_at_checked(claimed).ok_or_else(|| length(claimed, rest.len()))?;
-        Ok((grh, body, trailer))
     }
 }
