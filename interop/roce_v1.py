@@ -16,7 +16,7 @@ import zlib
 
 from scapy.contrib.roce import AETH, BTH, GRH, CNPPadding, opcode
 from scapy.layers.l2 import Ether
-from scapy.packet import NoPayload, Raw
+from scapy.packet import Raw
 from scapy.utils import wrpcap
 
 ICRC_BYTES = 4
@@ -82,7 +82,6 @@ def main():
         one.time = 1_700_000_000 + at
         parsed = Ether(bytes(one))
         assert parsed.haslayer(GRH) and parsed.haslayer(BTH), "scapy does not recognise it"
-        assert not isinstance(parsed[BTH].payload, NoPayload) or at == 3
     wrpcap(sys.argv[1], built)
 
 
