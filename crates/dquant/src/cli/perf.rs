@@ -200,7 +200,7 @@ struct ClientArgs {
     #[arg(long, value_name = "RATE", value_parser = units::rate_bps, verbatim_doc_comment)]
     rate: Option<u64>,
 
-    /// The sockets that packets of both sides take
+    /// The sockets that both sides use
     ///
     /// xdp: AF_XDP, past the kernel's network stack. Each side that cannot (it needs root, an
     /// Ethernet interface and port 4791) takes UDP, and the reason is said. docs/xdp.md.
