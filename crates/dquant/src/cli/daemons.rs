@@ -103,7 +103,7 @@ pub(super) struct WireArgs {
     ///
     /// auto: from measured delay towards other machines that run this program, DCQCN towards other
     /// implementations, off within a machine.
-    /// dcqcn-mlnx, dcqcn-paper, dcqcn-uet, dctcp, timely and timely-patched take the rate of the link
+    /// advertised, dcqcn-mlnx, dcqcn-paper, dcqcn-uet, dctcp, timely, timely-patched take the link's rate
     /// in Gbit/s; swift takes none.
     #[arg(long, value_name = "NAME", default_value = "auto", verbatim_doc_comment)]
     cc: Choice,

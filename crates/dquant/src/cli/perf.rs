@@ -189,7 +189,7 @@ struct ClientArgs {
     ///
     /// auto: from measured delay towards other machines, off within one.
     /// delay: the same on one machine. READ responses are not controlled.
-    /// dcqcn-mlnx, dcqcn-paper, dcqcn-uet, dctcp, timely and timely-patched take the rate of the link
+    /// advertised, dcqcn-mlnx, dcqcn-paper, dcqcn-uet, dctcp, timely, timely-patched take the link's rate
     /// in Gbit/s; swift takes none.
     #[arg(long, value_name = "NAME", default_value = "auto", verbatim_doc_comment)]
     cc: Choice,

@@ -24,7 +24,7 @@ use crate::units;
     verbatim_doc_comment,
     after_help = "\
 Congestion controls: dcqcn-mlnx, dcqcn-paper, dcqcn-uet, dctcp, timely, timely-patched, hpcc, swift,
-delay, off.
+advertised, delay, off.
 
 Examples:
   dquant sim incast --senders 10 --cc dcqcn-mlnx
