@@ -114,21 +114,25 @@ fn packets_in(bytes: u64, packet_bytes: u32) -> u32 {
 pub struct Advertised {
     first: u32,
     window: u32,
-    /// Whether its packets take the higher class: all that was posted when it started fits the first window.
-    is_urgent: Option<bool>,
+    /// Packets that still take the higher class: all that was posted when it started, if that fits the first window. None
+    /// before the first packet.
+    urgent: Option<u32>,
 }
 
 impl Advertised {
     /// A sender of packets of `packet_bytes` that starts.
     pub fn new(params: AdvertisedParams, packet_bytes: u32) -> Advertised {
         let first = params.first_packets(packet_bytes);
-        Advertised { first, window: first, is_urgent: None }
+        Advertised { first, window: first, urgent: None }
     }
 
-    /// Whether the packet that leaves is urgent, with so many to be sent behind it. What the first packet says holds until
-    /// everything is acknowledged.
+    /// Counts a packet that leaves, with so many to be sent behind it; returns whether it is urgent. What is posted later is
+    /// not, until everything is acknowledged.
     pub fn is_urgent(&mut self, demand: u32) -> bool {
-        *self.is_urgent.get_or_insert(demand < self.first)
+        let fits = demand < self.first;
+        let left = *self.urgent.get_or_insert(if fits { demand + 1 } else { 0 });
+        self.urgent = Some(left.saturating_sub(1));
+        left > 0
     }
 }
 
@@ -136,7 +140,7 @@ impl Controller for Advertised {
     fn handle(&mut self, _now: Time, event: Event<'_>) {
         match event {
             Event::Advertised { packets } => self.window = packets.max(1),
-            Event::Idle => (self.window, self.is_urgent) = (self.first, None),
+            Event::Idle => (self.window, self.urgent) = (self.first, None),
             Event::TimedOut => self.window = 1,
             Event::Acknowledged { .. } | Event::Notified | Event::Telemetry(_) => {}
             Event::Lost { .. } | Event::Sent { .. } | Event::Timer => {}
@@ -413,6 +417,7 @@ mod tests {
         assert_eq!(window(&sender), Some(1));
         sender.handle(at(2), Event::Idle);
         assert_eq!(window(&sender), Some(100));
-        assert!(sender.is_urgent(99) && sender.is_urgent(1));
+        assert!(sender.is_urgent(1) && sender.is_urgent(0));
+        assert!(!sender.is_urgent(5), "what was posted later");
     }
 }
