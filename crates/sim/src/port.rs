@@ -193,7 +193,6 @@ impl Port {
         }
         let bytes = &mut packet.bytes;
         bytes.clear();
-        bytes.reserve(udp_len as usize);
         bytes.extend_from_slice(&frame.header);
         if self.body == Body::Phantom {
             // Four bytes stand for any payload with its pad, and four for the ICRC.
@@ -201,6 +200,7 @@ impl Port {
             bytes.resize(bytes.len() + body + ICRC_BYTES, 0);
             return packet;
         }
+        bytes.reserve(udp_len as usize);
         frame.payload.append_to(bytes, memory);
         bytes.resize(udp_len as usize, 0);
         if self.body == Body::Sealed {

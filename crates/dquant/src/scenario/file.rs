@@ -127,7 +127,7 @@ impl Default for Transport {
             control: "dcqcn-mlnx".to_owned(),
             mtu: 1_024,
             recovery: Recovery::Selective,
-            window: 16_384,
+            window: 4_096,
         }
     }
 }

@@ -241,7 +241,7 @@ impl Runner {
     fn start(&mut self, number: u32) -> Result<(), TrafficError> {
         let Flow { from, to, bytes, .. } = self.flows[number as usize];
         let now = self.fabric.now();
-        let connection = self.connection(from, to)?;
+        let connection = self.connection(from, to, bytes)?;
         self.open.insert(number, connection);
         self.records[number as usize].started = Some(now);
         let (source, dest) = (self.host(from)?.memory, self.host(to)?.memory);
@@ -325,16 +325,21 @@ impl Runner {
 
     // ---- connections ---------------------------------------------------------------------------
 
-    fn connection(&mut self, from: u32, to: u32) -> Result<Connection, TrafficError> {
+    /// A connection for a flow of so many bytes.
+    fn connection(&mut self, from: u32, to: u32, bytes: u64) -> Result<Connection, TrafficError> {
         let idle = self.idle.get_mut(&(from, to)).and_then(Vec::pop);
-        idle.map_or_else(|| self.connect(from, to), Ok)
+        // What both ends keep grows with the window, and a flow never needs more than its packets.
+        let packets = bytes.div_ceil(self.network.mtu.bytes().into());
+        let packets = u32::try_from(packets).unwrap_or(u32::MAX);
+        let window = self.network.window_packets.min(packets).max(1);
+        idle.map_or_else(|| self.connect(from, to, window), Ok)
     }
 
-    fn connect(&mut self, from: u32, to: u32) -> Result<Connection, TrafficError> {
+    fn connect(&mut self, from: u32, to: u32, window: u32) -> Result<Connection, TrafficError> {
         let sender = self.queue_pair(from)?;
         let receiver = self.queue_pair(to)?;
-        self.join(from, sender, to, receiver)?;
-        self.join(to, receiver, from, sender)?;
+        self.join((from, sender), (to, receiver), window)?;
+        self.join((to, receiver), (from, sender), window)?;
         Ok(Connection { sender, receiver })
     }
 
@@ -344,13 +349,18 @@ impl Runner {
         Ok(node.endpoint.create_qp(QpConfig::rc(node.pd, cq, 1, 1))?)
     }
 
-    /// Connects one end.
-    fn join(&mut self, own: u32, qpn: Qpn, peer: u32, peer_qpn: Qpn) -> Result<(), TrafficError> {
+    /// Connects one end, a queue pair of a host, with the other one.
+    fn join(
+        &mut self,
+        (own, qpn): (u32, Qpn),
+        (peer, peer_qpn): (u32, Qpn),
+        window_packets: u32,
+    ) -> Result<(), TrafficError> {
         let now = self.fabric.now();
         let remote_psn = self.fabric.node(peer).endpoint.query_qp(peer_qpn)?.sq_psn;
         let path = self.fabric.path_to(peer);
         let endpoint = &mut self.fabric.node_quietly(own).endpoint;
-        let Connecting { mtu, window_packets, reliability, timeout, congestion } = self.network;
+        let Connecting { mtu, reliability, timeout, congestion, .. } = self.network;
         let connect = Connect {
             local_psn: endpoint.query_qp(qpn)?.sq_psn,
             mtu,
