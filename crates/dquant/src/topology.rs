@@ -1,6 +1,8 @@
 //! Topologies as commands and scenarios name them: a rule, or a file.
 //!
-//! The formats are in the crate `fabric`.
+//! The formats of others are in the crate `fabric`; [`own`] is that of this project.
+
+pub mod own;
 
 use std::path::Path;
 
@@ -40,7 +42,7 @@ pub fn by_rule(rule: &str, capacity: Capacity) -> Result<Topology, CliError> {
     shape.build(capacity).map_err(CliError::from_cause)
 }
 
-/// A topology from a file: a net file, or `topo.csv` of the Lingjun data set.
+/// A topology from a file: TOML by its name, a net file, or `topo.csv` of the Lingjun data set.
 ///
 /// # Errors
 /// When it cannot be read, with the line.
@@ -52,6 +54,10 @@ pub fn read(path: &Path, capacity: Capacity) -> Result<Topology, CliError> {
         return Err(CliError::usage(format_args!("{name} has {len} bytes, more than 256 MiB")));
     }
     let text = std::fs::read_to_string(path).map_err(cannot)?;
+    if path.extension().is_some_and(|extension| extension == "toml") {
+        return own::read(&text, capacity)
+            .map_err(|error| CliError::because(format_args!("{name} is not a topology"), &error));
+    }
     if text.lines().next().map(str::trim_end) == Some(lingjun::HEADER) {
         return lingjun::read(&text, capacity).map_err(|error| {
             let what = format_args!("{name} is not a topology of the Lingjun data set");

@@ -20,8 +20,8 @@ use crate::topology;
 
 /// Compute linear forwarding tables for a topology and judge them
 ///
-/// TOPOLOGY is a file or a rule. Files: net files of ibsim, what ibnetdiscover printed, and topo.csv
-/// of the Lingjun data set. Rules: fat-tree:K, leaf-spine:LxSxH, vl2:AxIxH, torus:AxB:H,
+/// TOPOLOGY is a file or a rule. Files: net files of ibsim, what ibnetdiscover printed, topo.csv of the
+/// Lingjun data set, and TOML (docs/routing.md). Rules: fat-tree:K, leaf-spine:LxSxH, vl2:AxIxH, torus:AxB:H,
 /// dragonfly:AxPxH, rail:UxHxRxS, random:NxDxH:SEED, bcube:NxK; docs/routing.md explains them.
 ///
 /// load: ordered pairs of hosts' ports whose packets pass a channel, which is one direction of a link
@@ -54,7 +54,7 @@ pub(super) struct Plan {
     )]
     engines: Vec<Name>,
 
-    /// Write the topology: .net for ibsim, .dot for Graphviz, .ns3 for ns-3, .svg for a picture
+    /// Write the topology: .net for ibsim, .toml, .dot for Graphviz, .ns3 for ns-3, .svg for a picture
     #[arg(long, value_name = "FILE")]
     write: Option<PathBuf>,
 }
@@ -122,6 +122,7 @@ fn writer(path: &Path) -> Option<fn(&Topology) -> String> {
         Some("dot") => Some(text::write_dot),
         Some("ns3") => Some(text::write_ns3),
         Some("svg") => Some(drawing::write_svg),
+        Some("toml") => Some(topology::own::write),
         _ => None,
     }
 }
@@ -130,7 +131,7 @@ fn writer(path: &Path) -> Option<fn(&Topology) -> String> {
 pub(super) fn check_name(path: &Path) -> Result<(), CliError> {
     let unknown = || {
         CliError::usage(format_args!(
-            "{}: the name ends with .net, .dot, .ns3 or .svg",
+            "{}: the name ends with .net, .toml, .dot, .ns3 or .svg",
             path.display()
         ))
     };
