@@ -81,6 +81,14 @@ pub(crate) struct Marks {
     pub(crate) stray: bool,
     /// Not sent by an endpoint.
     pub(crate) forged: bool,
+    /// Bytes were changed by [`Fault::BitError`], inside a switch.
+    pub(crate) corrupted: bool,
+    /// The epoch of the link that it is on.
+    pub(crate) epoch: u8,
+    /// The switches that it has been to, of the first 64, as bits.
+    pub(crate) visited: u64,
+    /// How often tables had changed when it was sent; none if a change was under way.
+    pub(crate) tables: Option<u32>,
     /// Position in the order in which packets entered the air.
     pub(crate) order: u64,
     /// The number of its sender's retransmissions by then.
@@ -89,7 +97,7 @@ pub(crate) struct Marks {
 
 impl Marks {
     pub(crate) fn is_damaged(&self) -> bool {
-        self.flipped || self.truncated
+        self.flipped || self.truncated || self.corrupted
     }
 }
 

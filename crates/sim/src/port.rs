@@ -232,6 +232,9 @@ impl Port {
         if marks.truncated {
             self.effects.effect(Fault::Truncate);
         }
+        if marks.corrupted {
+            self.effects.effect(Fault::BitError);
+        }
     }
 
     fn accept(&mut self, packet: &Packet, sink: &mut dyn FnMut(&RxFrame<'_>)) {

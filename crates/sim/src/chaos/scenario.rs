@@ -12,7 +12,7 @@ use roce::verbs::Transport;
 use roce::wire::Psn;
 use roce::world::Path;
 
-use crate::buffer::BufferConfig;
+use crate::buffer::{BufferConfig, Pfc};
 use crate::chance::Chance;
 use crate::fabric::{FabricConfig, headroom};
 use crate::faults::FaultMix;
@@ -370,7 +370,9 @@ fn draw_switches(
         true => BufferConfig::lossless(own + shared),
         false => BufferConfig::lossy(shared),
     };
-    fabric.buffer = Some(BufferConfig { reserve, shift: 1, ..config });
+    // Nothing loses the end of a pause here.
+    let pfc = config.pfc.map(|pfc| Pfc { pause_quanta: None, ..pfc });
+    fabric.buffer = Some(BufferConfig { reserve, shift: 1, pfc, ..config });
     fabric.nic_packets = chance.pick(&[None, Some(1), Some(1), Some(4)]);
     let slower = chance.pick(&[1, 4]);
     fabric.graph = leaves_and_spines(fabric.graph.nodes(), link, slower);
