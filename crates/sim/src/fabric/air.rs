@@ -293,10 +293,14 @@ impl<M: NodeMemory> Fabric<M> {
     fn fly(&mut self, link: u32, id: u32, extra: Duration) {
         let at = self.now + self.links[link as usize].config.delay + extra;
         self.launched += 1;
+        let Link { epoch, is_faulty, .. } = self.links[link as usize];
         if let Some(packet) = self.pool.get_mut(id) {
-            packet.marks.order = self.launched;
-            packet.marks.epoch = self.links[link as usize].epoch;
-            packet.marks.resent_before = resent(&self.nodes[packet.from as usize].endpoint);
+            packet.marks.epoch = epoch;
+            // Its place among the packets of its flow is the one with which it left its node.
+            if is_faulty {
+                packet.marks.order = self.launched;
+                packet.marks.resent_before = resent(&self.nodes[packet.from as usize].endpoint);
+            }
         }
         self.events.add(at, Event::Arrived { packet: id, link });
     }

@@ -188,6 +188,9 @@ impl<M: NodeMemory> Fabric<M> {
 
     /// Takes a link between switches down, in both directions, or up again; by the number of one direction.
     pub fn set_link(&mut self, link: u32, is_up: bool) {
+        if is_up && self.links[link as usize].is_plugged {
+            return;
+        }
         if !is_up {
             self.counts.inject(Fault::LinkDown);
         }
@@ -320,6 +323,9 @@ impl<M: NodeMemory> Fabric<M> {
 
     /// Takes a switch down, with everything it holds and all its links, or up again.
     pub fn set_switch(&mut self, switch: u32, is_up: bool) {
+        if is_up == self.has_switch(switch) {
+            return;
+        }
         if !is_up {
             self.counts.inject(Fault::SwitchDown);
             self.failures.dead_felt[switch as usize] = false;
@@ -519,6 +525,9 @@ impl<M: NodeMemory> Fabric<M> {
 
     /// A node pauses all classes of its switch and refreshes that, or stops doing so.
     pub fn set_storm(&mut self, node: u32, is_on: bool) {
+        if is_on == self.failures.storms[node as usize].is_on {
+            return;
+        }
         if is_on {
             self.counts.inject(Fault::PauseStorm);
         }
@@ -562,22 +571,16 @@ impl<M: NodeMemory> Fabric<M> {
     pub fn repair(&mut self) {
         self.failures.faults = LinkFaults::default();
         for node in 0..self.len() {
-            if self.failures.storms[node as usize].is_on {
-                self.set_storm(node, false);
-            }
+            self.set_storm(node, false);
         }
         for switch in 0..self.failures.dead.len() as u32 {
-            if !self.has_switch(switch) {
-                self.set_switch(switch, true);
-            }
+            self.set_switch(switch, true);
         }
         for link in (0..self.links.len() as u32).step_by(2) {
             if self.links[link as usize].config.rate_bps != self.links[link as usize].nominal_bps {
                 self.slow_down(link, 1);
             }
-            if !self.links[link as usize].is_plugged {
-                self.set_link(link, true);
-            }
+            self.set_link(link, true);
         }
     }
 
