@@ -39,7 +39,7 @@ use crate::graph::Graph;
 use crate::link::{Link, LinkStats, Outage, Vertex};
 use crate::memory::NodeMemory;
 use crate::packet::{Addressing, GROUP, Marks};
-pub use crate::packet::{Direction, Packet, Sighting};
+pub use crate::packet::{Direction, Packet, Sighting, Stamps};
 use crate::paths::{Paths, Spread};
 use crate::port::{Body, NEVER, Port, Room};
 use crate::pressure::{Gate, Pressure};

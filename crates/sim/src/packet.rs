@@ -201,6 +201,30 @@ pub struct Sighting {
     pub headers: Headers,
     /// Payload bytes.
     pub payload_len: u32,
+    /// What switches wrote into it, or what it returns of that, if anything.
+    pub telemetry: Option<Stamps>,
+}
+
+/// The telemetry of a packet, as a number that another packet hardly has, with other times, queues and counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamps {
+    /// The number.
+    pub digest: u64,
+    /// It is returned by the receiver.
+    pub is_echo: bool,
+}
+
+impl Stamps {
+    /// Of a report in which a switch has written something.
+    pub(crate) fn of(report: &Report) -> Option<Stamps> {
+        report.hops().next()?;
+        // All but the opcode and the flags, as FNV-1a has it.
+        let digest =
+            report.as_bytes()[2..].iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, &byte| {
+                (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+            });
+        Some(Stamps { digest, is_echo: report.is_echo() })
+    }
 }
 
 #[cfg(test)]

@@ -65,7 +65,7 @@ use roce::planted::Bug;
 pub use summary::Summary;
 
 use crate::chance::Chance;
-use crate::fabric::{Fabric, Flaw, LinkFaults, MAX_DELAY_NS, Sighting};
+use crate::fabric::{Defect, Fabric, Flaw, LinkFaults, MAX_DELAY_NS, Sighting};
 use crate::faults::{Fault, FaultMix};
 use crate::link::LinkConfig;
 use crate::memory::Arena;
@@ -254,6 +254,7 @@ impl Run {
 
     fn set_up(&mut self) -> Checked<()> {
         self.fabric.plant_flaw(self.flaw());
+        self.fabric.plant_defect(self.defect());
         for node in 0..self.fabric.len() {
             let space = self.new_space(node)?;
             self.spaces.push(space);
@@ -293,6 +294,21 @@ impl Run {
         };
         #[cfg(not(feature = "planted-bugs"))]
         Flaw::None
+    }
+
+    /// What switches and links do wrong.
+    fn defect(&self) -> Defect {
+        #[cfg(feature = "planted-bugs")]
+        return match self.options.bug {
+            Some(Bug::PauseForgotten) => Defect::PauseForgotten,
+            Some(Bug::PauseIgnored) => Defect::PauseIgnored,
+            Some(Bug::ResumeLost) => Defect::ResumeLost,
+            Some(Bug::CreditLeaked) => Defect::CreditLeaked,
+            Some(Bug::LoopOnReroute) => Defect::LoopOnReroute,
+            _ => Defect::None,
+        };
+        #[cfg(not(feature = "planted-bugs"))]
+        Defect::None
     }
 
     fn go(&mut self) -> Checked<()> {
