@@ -9,7 +9,7 @@ use roce::device;
 use roce::endpoint::{Connect, Endpoint, QpAttr, QpConfig, QpState};
 use roce::verbs::{Transport, VerbsError};
 use roce::wire::Psn;
-use roce::world::AtomicOp;
+use roce::world::{AtomicOp, Path};
 
 use super::atomics::{Attempt, Verdict, WordHistory};
 use super::scenario::Params;
@@ -147,7 +147,7 @@ impl Run {
                 device::start_datagrams(endpoint, now, own.qpn, own.qkey, own.first_psn)?;
                 continue;
             }
-            let path = self.fabric.path_to(peer.node);
+            let path = self.path_to(peer.node);
             let connect = self.pairs[pair].params.connect(path, peer.qpn, peer.first_psn);
             let connect = Connect { local_psn: own.first_psn, ..connect };
             let endpoint = &mut self.fabric.node_mut(own.node).endpoint;
@@ -155,6 +155,13 @@ impl Run {
             endpoint.modify_qp(now, own.qpn, &rights::attributes(own.access))?;
         }
         Ok(())
+    }
+
+    /// The path to a node, with the hop limit of the seed's network.
+    pub(super) fn path_to(&self, node: u32) -> Path {
+        let path = self.fabric.path_to(node);
+        let network = self.scenario.network.as_ref();
+        Path { hop_limit: network.map_or(path.hop_limit, |network| network.hop_limit), ..path }
     }
 
     // ---- breaking ------------------------------------------------------------------------------

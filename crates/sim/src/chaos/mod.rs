@@ -559,6 +559,8 @@ impl Run {
         self.summary.events = self.fabric.events_handled();
         self.summary.simulated_ns = self.fabric.now().as_nanos();
         self.summary.queue_drops = self.fabric.queue_drops();
+        self.summary.pauses = self.fabric.pauses();
+        self.summary.conduct = self.fabric.conduct();
         Ok(())
     }
 

@@ -51,6 +51,8 @@ pub(super) struct Network {
     pub(super) faults: LinkFaults,
     /// By number of sends posted.
     pub(super) failures: Vec<(u64, Failure)>,
+    /// Switches that a packet may come to before it is dropped: more than any way has.
+    pub(super) hop_limit: u8,
     /// Packets of a connection may overtake each other.
     pub(super) reorders: bool,
     /// From the end of all faults until routes, pauses and watchdogs are as if there had been none.
@@ -96,7 +98,7 @@ impl Network {
             _ => None,
         };
         let edge = LinkConfig { marking, credits, queue_bytes: 1 << 30, ..link };
-        let slower = chance.pick(&[1, 1, 4]);
+        let slower = chance.pick(&[1, 4, 4]);
         let trunk = edge.with_rate(edge.rate_bps / slower);
         let spread = match chance.below(10) {
             0..6 => Spread::Flow,
@@ -125,6 +127,7 @@ impl Network {
             Duration::from_nanos(trunk.serialization(u64::from(Pfc::LONGEST) * 64).as_nanos());
         let network = Network {
             faults,
+            hop_limit: chance.pick(&[16, 64]),
             reorders: spread == Spread::Packet || !failures.is_empty(),
             failures,
             settles_in: rerouting.longest()
@@ -159,12 +162,12 @@ fn draw_buffer(
     edge: &LinkConfig,
     chance: &mut Chance,
 ) -> Option<BufferConfig> {
-    let (shared, reserve) = (chance.between(20_000, 200_000), 1_100);
+    let reserve = 1_100;
     let ports = topology.switches().map(|id| topology.node(id).links().count()).max();
     let own = ports.unwrap_or(0) as u64 * (reserve + headroom(edge, trunk));
     let config = match keeping {
-        Keeping::Pauses => BufferConfig::lossless(own + shared),
-        Keeping::Drops => BufferConfig::lossy(shared),
+        Keeping::Pauses => BufferConfig::lossless(own + chance.between(1_000, 30_000)),
+        Keeping::Drops => BufferConfig::lossy(chance.between(20_000, 200_000)),
         Keeping::Credits(_) => return None,
     };
     Some(BufferConfig { reserve, shift: 1, ..config })

@@ -78,6 +78,8 @@ pub enum Defect {
 pub struct Conduct {
     /// Packets whose hop limit ended a loop.
     pub expired: u64,
+    /// Times that a packet came to a switch again while routes changed.
+    pub loops: u64,
     /// Packets for which a switch had no route.
     pub unrouted: u64,
     /// Times that a watchdog dropped what waited.
@@ -90,6 +92,20 @@ pub struct Conduct {
     pub unexplained_loops: u64,
     /// Packets that came without a credit: always a bug.
     pub overruns: u64,
+}
+
+impl Conduct {
+    /// Adds what was counted in another run.
+    pub fn add(&mut self, other: &Conduct) {
+        self.expired += other.expired;
+        self.loops += other.loops;
+        self.unrouted += other.unrouted;
+        self.watchdog_trips += other.watchdog_trips;
+        self.watchdog_drops += other.watchdog_drops;
+        self.unexplained_drops += other.unexplained_drops;
+        self.unexplained_loops += other.unexplained_loops;
+        self.overruns += other.overruns;
+    }
 }
 
 /// The state of all this.
@@ -449,6 +465,7 @@ impl<M: NodeMemory> Fabric<M> {
         if is_again {
             let tables = packet.marks.tables;
             let has_changed = tables.is_none() || tables != self.failures.tables_now();
+            self.failures.conduct.loops += u64::from(has_changed);
             self.failures.conduct.unexplained_loops += u64::from(!has_changed);
         }
         true

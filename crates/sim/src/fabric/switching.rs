@@ -339,6 +339,12 @@ impl<M: NodeMemory> Fabric<M> {
         bytes.filter(|&(_, bytes)| bytes > 0)
     }
 
+    /// How often the end of a link has paused a class of it, since statistics were last reset.
+    pub fn pauses(&mut self) -> u64 {
+        let now = self.now;
+        self.links.iter_mut().map(|link| link.stats(now).pauses).sum()
+    }
+
     /// How long the links out of nodes and switches were paused, in all, since statistics were last reset.
     pub fn paused(&mut self) -> Duration {
         let now = self.now;

@@ -84,6 +84,7 @@ fn a_fat_tree_that_fails_keeps_all_promises() {
         assert!(sum.seeds < 100 || effective > 0, "{fault:?} never made a difference");
     }
     println!("{} dropped, {} broken of {}", sum.queue_drops, sum.broken, sum.connections);
+    println!("{} pauses, {:?}", sum.pauses, sum.conduct);
     println!(
         "{} events, at most {} per mille of the bound",
         sum.events,
