@@ -62,7 +62,7 @@ pub(super) struct Network {
 /// The stream of a seed, and the topology if it has one: of these options, or in some seeds a fat tree.
 pub(super) fn draw_topology(seed: u64, asked: Option<&Topology>) -> (Chance, Option<Topology>) {
     let mut chance = Chance::new(seed ^ NETWORK);
-    let is_drawn = chance.per_mille(100);
+    let is_drawn = chance.per_mille(150);
     let shape = Shape::FatTree { ports: 4 };
     let fat_tree = || shape.build(Capacity::default()).ok().filter(|_| is_drawn);
     (chance, asked.cloned().or_else(fat_tree))
@@ -77,7 +77,7 @@ enum Keeping {
 }
 
 impl Network {
-    /// Puts the nodes into a topology. Returns the network, and a link that stands for the longest way.
+    /// Puts the nodes into a topology. Returns the network, the link of a node, and one that stands for the longest way.
     pub(super) fn lay(
         topology: &Topology,
         fabric: &mut FabricConfig,
@@ -85,10 +85,10 @@ impl Network {
         link: LinkConfig,
         budget: u64,
         chance: &mut Chance,
-    ) -> (Network, LinkConfig) {
+    ) -> (Network, [LinkConfig; 2]) {
         let keeping = match chance.below(10) {
-            0..6 => Keeping::Pauses,
-            6 | 7 => Keeping::Credits(chance.pick(&[80, 256, 1_024])),
+            0..5 => Keeping::Pauses,
+            5..8 => Keeping::Credits(chance.pick(&[80, 256, 1_024])),
             _ => Keeping::Drops,
         };
         let marks = Marking { min_bytes: 2_000, max_bytes: 40_000, max_probability_ppm: 200_000 };
@@ -97,7 +97,10 @@ impl Network {
             Keeping::Credits(blocks) => Some(blocks),
             _ => None,
         };
-        let edge = LinkConfig { marking, credits, queue_bytes: 1 << 30, ..link };
+        // Short links in most seeds, as within a building: the headroom for what is on a link is small, too.
+        let short = Duration::from_nanos(chance.between(100, 2_000));
+        let delay = if chance.per_mille(700) { short } else { link.delay };
+        let edge = LinkConfig { delay, marking, credits, queue_bytes: 1 << 30, ..link };
         let slower = chance.pick(&[1, 4, 4]);
         let trunk = edge.with_rate(edge.rate_bps / slower);
         let spread = match chance.below(10) {
@@ -135,7 +138,7 @@ impl Network {
                 + watchdog.detection * 2
                 + watchdog.restoration,
         };
-        (network, whole_way(&trunk))
+        (network, [edge, whole_way(&trunk)])
     }
 }
 

@@ -256,9 +256,9 @@ impl Scenario {
             Some(topology) => {
                 let chance = &mut network_chance;
                 let nodes: Vec<[u32; 2]> = pairs.iter().map(|pair| pair.nodes).collect();
-                let (network, whole_way) =
+                let (network, [edge, whole_way]) =
                     Network::lay(topology, &mut fabric, &nodes, link, budget, chance);
-                draw_controls(&mut pairs, &link, 12, chance);
+                draw_controls(&mut pairs, &edge, 12, chance);
                 (Some(network), whole_way)
             }
             None => {

@@ -25,11 +25,11 @@ use crate::units::Count;
 /// Run random programs under random faults, and check every completion and every byte
 ///
 /// A seed draws machines, links, connections, programs and a mix of faults: loss, duplicates,
-/// reordering, delay, bit flips, truncation, strays, link flaps, restarts, back-pressure. A tenth of the
-/// seeds run in a fat tree of 20 switches, where links and switches fail, pauses are lost and NICs pause
-/// their switch. Then everything heals, and what is outstanding has to finish within a bound. A seed
-/// always gives the same run; one that fails is named with the command that replays it, and the exit
-/// code is 1.
+/// reordering, delay, bit flips, truncation, strays, link flaps, restarts, back-pressure. In 15 %
+/// of the seeds the network is a fat tree of 20 switches, where links and switches fail, pauses are lost
+/// and NICs pause their switch. Then everything heals, and what is outstanding has to finish within a
+/// bound. A seed always gives the same run; one that fails is named with the command that replays it, and
+/// the exit code is 1.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
