@@ -765,14 +765,14 @@ impl<M: NodeMemory> Fabric<M> {
         Headers::parse(&packet.bytes).map_or(true, |(headers, _)| keep(&headers))
     }
 
-    fn depart(&mut self, packet: Packet) {
+    fn depart(&mut self, mut packet: Packet) {
         let Packet { from, to, .. } = packet;
         match self.nodes.get_mut(to as usize) {
             None => self.misdirected += 1,
             Some(there) if self.holds => there.held.push_back(packet),
             Some(_) => {
-                let marks = Marks { tables: self.failures.tables_now(), ..packet.marks };
-                let id = self.pool.put(Packet { marks, ..packet });
+                packet.marks.tables = self.failures.tables_now();
+                let id = self.pool.put(packet);
                 self.route(Vertex::Node(from), None, id);
             }
         }

@@ -87,8 +87,8 @@ pub(crate) struct Marks {
     pub(crate) epoch: u8,
     /// The switches that it has been to, of the first 64, as bits.
     pub(crate) visited: u64,
-    /// How often tables had changed when it was sent; none if a change was under way.
-    pub(crate) tables: Option<u32>,
+    /// The number of the tables that all switches had when it was sent; 0 if they were changing.
+    pub(crate) tables: u32,
     /// Position in the order in which packets entered the air.
     pub(crate) order: u64,
     /// The number of its sender's retransmissions by then.

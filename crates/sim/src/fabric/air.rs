@@ -69,17 +69,20 @@ impl<M: NodeMemory> Fabric<M> {
             return;
         };
         let (bytes, dscp) = (packet.frame_bytes, packet.dscp);
+        let is_expired = match at {
+            Vertex::Switch(switch) => !self.failures.visit(switch, packet),
+            Vertex::Node(_) => false,
+        };
         let ingress = ingress.map(|link| {
             let class = self.links[link as usize].class(dscp) as u8;
             Ingress { link, class }
         });
-        if let Vertex::Switch(switch) = at
-            && !self.visit(switch, id)
-        {
+        if is_expired {
             self.vacate(ingress, bytes);
             return self.discard(id);
         }
-        let back = self.bounce(ingress.map(|ingress| ingress.link), id);
+        let ingress_link = ingress.filter(|_| self.failures.bounces).map(|ingress| ingress.link);
+        let back = ingress_link.and_then(|link| self.bounce(link, id));
         let Some(link) = back.or_else(|| self.next_link(at, id)) else {
             self.count_unrouted();
             self.vacate(ingress, bytes);
@@ -185,7 +188,7 @@ impl<M: NodeMemory> Fabric<M> {
         if !is_up {
             return self.lose_to_outage(link, id);
         }
-        if !self.survives_bit_errors(link, id) {
+        if self.failures.faults.bit_errors > 0 && !self.survives_bit_errors(link, id) {
             self.resend_total(link, id);
             return self.discard(id);
         }
@@ -307,7 +310,9 @@ impl<M: NodeMemory> Fabric<M> {
 
     pub(super) fn arrived(&mut self, id: u32, link: u32) {
         let epoch = self.links[link as usize].epoch;
-        if self.pool.get_mut(id).is_some_and(|packet| packet.marks.epoch != epoch) {
+        if self.failures.has_reset
+            && self.pool.get_mut(id).is_some_and(|packet| packet.marks.epoch != epoch)
+        {
             return self.lose_to_outage(link, id);
         }
         if !self.occupy(link, id) {

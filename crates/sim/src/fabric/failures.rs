@@ -27,6 +27,7 @@ use crate::faults::Fault;
 use crate::graph::Graph;
 use crate::link::{Ingress, Link, MAX_CLASSES, Outage, Vertex, Waiting};
 use crate::memory::NodeMemory;
+use crate::packet::Packet;
 use crate::paths::Paths;
 
 /// How switches learn of failures, and get other routes.
@@ -126,13 +127,15 @@ pub(super) struct Failures {
     pending: u32,
     /// Times that a switch changed its routes.
     changes: u32,
+    /// A link has been reset: packets that were on it are still to be lost.
+    pub(super) has_reset: bool,
     /// By switch: whether it is down, and has lost a packet by that.
     dead: Vec<bool>,
     dead_felt: Vec<bool>,
     /// By node: whether it pauses its switch, and packets have waited for that.
     storms: Vec<Storm>,
     /// One packet is to be sent back: see [`Defect::LoopOnReroute`].
-    bounces: bool,
+    pub(super) bounces: bool,
     chance: Chance,
 }
 
@@ -159,6 +162,7 @@ impl Failures {
             latest: None,
             pending: 0,
             changes: 0,
+            has_reset: false,
             dead: vec![false; switches],
             dead_felt: vec![false; switches],
             storms: vec![Storm::default(); nodes],
@@ -178,9 +182,28 @@ impl Failures {
         self.tables.get(switch as usize).map(|paths| &**paths)
     }
 
-    /// How often tables have changed, unless they are changing.
-    pub(super) fn tables_now(&self) -> Option<u32> {
-        (self.pending == 0).then_some(self.changes)
+    /// A packet comes to a switch: false if its hop limit ends here.
+    #[inline]
+    pub(super) fn visit(&mut self, switch: u32, packet: &mut Packet) -> bool {
+        packet.hop_limit = packet.hop_limit.saturating_sub(1);
+        let bit = if switch < u64::BITS { 1 << switch } else { 0 };
+        let is_again = packet.marks.visited & bit != 0;
+        packet.marks.visited |= bit;
+        if is_again {
+            let tables = packet.marks.tables;
+            let has_changed = tables == 0 || tables != self.tables_now();
+            self.conduct.loops += u64::from(has_changed);
+            self.conduct.unexplained_loops += u64::from(!has_changed);
+        }
+        let is_expired = packet.hop_limit == 0;
+        self.conduct.expired += u64::from(is_expired);
+        !is_expired
+    }
+
+    /// The number of the tables that all switches have; 0 while they change.
+    #[inline]
+    pub(super) fn tables_now(&self) -> u32 {
+        if self.pending == 0 { self.changes + 1 } else { 0 }
     }
 }
 
@@ -243,6 +266,7 @@ impl<M: NodeMemory> Fabric<M> {
 
     /// Both ends of one direction of a link forget what they told each other.
     fn reset_ends(&mut self, link: u32) {
+        self.failures.has_reset = true;
         let entry = &mut self.links[link as usize];
         entry.reset(self.now);
         entry.is_disturbed = true;
@@ -303,7 +327,7 @@ impl<M: NodeMemory> Fabric<M> {
         };
         // Errors in 10^9 bits, times 8 bits for each byte, in parts per million.
         let ppm = u64::from(faults.bit_errors) * u64::from(packet.frame_bytes) / 125;
-        if faults.bit_errors == 0 || !chance.per_million(ppm.min(1_000_000) as u32) {
+        if !chance.per_million(ppm.min(1_000_000) as u32) {
             return true;
         }
         self.counts.inject(Fault::BitError);
@@ -448,29 +472,6 @@ impl<M: NodeMemory> Fabric<M> {
         failures.bounces |= failures.pending == 0 && failures.defect == Defect::LoopOnReroute;
     }
 
-    /// A packet comes to a switch: false if its hop limit ends here.
-    pub(super) fn visit(&mut self, switch: u32, id: u32) -> bool {
-        let Failures { conduct, .. } = &mut self.failures;
-        let Some(packet) = self.pool.get_mut(id) else {
-            return false;
-        };
-        packet.hop_limit = packet.hop_limit.saturating_sub(1);
-        if packet.hop_limit == 0 {
-            conduct.expired += 1;
-            return false;
-        }
-        let bit = if switch < u64::BITS { 1 << switch } else { 0 };
-        let is_again = packet.marks.visited & bit != 0;
-        packet.marks.visited |= bit;
-        if is_again {
-            let tables = packet.marks.tables;
-            let has_changed = tables.is_none() || tables != self.failures.tables_now();
-            self.failures.conduct.loops += u64::from(has_changed);
-            self.failures.conduct.unexplained_loops += u64::from(!has_changed);
-        }
-        true
-    }
-
     pub(super) fn count_unrouted(&mut self) {
         self.failures.conduct.unrouted += 1;
     }
@@ -489,13 +490,13 @@ impl<M: NodeMemory> Fabric<M> {
     }
 
     /// With [`Defect::LoopOnReroute`], the link by which this packet goes back.
-    pub(super) fn bounce(&mut self, ingress: Option<u32>, id: u32) -> Option<u32> {
-        let back = ingress.filter(|_| self.failures.bounces)? ^ 1;
+    pub(super) fn bounce(&mut self, ingress: u32, id: u32) -> Option<u32> {
+        let back = ingress ^ 1;
         let Vertex::Switch(_) = self.links[back as usize].end else {
             return None;
         };
         let tables = self.pool.get_mut(id)?.marks.tables;
-        let is_since = tables.is_some() && tables == self.failures.tables_now();
+        let is_since = tables != 0 && tables == self.failures.tables_now();
         self.failures.bounces = !is_since;
         is_since.then_some(back)
     }
@@ -575,9 +576,9 @@ impl<M: NodeMemory> Fabric<M> {
             return;
         }
         let to = Vertex::Node(node);
-        let into = self.links.iter().filter(|link| link.end == to);
+        let mut into = self.links.iter().filter(|link| link.end == to);
         let is_held = |link: &Link| (0..MAX_CLASSES).any(|class| link.is_held(class));
-        if !is_felt && into.fold(false, |any, link| any || is_held(link)) {
+        if !is_felt && into.any(is_held) {
             self.failures.storms[node as usize].is_felt = true;
             self.counts.effect(Fault::PauseStorm);
         }
