@@ -58,7 +58,7 @@ const FLOORS: &[(&str, &str)] = &[
          port: faults packet pressure
          fabric: *
          chaos: buffer chance credits fabric faults graph link memory pressure topology
-         streams: fabric graph link memory
+         streams: buffer fabric faults graph link memory
          goodput: fabric faults graph link memory streams
          incast: buffer fabric goodput graph link memory streams topology
          circle: buffer chance fabric graph link memory streams topology
