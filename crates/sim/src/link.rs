@@ -432,7 +432,8 @@ impl Link {
     pub(crate) fn leaves_ahead(&self, now: Time, bytes: u64) -> Time {
         let is_limited = self.config.rate_bps != UNLIMITED;
         let start = if is_limited { self.busy_until.max(now) } else { now };
-        start + self.config.serialization(bytes)
+        // At a rate that never changes, so that none overtakes another when the link gets faster.
+        start + self.config.with_rate(self.nominal_bps).serialization(bytes)
     }
 
     /// What a switch writes into a packet that starts to depart.
@@ -645,6 +646,17 @@ mod tests {
         assert_eq!((stats.dropped, stats.peak_bytes), (1, 250));
         assert_eq!(stats.mean_bytes(), (250 * 100 + 50 * 100) / 200);
         assert_eq!(link.total_bytes(), 50);
+    }
+
+    #[test]
+    fn short_frames_keep_their_order_when_a_link_gets_faster() {
+        let mut link = link(250);
+        let at = Time::from_nanos;
+        link.config.rate_bps = link.nominal_bps / 100;
+        let first = link.leaves_ahead(at(10), 8);
+        link.config.rate_bps = link.nominal_bps;
+        let second = link.leaves_ahead(at(11), 8);
+        assert!(first < second, "{first:?} {second:?}");
     }
 
     #[test]

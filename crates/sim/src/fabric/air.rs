@@ -210,6 +210,9 @@ impl<M: NodeMemory> Fabric<M> {
         }
         self.damage(id);
         let delay = if is_orderly { Duration::ZERO } else { self.hold_up(id) };
+        if delay > Duration::ZERO {
+            self.links[link as usize].is_disturbed = true;
+        }
         self.fly(link, id, delay);
     }
 
@@ -234,6 +237,8 @@ impl<M: NodeMemory> Fabric<M> {
         let Some(packet) = self.pool.get_mut(id) else {
             return;
         };
+        // More arrives than the link could deliver.
+        self.links[link as usize].is_disturbed = true;
         packet.marks.twin = Some(self.twins.len() as u32);
         self.twins.push(0);
         let copy = packet.clone();
@@ -259,6 +264,7 @@ impl<M: NodeMemory> Fabric<M> {
             return;
         }
         copy.marks.stray = true;
+        self.links[link as usize].is_disturbed = true;
         let copy = self.pool.put(copy);
         let delay = Duration::from_nanos(self.chance.below(50_000));
         self.fly(link, copy, delay);

@@ -10,7 +10,7 @@ use roce::{Duration, Time};
 use super::{Stream, StreamError, run_until};
 use crate::buffer::BufferConfig;
 use crate::fabric::{Conduct, Defect, Fabric, FabricConfig, LinkFaults, Rerouting, Watchdog};
-use crate::faults::Fault;
+use crate::faults::{Fault, FaultMix};
 use crate::graph::{Graph, Spread};
 use crate::link::{LinkConfig, Vertex};
 use crate::memory::Phantom;
@@ -281,4 +281,20 @@ fn credits_survive_lost_packets_and_lost_flow_control() {
     net.run(1_000).unwrap();
     net.fabric.repair();
     assert!(net.rest().is_some());
+}
+
+/// A node's link that copies or holds up packets delivers more at once than its rate allows: what a lossless switch drops then is
+/// not its fault.
+#[test]
+fn faults_that_bunch_packets_explain_what_a_lossless_switch_drops() {
+    let slow = LINK.with_rate(10_000_000_000);
+    let mut graph = leaves_and_spines(LINK);
+    graph.edges_mut().skip(4).for_each(|edge| edge.config = slow);
+    let buffer = BufferConfig { reserve: 1_100, ..BufferConfig::lossless(60_000) };
+    let config = FabricConfig { buffer: Some(buffer), ..lossless(graph) };
+    let mut net = Net::new(&config);
+    net.fabric.mix = FaultMix::NONE.with(Fault::Duplicate, 900_000).with(Fault::Reorder, 900_000);
+    net.run(50_000).unwrap();
+    assert!(net.fabric.queue_drops() > 0);
+    assert_eq!(net.fabric.conduct().unexplained_drops, 0);
 }
