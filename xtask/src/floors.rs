@@ -57,8 +57,8 @@ const FLOORS: &[(&str, &str)] = &[
          pressure: chance faults
          port: faults packet pressure
          fabric: *
-         chaos: buffer chance fabric faults graph link memory pressure
-         streams: fabric graph link memory
+         chaos: buffer chance credits fabric faults graph link memory pressure topology
+         streams: buffer fabric faults graph link memory
          goodput: fabric faults graph link memory streams
          incast: buffer fabric goodput graph link memory streams topology
          traffic: buffer chance fabric graph link memory packet
@@ -69,9 +69,11 @@ const FLOORS: &[(&str, &str)] = &[
         "crates/sim/src/chaos",
         "summary
          atomics
-         scenario
+         network
+         scenario: network
          space: scenario
          side: scenario
+         failures: network side
          monitor: scenario side
          draft: scenario side space
          rights: draft scenario side space

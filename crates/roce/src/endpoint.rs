@@ -667,9 +667,21 @@ impl Endpoint {
         operation: Operation,
         report: &Report,
     ) {
-        if let Some(entry) = self.qps.find(qpn.get()).and_then(|slot| self.qps.at_mut(slot)) {
+        let slot = self.qps.find(qpn.get());
+        let strays = self.planted.is(Bug::TelemetryOfOtherFlow) && !report.is_echo();
+        let slot = if strays { self.other_flow(slot) } else { slot };
+        if let Some(entry) = slot.and_then(|slot| self.qps.at_mut(slot)) {
             entry.qp.handle_telemetry(now, origin, operation, report);
         }
+    }
+
+    /// With [`Bug::TelemetryOfOtherFlow`], the queue pair that gets what is for the one in this slot.
+    fn other_flow(&self, slot: Option<u32>) -> Option<u32> {
+        let has_telemetry = |&other: &u32| {
+            let entry = self.qps.at(other).filter(|_| Some(other) != slot);
+            entry.is_some_and(|entry| entry.qp.has_telemetry())
+        };
+        (0..self.config.max_qps).find(has_telemetry).or(slot)
     }
 
     /// Processes a packet whose [`Delivery::owed_packets`] were not 0. If they still are not, the

@@ -94,11 +94,23 @@ pub enum Bug {
     DirectRefusalLost,
     /// After a refused message, the next ones of its round are taken.
     DirectRoundIgnored,
+    /// A switch does not pause the sender of a class that is full.
+    PauseForgotten,
+    /// A sender does not obey pauses.
+    PauseIgnored,
+    /// A pause never ends.
+    ResumeLost,
+    /// The credit of a packet that its link lost does not come back.
+    CreditLeaked,
+    /// When the last switch has its new routes, one packet is sent back to where it came from.
+    LoopOnReroute,
+    /// A receiver returns the telemetry of one queue pair's packets with the acknowledgements of another.
+    TelemetryOfOtherFlow,
 }
 
 impl Bug {
     /// Every bug.
-    pub const ALL: [Bug; 41] = [
+    pub const ALL: [Bug; 47] = [
         Bug::PsnNotCircular,
         Bug::AtomicRepeated,
         Bug::AckBeyondWindow,
@@ -140,6 +152,12 @@ impl Bug {
         Bug::DirectOvertakes,
         Bug::DirectRefusalLost,
         Bug::DirectRoundIgnored,
+        Bug::PauseForgotten,
+        Bug::PauseIgnored,
+        Bug::ResumeLost,
+        Bug::CreditLeaked,
+        Bug::LoopOnReroute,
+        Bug::TelemetryOfOtherFlow,
     ];
 }
 

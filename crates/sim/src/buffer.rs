@@ -11,7 +11,8 @@
 //! With priority flow control (PFC, IEEE 802.1Qbb) a class that reaches its threshold pauses its sender, and what still
 //! arrives until the pause is felt goes to the port's *headroom*. The sender may go on when the headroom is empty and the
 //! class is `resume_offset` below its threshold. A packet is dropped when neither the shared part nor the headroom takes
-//! it; without PFC there is no headroom, so that is at the threshold. A buffer that is less than all reserves and headrooms has
+//! it; without PFC there is no headroom, so that is at the threshold. A pause ends by itself after some time, and is refreshed before
+//! while the class stays paused, so a frame that is lost does no lasting harm. A buffer that is less than all reserves and headrooms has
 //! them all the same, and nothing to share.
 //!
 //! Source: the switch of the simulations published with HPCC (Li et al., SIGCOMM 2019). How switches queue packets on
@@ -42,12 +43,21 @@ pub struct Pfc {
     /// Bytes of headroom of each ingress port and class; `None` for what the link can still deliver until the pause is
     /// felt.
     pub headroom: Option<u64>,
+    /// How long a pause lasts unless it is refreshed, in quanta of 512 bit times; it is refreshed after half of that while the
+    /// class stays paused. `None` for pauses that last until they are ended.
+    pub pause_quanta: Option<u16>,
+}
+
+impl Pfc {
+    /// The longest pause that a frame can ask for (IEEE 802.1Qbb), which switches use.
+    pub const LONGEST: u16 = u16::MAX;
 }
 
 impl BufferConfig {
     /// A lossless switch with a buffer of so many bytes.
     pub const fn lossless(bytes: u64) -> BufferConfig {
-        let pfc = Pfc { resume_offset: 3 * 1024, headroom: None };
+        let pause_quanta = Some(Pfc::LONGEST);
+        let pfc = Pfc { resume_offset: 3 * 1024, headroom: None, pause_quanta };
         BufferConfig { pfc: Some(pfc), ..BufferConfig::lossy(bytes) }
     }
 
@@ -180,6 +190,35 @@ impl Buffer {
         Some((port, class))
     }
 
+    /// Whether packets are dropped only where the rules of priority flow control were broken.
+    pub(crate) fn is_lossless(&self) -> bool {
+        self.config.pfc.is_some()
+    }
+
+    /// Whether the sender of a port's class was told to pause, and not yet to go on.
+    pub(crate) fn has_paused(&self, port: usize, class: usize) -> bool {
+        self.ports[port][class].is_paused
+    }
+
+    /// A port whose link was down forgets what it told its sender.
+    pub(crate) fn forget_pauses(&mut self, port: usize) {
+        self.paused.retain(|&(other, _)| other != port);
+        self.ports[port].iter_mut().for_each(|used| used.is_paused = false);
+    }
+
+    /// The switch has lost all packets, and forgotten all pauses.
+    pub(crate) fn clear(&mut self) {
+        self.ports.iter_mut().for_each(|port| *port = [Used::default(); MAX_CLASSES]);
+        self.paused.clear();
+        self.shared_used = 0;
+    }
+
+    /// Whether it holds nothing and pauses nobody.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        let is_unused = |used: &Used| used.bytes == 0 && used.headroom == 0 && !used.is_paused;
+        self.ports.iter().flatten().all(is_unused)
+    }
+
     fn is_below(&self, shared: u64, threshold: u64) -> bool {
         let offset = self.config.pfc.map_or(0, |pfc| pfc.resume_offset);
         shared == 0 || shared + offset <= threshold
@@ -208,7 +247,8 @@ mod tests {
 
     /// Two ports and one class: 2 kB reserves, 4 kB headrooms, 64 kB shared.
     fn buffer(pfc: bool) -> Buffer {
-        let pfc = pfc.then_some(Pfc { resume_offset: 1_000, headroom: Some(4_000) });
+        let (headroom, pause_quanta) = (Some(4_000), None);
+        let pfc = pfc.then_some(Pfc { resume_offset: 1_000, headroom, pause_quanta });
         let bytes = 64_000 + 2 * 2_000 + if pfc.is_some() { 2 * 4_000 } else { 0 };
         let config = BufferConfig { bytes, reserve: 2_000, shift: 1, pfc };
         Buffer::new(config, alloc::vec![0, 0], 1)

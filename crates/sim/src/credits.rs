@@ -58,6 +58,11 @@ impl Sender {
         self.limit = limit & MASK;
     }
 
+    /// FCCL, as the receiver said last.
+    pub const fn limit(&self) -> u16 {
+        self.limit
+    }
+
     /// What a flow control packet to the receiver says: FCTBS.
     pub const fn total(&self) -> u16 {
         self.sent
@@ -95,6 +100,17 @@ impl Receiver {
         fits
     }
 
+    /// The link was down, and counts from the beginning. What arrived before still has its place in the buffer.
+    pub const fn restart(&mut self) {
+        self.received = 0;
+    }
+
+    /// Whether the sender knows how much room there is, and the buffer is empty.
+    pub const fn is_at_rest_with(&self, sender: &Sender) -> bool {
+        let agrees = self.received == sender.sent && self.limit() == sender.limit;
+        self.used == 0 && agrees
+    }
+
     /// So many blocks of the buffer are free again.
     pub const fn free(&mut self, blocks: u16) {
         self.used -= blocks as u32;
@@ -103,6 +119,11 @@ impl Receiver {
     /// A flow control packet of the sender, with this FCTBS.
     pub const fn heard(&mut self, total: u16) {
         self.received = total & MASK;
+    }
+
+    /// ABR.
+    pub const fn received(&self) -> u16 {
+        self.received
     }
 
     /// What a flow control packet to the sender says: FCCL.

@@ -14,10 +14,12 @@
 //! Nothing in here depends on the programs.
 
 mod air;
+mod failures;
 mod neighbours;
 mod node;
 mod reports;
 mod switching;
+mod watchdog;
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -35,15 +37,17 @@ use crate::chance::Chance;
 use crate::events::EventQueue;
 use crate::faults::{Fault, FaultCounts, FaultMix};
 use crate::graph::Graph;
-use crate::link::{Link, LinkStats, Vertex};
+use crate::link::{Link, LinkStats, Outage, Vertex};
 use crate::memory::NodeMemory;
 use crate::packet::{Addressing, GROUP, Marks};
-pub use crate::packet::{Direction, Packet, Sighting};
+pub use crate::packet::{Direction, Packet, Sighting, Stamps};
 use crate::paths::{Paths, Spread};
 use crate::port::{Body, NEVER, Port, Room};
 use crate::pressure::{Gate, Pressure};
 pub use air::MAX_DELAY_NS;
 use air::{Flow, Pool};
+use failures::Failures;
+pub use failures::{Conduct, Defect, LinkFaults, Rerouting};
 pub use neighbours::Flaw;
 use neighbours::Neighbourhood;
 pub use node::Node;
@@ -51,6 +55,8 @@ use node::{Tally, new_node};
 pub use reports::{LinkReport, QueueSample};
 pub use switching::Deadlock;
 pub(crate) use switching::headroom;
+use watchdog::Watch;
+pub use watchdog::Watchdog;
 
 /// Configuration of a fabric.
 #[derive(Clone, Debug)]
@@ -64,6 +70,10 @@ pub struct FabricConfig {
     pub holds: bool,
     /// The buffer of every switch, shared by its ports; `None` for one that never fills.
     pub buffer: Option<BufferConfig>,
+    /// Whether and when switches find other ways when links fail. With it, ports that were down forget pauses and credits.
+    pub rerouting: Option<Rerouting>,
+    /// The watchdog of every switch, for links that hold packets back.
+    pub watchdog: Option<Watchdog>,
     /// Most packets of a node that wait for its cables, each: the others stay in their queue pairs. `None` for no limit.
     pub nic_packets: Option<u32>,
     /// IPv6 instead of IPv4.
@@ -87,6 +97,8 @@ impl FabricConfig {
             is_sealed: true,
             holds: false,
             buffer: None,
+            rerouting: None,
+            watchdog: None,
             nic_packets: None,
             ipv6: false,
             batch: 64,
@@ -113,13 +125,27 @@ enum Event {
     /// A packet reaches the end of a link.
     Arrived { packet: u32, link: u32 },
     /// A pause of a class, or its end, reaches the start of a link.
-    Flow { link: u32, class: u8, is_paused: bool },
+    Flow { link: u32, class: u8, epoch: u8, is_paused: bool },
+    /// A pause ends, unless it was repeated.
+    PauseEnds { link: u32, class: u8 },
+    /// A pause is to be repeated, if the class is still full.
+    RefreshDue { link: u32, class: u8 },
+    /// The watchdog looks at what waits.
+    Look,
+    /// A node goes on pausing its switch.
+    Storm(u32),
+    /// Switches know whether a link is up.
+    Detected { link: u32, is_up: bool },
+    /// Routes are computed anew.
+    Reroute,
+    /// A switch has new routes.
+    NewTable(u32),
     /// A flow control packet of the receiving end of a link reaches the sending one: its FCCL.
-    Limit { link: u32, class: u8, limit: u16 },
+    Limit { link: u32, class: u8, epoch: u8, limit: u16 },
     /// The sending end of a link is to say what it has sent.
     TotalDue { link: u32, class: u8 },
     /// A flow control packet of the sending end reaches the receiving one: its FCTBS.
-    Total { link: u32, class: u8, total: u16 },
+    Total { link: u32, class: u8, epoch: u8, total: u16 },
     /// An endpoint's deadline.
     Deadline(u32),
     /// A scheduled wake-up of a program.
@@ -143,6 +169,10 @@ pub struct Fabric<M> {
     cables: Vec<Vec<u32>>,
     /// By switch; empty where they never fill.
     buffers: Vec<Buffer>,
+    /// How long pauses last, where they end by themselves.
+    quanta: Option<u16>,
+    failures: Failures,
+    watch: Watch,
     nic_packets: Option<u32>,
     holds: bool,
     filter: Option<Filter>,
@@ -200,6 +230,9 @@ impl<M: NodeMemory> Fabric<M> {
             paths,
             spread: config.graph.way_to_spread(),
             buffers,
+            quanta: config.buffer.and_then(|buffer| buffer.pfc?.pause_quanta),
+            failures: Failures::new(config, config.graph.edges().len()),
+            watch: Watch::new(config.watchdog, config.graph.edges().len()),
             nic_packets: config.nic_packets,
             holds: config.holds,
             filter: None,
@@ -442,7 +475,15 @@ impl<M: NodeMemory> Fabric<M> {
         }
         for link in 0..self.links.len() {
             let ends = [self.links[link].end, self.links[link ^ 1].end];
-            if ends.contains(&Vertex::Node(node)) {
+            if !ends.contains(&Vertex::Node(node)) {
+                continue;
+            }
+            self.links[link].is_plugged = is_up;
+            if self.failures.resets_ports() {
+                self.links[link ^ 1].is_plugged = is_up;
+                self.links[link].outage = Outage::Cable;
+                self.bring(link as u32);
+            } else {
                 self.links[link].is_up = is_up;
                 self.links[link].outage_felt = false;
             }
@@ -451,7 +492,7 @@ impl<M: NodeMemory> Fabric<M> {
 
     /// Whether all cables of a node are plugged in.
     pub fn has_cable(&self, node: u32) -> bool {
-        self.links.iter().all(|link| link.is_up || link.end != Vertex::Node(node))
+        self.links.iter().all(|link| link.is_plugged || link.end != Vertex::Node(node))
     }
 
     // ---- restarting ----------------------------------------------------------------------------
@@ -577,10 +618,23 @@ impl<M: NodeMemory> Fabric<M> {
         match event {
             Event::Departed(link) => self.departed(link),
             Event::Arrived { packet, link } => self.arrived(packet, link),
-            Event::Flow { link, class, is_paused } => self.set_flow(link, class, is_paused),
-            Event::Limit { link, class, limit } => self.hear_limit(link, class, limit),
+            Event::Flow { link, class, epoch, is_paused } => {
+                self.set_flow(link, class, epoch, is_paused);
+            }
+            Event::PauseEnds { link, class } => self.pause_ends(link, class),
+            Event::RefreshDue { link, class } => self.refresh_pause(link, class),
+            Event::Look => self.look_at_queues(),
+            Event::Storm(node) => self.go_on_storming(node),
+            Event::Detected { link, is_up } => self.detected(link, is_up),
+            Event::Reroute => self.reroute(),
+            Event::NewTable(switch) => self.take_table(switch),
+            Event::Limit { link, class, epoch, limit } => {
+                self.hear_limit(link, class, epoch, limit);
+            }
             Event::TotalDue { link, class } => self.send_total(link, class),
-            Event::Total { link, class, total } => self.hear_total(link, class, total),
+            Event::Total { link, class, epoch, total } => {
+                self.hear_total(link, class, epoch, total);
+            }
             Event::Deadline(node) => {
                 // Others were replaced by an earlier deadline.
                 let entry = &mut self.nodes[node as usize];
@@ -713,12 +767,13 @@ impl<M: NodeMemory> Fabric<M> {
         Headers::parse(&packet.bytes).map_or(true, |(headers, _)| keep(&headers))
     }
 
-    fn depart(&mut self, packet: Packet) {
+    fn depart(&mut self, mut packet: Packet) {
         let Packet { from, to, .. } = packet;
         match self.nodes.get_mut(to as usize) {
             None => self.misdirected += 1,
             Some(there) if self.holds => there.held.push_back(packet),
             Some(_) => {
+                packet.marks.tables = self.failures.tables_now();
                 let id = self.pool.put(packet);
                 self.route(Vertex::Node(from), None, id);
             }

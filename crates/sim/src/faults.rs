@@ -14,6 +14,12 @@
 //! | flap | a link is down for a while | a packet was lost to it |
 //! | restart | a node loses all state | a peer had work outstanding towards it |
 //! | back-pressure | a destination admits no packets for a while | a queue pair with packets for it was parked |
+//! | link down | a link between switches is down for a while | a packet was lost to it |
+//! | switch down | a switch is down for a while, and loses all that it holds | a packet was lost to it |
+//! | slow link | a link between switches has a fraction of its rate for a while | a packet left on it |
+//! | bit error | a bit flips on a link behind a switch, or inside a switch | as loss, or the receiver refused the packet |
+//! | pause loss | a pause, its end, or a flow control packet is lost | it would have changed what its receiver does |
+//! | pause storm | a node pauses the switch for a while | packets waited for it |
 
 use core::fmt;
 
@@ -33,11 +39,17 @@ pub enum Fault {
     Flap,
     Restart,
     BackPressure,
+    LinkDown,
+    SwitchDown,
+    SlowLink,
+    BitError,
+    PauseLoss,
+    PauseStorm,
 }
 
 impl Fault {
     /// Every kind, those of single packets first.
-    pub const ALL: [Fault; 10] = [
+    pub const ALL: [Fault; 16] = [
         Fault::Loss,
         Fault::Duplicate,
         Fault::Reorder,
@@ -48,6 +60,12 @@ impl Fault {
         Fault::Flap,
         Fault::Restart,
         Fault::BackPressure,
+        Fault::LinkDown,
+        Fault::SwitchDown,
+        Fault::SlowLink,
+        Fault::BitError,
+        Fault::PauseLoss,
+        Fault::PauseStorm,
     ];
 
     /// The number of kinds for single packets: the first ones of [`ALL`](Fault::ALL).
@@ -66,6 +84,12 @@ impl Fault {
             Fault::Flap => "flap",
             Fault::Restart => "restart",
             Fault::BackPressure => "back-pressure",
+            Fault::LinkDown => "link down",
+            Fault::SwitchDown => "switch down",
+            Fault::SlowLink => "slow link",
+            Fault::BitError => "bit error",
+            Fault::PauseLoss => "pause loss",
+            Fault::PauseStorm => "pause storm",
         }
     }
 }

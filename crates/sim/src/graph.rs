@@ -104,6 +104,11 @@ impl Graph {
         &self.edges
     }
 
+    #[cfg(test)]
+    pub(crate) fn edges_mut(&mut self) -> impl Iterator<Item = &mut Edge> {
+        self.edges.iter_mut()
+    }
+
     fn vertices(&self) -> impl Iterator<Item = Vertex> + use<> {
         (0..self.nodes).map(Vertex::Node).chain((0..self.switches).map(Vertex::Switch))
     }

@@ -252,10 +252,29 @@ pub(crate) struct Link {
     /// Its number among the links to that end.
     pub(crate) port: usize,
     pub(crate) is_up: bool,
+    /// Its cable is plugged in; it is up if both of its ends are, too.
+    pub(crate) is_plugged: bool,
+    /// What took it down last.
+    pub(crate) outage: Outage,
     /// Faults are injected into packets that leave here.
     pub(crate) is_faulty: bool,
     /// The current outage has lost a packet.
     pub(crate) outage_felt: bool,
+    /// Times that it went down or came up, with what its ends knew: what was on it before is lost.
+    pub(crate) epoch: u8,
+    /// The packet that is departing was cut off by an outage.
+    pub(crate) is_cut: bool,
+    /// Its rate is lower than it was built for, and no packet has noticed yet.
+    pub(crate) slowness_unfelt: bool,
+    /// A fault has concerned its flow control: packets may be dropped at its end although it loses none.
+    pub(crate) is_disturbed: bool,
+    /// The rate that it was built for.
+    pub(crate) nominal_bps: u64,
+    /// By class, where pauses end by themselves: when.
+    pub(crate) pause_ends: [Time; MAX_CLASSES],
+    /// Classes with a timer for the end of their pause, and with one to refresh it, as bits.
+    pub(crate) ending: u8,
+    pub(crate) refreshing: u8,
     waiting: [VecDeque<Waiting>; MAX_CLASSES],
     /// By class.
     waiting_bytes: [u64; MAX_CLASSES],
@@ -272,6 +291,17 @@ pub(crate) struct Link {
     /// Bytes that ever left.
     sent_bytes: u64,
     stats: LinkStats,
+}
+
+/// Why a link is down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outage {
+    /// The cable of a node was unplugged.
+    Cable,
+    /// The link failed.
+    Link,
+    /// A switch failed.
+    Switch(u32),
 }
 
 /// Lanes whose receivers have so many blocks, after the first flow control packet.
@@ -303,8 +333,18 @@ impl Link {
             end: edge.to,
             port: 0,
             is_up: true,
+            is_plugged: true,
+            outage: Outage::Cable,
             is_faulty: matches!(edge.from, Vertex::Node(_)),
             outage_felt: false,
+            epoch: 0,
+            is_cut: false,
+            slowness_unfelt: false,
+            is_disturbed: false,
+            nominal_bps: edge.config.rate_bps,
+            pause_ends: [Time::ZERO; MAX_CLASSES],
+            ending: 0,
+            refreshing: 0,
             waiting: [const { VecDeque::new() }; MAX_CLASSES],
             waiting_bytes: [0; MAX_CLASSES],
             lanes: edge.config.credits.filter(|_| edge.config.rate_bps != UNLIMITED).map(lanes),
@@ -331,7 +371,8 @@ impl Link {
     }
 
     fn has_credit(&self, class: usize, bytes: u32) -> bool {
-        let lane = self.lanes.as_ref().map(|lanes| &lanes[class]);
+        // What waits for a link that is down leaves into nothing.
+        let lane = self.lanes.as_ref().map(|lanes| &lanes[class]).filter(|_| self.is_up);
         lane.is_none_or(|lane| lane.sender.may_send(blocks(bytes)))
     }
 
@@ -397,7 +438,8 @@ impl Link {
     pub(crate) fn leaves_ahead(&self, now: Time, bytes: u64) -> Time {
         let is_limited = self.config.rate_bps != UNLIMITED;
         let start = if is_limited { self.busy_until.max(now) } else { now };
-        start + self.config.serialization(bytes)
+        // At a rate that never changes, so that none overtakes another when the link gets faster.
+        start + self.config.with_rate(self.nominal_bps).serialization(bytes)
     }
 
     /// What a switch writes into a packet that starts to depart.
@@ -472,6 +514,54 @@ impl Link {
     /// How many classes the other end pauses.
     pub(crate) fn paused_classes(&self) -> u32 {
         self.paused.iter().flatten().count() as u32
+    }
+
+    /// Whether the other end has paused a class.
+    pub(crate) fn is_paused(&self, class: usize) -> bool {
+        self.paused[class].is_some()
+    }
+
+    /// How long a pause of so many quanta lasts on it.
+    pub(crate) fn pause_time(&self, quanta: u16) -> Duration {
+        let nominal = self.config.with_rate(self.nominal_bps);
+        nominal.serialization(u64::from(quanta) * (512 / 8))
+    }
+
+    /// Both ends forget pauses and credits, and everything on it is lost.
+    pub(crate) fn reset(&mut self, now: Time) {
+        self.epoch = self.epoch.wrapping_add(1);
+        self.is_cut = self.leaving.is_some();
+        (0..MAX_CLASSES).for_each(|class| self.set_paused(now, class, false));
+        for lane in self.lanes.iter_mut().flat_map(|lanes| lanes.iter_mut()) {
+            lane.receiver.restart();
+            lane.sender = Sender::new();
+            lane.sender.heard(lane.receiver.limit());
+        }
+    }
+
+    /// Whether no class is paused, and all credits are with the sender.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        let mut lanes = self.lanes.iter().flat_map(|lanes| lanes.iter());
+        let is_paused = self.paused.iter().any(Option::is_some);
+        !is_paused && lanes.all(|lane| lane.receiver.is_at_rest_with(&lane.sender))
+    }
+
+    /// The packet of a class that waits longest.
+    pub(crate) fn head(&self, class: usize) -> Option<u32> {
+        self.waiting[class].front().map(|waiting| waiting.packet)
+    }
+
+    /// Takes everything that waits in a class.
+    pub(crate) fn drain(&mut self, now: Time, class: usize) -> VecDeque<Waiting> {
+        self.account(now);
+        self.waiting_bytes[class] = 0;
+        self.stats.least_bytes = self.stats.least_bytes.min(self.total_bytes());
+        core::mem::take(&mut self.waiting[class])
+    }
+
+    /// The switch that sends on it has started again, and counts from zero.
+    pub(crate) fn restart_counts(&mut self) {
+        self.sent_bytes = 0;
     }
 
     /// Whether the other end holds back packets of a class.
@@ -567,6 +657,17 @@ mod tests {
         assert_eq!((stats.dropped, stats.peak_bytes), (1, 250));
         assert_eq!(stats.mean_bytes(), (250 * 100 + 50 * 100) / 200);
         assert_eq!(link.total_bytes(), 50);
+    }
+
+    #[test]
+    fn short_frames_keep_their_order_when_a_link_gets_faster() {
+        let mut link = link(250);
+        let at = Time::from_nanos;
+        link.config.rate_bps = link.nominal_bps / 100;
+        let first = link.leaves_ahead(at(10), 8);
+        link.config.rate_bps = link.nominal_bps;
+        let second = link.leaves_ahead(at(11), 8);
+        assert!(first < second, "{first:?} {second:?}");
     }
 
     #[test]

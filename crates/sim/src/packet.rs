@@ -81,6 +81,14 @@ pub(crate) struct Marks {
     pub(crate) stray: bool,
     /// Not sent by an endpoint.
     pub(crate) forged: bool,
+    /// Bytes were changed by [`Fault::BitError`], inside a switch.
+    pub(crate) corrupted: bool,
+    /// The epoch of the link that it is on.
+    pub(crate) epoch: u8,
+    /// The switches that it has been to, of the first 64, as bits.
+    pub(crate) visited: u64,
+    /// The number of the tables that all switches had when it was sent; 0 if they were changing.
+    pub(crate) tables: u32,
     /// Position in the order in which packets entered the air.
     pub(crate) order: u64,
     /// The number of its sender's retransmissions by then.
@@ -89,7 +97,7 @@ pub(crate) struct Marks {
 
 impl Marks {
     pub(crate) fn is_damaged(&self) -> bool {
-        self.flipped || self.truncated
+        self.flipped || self.truncated || self.corrupted
     }
 }
 
@@ -193,6 +201,30 @@ pub struct Sighting {
     pub headers: Headers,
     /// Payload bytes.
     pub payload_len: u32,
+    /// What switches wrote into it, or what it returns of that, if anything.
+    pub telemetry: Option<Stamps>,
+}
+
+/// The telemetry of a packet, as a number that another packet hardly has, with other times, queues and counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamps {
+    /// The number.
+    pub digest: u64,
+    /// It is returned by the receiver.
+    pub is_echo: bool,
+}
+
+impl Stamps {
+    /// Of a report in which a switch has written something.
+    pub(crate) fn of(report: &Report) -> Option<Stamps> {
+        report.hops().next()?;
+        // All but the opcode and the flags, as FNV-1a has it.
+        let digest =
+            report.as_bytes()[2..].iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, &byte| {
+                (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+            });
+        Some(Stamps { digest, is_echo: report.is_echo() })
+    }
 }
 
 #[cfg(test)]

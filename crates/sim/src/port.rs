@@ -13,7 +13,7 @@ use roce::wire::{Headers, ICRC_BYTES};
 use roce::world::{Memory, MemoryKind, Origin, Path, RxFrame, Telemetry, TxFrame, Wire};
 
 use crate::faults::{Fault, FaultCounts};
-use crate::packet::{Addressing, Direction, Marks, Packet, Sighting};
+use crate::packet::{Addressing, Direction, Marks, Packet, Sighting, Stamps};
 use crate::pressure::Gate;
 
 /// Payload of phantom packets.
@@ -147,10 +147,18 @@ impl Port {
         }
     }
 
-    fn note(&mut self, direction: Direction, peer: u32, headers: Headers, payload_len: u32) {
+    fn note(
+        &mut self,
+        direction: Direction,
+        peer: u32,
+        headers: Headers,
+        payload_len: u32,
+        telemetry: Option<&Report>,
+    ) {
         let (at, node) = (self.now, self.node);
         if let Some(sightings) = &mut self.sightings {
-            sightings.push(Sighting { at, node, peer, direction, headers, payload_len });
+            let telemetry = telemetry.and_then(Stamps::of);
+            sightings.push(Sighting { at, node, peer, direction, headers, payload_len, telemetry });
         }
     }
 
@@ -160,7 +168,7 @@ impl Port {
         {
             let phantom = self.body == Body::Phantom;
             let len = if phantom { packet.phantom_payload } else { payload.len() as u32 };
-            self.note(Direction::Sent, packet.to, headers, len);
+            self.note(Direction::Sent, packet.to, headers, len, packet.telemetry.as_deref());
         }
     }
 
@@ -232,6 +240,9 @@ impl Port {
         if marks.truncated {
             self.effects.effect(Fault::Truncate);
         }
+        if marks.corrupted {
+            self.effects.effect(Fault::BitError);
+        }
     }
 
     fn accept(&mut self, packet: &Packet, sink: &mut dyn FnMut(&RxFrame<'_>)) {
@@ -241,14 +252,14 @@ impl Port {
         };
         self.harmless += u64::from(packet.marks.is_damaged());
         self.accepted += 1;
-        self.note(Direction::Accepted, packet.from, headers, payload.len() as u32);
+        let telemetry = packet.telemetry.as_deref();
+        self.note(Direction::Accepted, packet.from, headers, payload.len() as u32, telemetry);
         let origin = Origin {
             dscp: packet.dscp,
             ecn: packet.ecn,
             hop_limit: packet.hop_limit,
             ..Origin::new(packet.source, packet.dest)
         };
-        let telemetry = packet.telemetry.as_deref();
         if self.corrupt_every > 0 && self.accepted.is_multiple_of(self.corrupt_every) {
             let mut broken = payload.to_vec();
             broken.iter_mut().take(1).for_each(|byte| *byte ^= 1);

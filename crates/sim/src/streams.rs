@@ -3,6 +3,9 @@
 //! Payload is phantom: measurements concern packets, time and queues. A stream keeps a number of
 //! messages posted, so that its window, its rate limit or the network limits it and never its program.
 
+#[cfg(test)]
+mod failing;
+
 use alloc::vec::Vec;
 
 use roce::Time;

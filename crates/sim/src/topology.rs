@@ -66,6 +66,45 @@ pub fn cables(topology: &Topology, config: impl Fn(&Link) -> LinkConfig) -> Grap
     })
 }
 
+/// The graph of some hosts of a topology, numbered in this order, and of all its switches: the other hosts have no cable. Links
+/// of hosts are like `edge`, those between switches like `trunk`, whatever the topology says.
+pub fn among(topology: &Topology, hosts: &[NodeId], edge: LinkConfig, trunk: LinkConfig) -> Graph {
+    let numbers = Numbers::of(topology);
+    let bare = Graph::new(hosts.len() as u32, numbers.switches.len() as u32);
+    let vertex = |id: NodeId| match topology.node(id).kind() {
+        Kind::Host => {
+            hosts.iter().position(|&host| host == id).map(|number| Vertex::Node(number as u32))
+        }
+        Kind::Switch => Some(numbers.vertex(topology, id)),
+    };
+    topology.links().fold(bare, |graph, (_, link)| match link.ends.map(|end| vertex(end.node)) {
+        [Some(a @ Vertex::Switch(_)), Some(b @ Vertex::Switch(_))] => {
+            graph.join(a, b, trunk, trunk)
+        }
+        [Some(a), Some(b)] => graph.join(a, b, edge, edge),
+        _ => graph,
+    })
+}
+
+/// Two hosts of a topology that no way over switches joins, if there are such: programs on them could not talk to each other.
+pub fn separate_hosts(topology: &Topology) -> Option<[NodeId; 2]> {
+    let all: Vec<NodeId> = topology.hosts().collect();
+    let (&first, others) = all.split_first()?;
+    let (mut seen, mut next) = (alloc::vec![first], 0);
+    while let Some(&at) = seen.get(next) {
+        next += 1;
+        if at != first && topology.node(at).kind() == Kind::Host {
+            continue;
+        }
+        for (_, end) in topology.neighbours(at) {
+            if !seen.contains(&end.node) {
+                seen.push(end.node);
+            }
+        }
+    }
+    others.iter().find(|other| !seen.contains(other)).map(|&other| [first, other])
+}
+
 /// The graph of a topology, with the routes of `tables`. Rates and delays are those of its links, the rest is that of
 /// `like`.
 pub fn graph(topology: &Topology, channels: &Channels, tables: &Tables, like: LinkConfig) -> Graph {

@@ -9,7 +9,7 @@ use roce::device;
 use roce::endpoint::{Connect, Endpoint, QpAttr, QpConfig, QpState};
 use roce::verbs::{Transport, VerbsError};
 use roce::wire::Psn;
-use roce::world::AtomicOp;
+use roce::world::{AtomicOp, Path};
 
 use super::atomics::{Attempt, Verdict, WordHistory};
 use super::scenario::Params;
@@ -90,7 +90,9 @@ impl Run {
         self.join(pair, &sides).map_err(|error| format!("connect: {error}"))?;
         let entry = &mut self.pairs[pair];
         // An outage that has already begun may last longer than all retries.
-        entry.is_excused = !entry.nodes.iter().all(|&node| self.fabric.has_cable(node));
+        let [a, b] = entry.nodes;
+        let has_way = self.fabric.has_cable(a) && self.fabric.has_cable(b);
+        entry.is_excused = !has_way || !self.fabric.is_connected(a, b);
         entry.sides = Some(sides);
         entry.state = PairState::Up;
         entry.epoch += 1;
@@ -145,7 +147,7 @@ impl Run {
                 device::start_datagrams(endpoint, now, own.qpn, own.qkey, own.first_psn)?;
                 continue;
             }
-            let path = self.fabric.path_to(peer.node);
+            let path = self.path_to(peer.node);
             let connect = self.pairs[pair].params.connect(path, peer.qpn, peer.first_psn);
             let connect = Connect { local_psn: own.first_psn, ..connect };
             let endpoint = &mut self.fabric.node_mut(own.node).endpoint;
@@ -153,6 +155,13 @@ impl Run {
             endpoint.modify_qp(now, own.qpn, &rights::attributes(own.access))?;
         }
         Ok(())
+    }
+
+    /// The path to a node, with the hop limit of the seed's network.
+    pub(super) fn path_to(&self, node: u32) -> Path {
+        let path = self.fabric.path_to(node);
+        let network = self.scenario.network.as_ref();
+        Path { hop_limit: network.map_or(path.hop_limit, |network| network.hop_limit), ..path }
     }
 
     // ---- breaking ------------------------------------------------------------------------------

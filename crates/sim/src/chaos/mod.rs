@@ -32,9 +32,11 @@ mod atomics;
 mod check;
 mod draft;
 mod drain;
+mod failures;
 mod intruder;
 mod life;
 mod monitor;
+mod network;
 mod overtake;
 mod pool;
 mod post;
@@ -54,6 +56,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 
+use fabric::topology::Topology;
 use roce::direct::{Backlog, MAX_DIRECT_BYTES};
 use roce::{Duration, Time};
 
@@ -62,7 +65,7 @@ use roce::planted::Bug;
 pub use summary::Summary;
 
 use crate::chance::Chance;
-use crate::fabric::{Fabric, Flaw, MAX_DELAY_NS, Sighting};
+use crate::fabric::{Defect, Fabric, Flaw, LinkFaults, MAX_DELAY_NS, Sighting};
 use crate::faults::{Fault, FaultMix};
 use crate::link::LinkConfig;
 use crate::memory::Arena;
@@ -96,6 +99,9 @@ use ensure;
 pub struct Options {
     /// Sends to post instead of the seed's number.
     pub sends: Option<u64>,
+    /// The network of every seed, instead of the seed's: at least two of its hosts must be joined by switches
+    /// ([`separate_hosts`](crate::topology::separate_hosts)).
+    pub topology: Option<Topology>,
     /// Damage done on purpose.
     pub sabotage: Sabotage,
     /// A bug planted in every endpoint.
@@ -205,6 +211,9 @@ impl Run {
         fabric.record();
         fabric.mix = scenario.mix;
         fabric.set_pressure(scenario.pressure);
+        if let Some(network) = &scenario.network {
+            fabric.set_link_faults(network.faults);
+        }
         let secret = match options.sabotage {
             Sabotage::Loss => Some(Fault::Loss),
             Sabotage::Reorder => Some(Fault::Reorder),
@@ -214,6 +223,7 @@ impl Run {
             fabric.mix = FaultMix::NONE.with(fault, 40_000);
             (scenario.mix, scenario.strikes) = (FaultMix::NONE, Vec::new());
             fabric.set_pressure(None);
+            fabric.set_link_faults(LinkFaults::default());
         }
         let pairs = scenario.pairs.iter().map(|plan| Pair::new(plan.nodes, plan.params.clone()));
         let pairs = pairs.collect();
@@ -244,6 +254,7 @@ impl Run {
 
     fn set_up(&mut self) -> Checked<()> {
         self.fabric.plant_flaw(self.flaw());
+        self.fabric.plant_defect(self.defect());
         for node in 0..self.fabric.len() {
             let space = self.new_space(node)?;
             self.spaces.push(space);
@@ -285,6 +296,21 @@ impl Run {
         Flaw::None
     }
 
+    /// What switches and links do wrong.
+    fn defect(&self) -> Defect {
+        #[cfg(feature = "planted-bugs")]
+        return match self.options.bug {
+            Some(Bug::PauseForgotten) => Defect::PauseForgotten,
+            Some(Bug::PauseIgnored) => Defect::PauseIgnored,
+            Some(Bug::ResumeLost) => Defect::ResumeLost,
+            Some(Bug::CreditLeaked) => Defect::CreditLeaked,
+            Some(Bug::LoopOnReroute) => Defect::LoopOnReroute,
+            _ => Defect::None,
+        };
+        #[cfg(not(feature = "planted-bugs"))]
+        Defect::None
+    }
+
     fn go(&mut self) -> Checked<()> {
         while !self.is_over() {
             ensure!(self.fabric.advance(), "stuck: nothing will ever happen. {}", self.describe());
@@ -324,9 +350,12 @@ impl Run {
 
     fn check_health(&self) -> Checked<()> {
         let events = self.fabric.events_handled();
-        let most = MAX_EVENTS + MAX_EVENTS_PER_SEND * self.summary.sends;
+        // Packets cross six links instead of two at most.
+        let links = if self.scenario.network.is_some() { 3 } else { 1 };
+        let most = links * (MAX_EVENTS + MAX_EVENTS_PER_SEND * self.summary.sends);
         ensure!(events < most, "still busy after {events} events. {}", self.describe());
         ensure!(self.fabric.spinning().is_none(), "a node never comes to rest at one instant");
+        self.check_conduct()?;
         ensure!(
             self.fabric.torn_writes() == 0,
             "the last byte of a WRITE was seen before the others"
@@ -372,6 +401,7 @@ impl Run {
                 Turn::Resume { at, epoch, patience } => self.resume(at, epoch, patience)?,
                 Turn::Attack { intruder } => self.attack(intruder)?,
                 Turn::PlugIn { node } => self.fabric.set_cable(node, true),
+                Turn::Mend(mend) => self.mend(mend),
             }
         }
         Ok(())
@@ -410,6 +440,7 @@ impl Run {
                     self.excuse_node(node);
                 }
                 Strike::Restart { node } => self.restart(node)?,
+                Strike::Fail(failure) => self.fail(failure),
             }
         }
         Ok(())
@@ -425,6 +456,7 @@ impl Run {
         for node in 0..self.fabric.len() {
             self.fabric.set_cable(node, true);
         }
+        self.fabric.repair();
         let bound_ns = self.recovery_bound_ns();
         self.phase = Phase::Healing(Healing { since: self.fabric.now(), bound_ns });
         Ok(())
@@ -433,12 +465,14 @@ impl Run {
     /// The bound, in nanoseconds:
     ///
     /// ```text
-    ///   D + S + 2 ms + max over connections of
+    ///   D + N + S + 2 ms + max over connections of
     ///       4 T + M (R + S)                      connections that may not break
     ///       4 T + M (R + S) + D + R + (r + 2) T  connections that may, or are about to
     /// ```
     ///
-    /// D is the longest delay of a packet in flight, T the ACK timeout, r the retry count, R the RNR
+    /// D is the longest delay of a packet in flight, N the time until a network whose switches and links failed has its routes and
+    /// obeys its pauses again: detection and change of routes, the longest pause, and a watchdog's detection and restoration. T is
+    /// the ACK timeout, r the retry count, R the RNR
     /// delay, M the number of messages that wait for a receive. S is the time that all outstanding
     /// bytes take on one link, or at the lowest rate of a congestion control, three times over, with
     /// eight propagation delays. One timeout detects a loss, one more a lost acknowledgement of the
@@ -446,7 +480,9 @@ impl Run {
     fn recovery_bound_ns(&self) -> u64 {
         let span = self.transfer_ns();
         let worst = self.pairs.iter().map(|pair| self.pair_bound_ns(pair, span)).max();
-        MAX_DELAY_NS + span + 2_000_000 + worst.unwrap_or(0)
+        let network = self.scenario.network.as_ref();
+        let settles = network.map_or(0, |network| network.settles_in.as_nanos());
+        MAX_DELAY_NS + settles + span + 2_000_000 + worst.unwrap_or(0)
     }
 
     fn pair_bound_ns(&self, pair: &Pair, span: u64) -> u64 {
@@ -505,6 +541,9 @@ impl Run {
         self.say_farewell()?;
         self.close_pairs(|_| true)?;
         self.run_dry()?;
+        if let Some(unrest) = self.fabric.unrest() {
+            return Err(format!("at rest, {unrest}"));
+        }
         if self.options.sabotage == Sabotage::Guard {
             let first = self.fabric.node(0).memory.peek(Arena::BASE, 1)[0];
             self.fabric.node_mut(0).memory.poke(Arena::BASE, &[!first]);
@@ -522,6 +561,8 @@ impl Run {
         self.summary.events = self.fabric.events_handled();
         self.summary.simulated_ns = self.fabric.now().as_nanos();
         self.summary.queue_drops = self.fabric.queue_drops();
+        self.summary.pauses = self.fabric.pauses();
+        self.summary.conduct = self.fabric.conduct();
         Ok(())
     }
 

@@ -8,7 +8,8 @@
 //!   back;
 //! - an acknowledgement grants no more credits than receives were posted, less those that the messages
 //!   up to its MSN have taken (IBA 9.7.7.2);
-//! - a queue pair keeps the minimum interval between its congestion notifications.
+//! - a queue pair keeps the minimum interval between its congestion notifications;
+//! - telemetry that a queue pair returns came with one of its own latest packets.
 //!
 //! The first two rules follow the requester's view, in both modes: a READ of n responses is one request
 //! packet that takes n PSNs in go-back-N and one in selective repeat, an acknowledgement beyond an
@@ -24,7 +25,7 @@ use roce::{Duration, Time};
 use super::scenario::rnr_units;
 use super::side::{Pair, Side};
 use super::{Checked, ensure};
-use crate::fabric::{Direction, Sighting};
+use crate::fabric::{Direction, Sighting, Stamps};
 
 /// Most PSNs between the oldest unacknowledged packet and the newest in selective repeat, in windows.
 const HORIZON_WINDOWS: u32 = 4;
@@ -79,8 +80,13 @@ pub(super) struct Monitor {
     requesters: BTreeMap<(u32, u32), Requester>,
     /// When a queue pair last sent a congestion notification.
     notified: BTreeMap<(u32, u32), Time>,
+    /// Telemetry that a queue pair got last, newest at the end.
+    reports: BTreeMap<(u32, u32), VecDeque<u64>>,
     pub(super) requests: Requests,
 }
+
+/// Packets of which a queue pair may still return the telemetry: more than arrive before it sends.
+const MOST_REPORTS: usize = 64;
 
 impl Requester {
     fn new(epoch: u32, first: Psn, is_selective: bool) -> Requester {
@@ -207,6 +213,9 @@ impl Monitor {
         if !matches!(opcode.service(), Service::Rc | Service::Selective) {
             return Ok(());
         }
+        if let Some(stamps) = sighting.telemetry {
+            self.see_telemetry(sighting, stamps, pairs)?;
+        }
         let is_request = opcode.is_request();
         match (sighting.direction, is_request) {
             (Direction::Sent, true) => self.see_request(sighting, pairs),
@@ -258,6 +267,35 @@ impl Monitor {
             passed.is_none_or(|passed| passed >= least),
             "two congestion notifications within {least}"
         );
+        Ok(())
+    }
+
+    fn see_telemetry(
+        &mut self,
+        sighting: &Sighting,
+        stamps: Stamps,
+        pairs: &[Pair],
+    ) -> Checked<()> {
+        let Stamps { digest, is_echo } = stamps;
+        match sighting.direction {
+            Direction::Accepted if !is_echo => {
+                let own = sighting.headers.bth().dest_qp.get();
+                let reports = self.reports.entry((sighting.node, own)).or_default();
+                if reports.len() == MOST_REPORTS {
+                    reports.pop_front();
+                }
+                reports.push_back(digest);
+            }
+            Direction::Sent if is_echo => {
+                let Some((_, own)) = sender(sighting, pairs) else {
+                    return Ok(());
+                };
+                let reports = self.reports.get(&(own.node, own.qpn.get()));
+                let is_own = reports.is_some_and(|reports| reports.contains(&digest));
+                ensure!(is_own, "{:?} returns telemetry of packets of another queue pair", own.qpn);
+            }
+            _ => {}
+        }
         Ok(())
     }
 

@@ -219,7 +219,7 @@ impl Run {
         }
         let is_secret = self.chance.per_mille(self.scenario.trespass);
         let peer = self.side(at.peer())?;
-        let (path, dest_qp) = (self.fabric.path_to(peer.node), peer.qpn);
+        let (path, dest_qp) = (self.path_to(peer.node), peer.qpn);
         let qkey = if is_secret { peer.qkey ^ 1 } else { peer.qkey };
         Ok(Some((Datagram { ah: path.into(), dest_qp, qkey }, is_secret)))
     }

@@ -12,7 +12,7 @@ use roce::verbs::Transport;
 use roce::wire::Psn;
 use roce::world::Path;
 
-use crate::buffer::BufferConfig;
+use crate::buffer::{BufferConfig, Pfc};
 use crate::chance::Chance;
 use crate::fabric::{FabricConfig, headroom};
 use crate::faults::FaultMix;
@@ -21,6 +21,7 @@ use crate::link::{LinkConfig, Marking};
 use crate::pressure::Pressure;
 
 use super::Options;
+use super::network::{Failure, Network, draw_topology};
 
 /// Operations of programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,6 +161,7 @@ pub(super) struct PairPlan {
 pub(super) enum Strike {
     Flap { node: u32, span: Duration },
     Restart { node: u32 },
+    Fail(Failure),
 }
 
 /// Habits of programs and their peers. Each is enabled independently, and drawn separately from
@@ -228,12 +230,18 @@ pub(super) struct Scenario {
     /// How often it sends more than the receive can hold, per mille.
     pub(super) too_long: u32,
     pub(super) habits: Habits,
+    /// A topology whose switches and links fail.
+    pub(super) network: Option<Network>,
 }
 
 impl Scenario {
     pub(super) fn draw(seed: u64, options: &Options, chance: &mut Chance) -> Scenario {
         let is_harsh = chance.per_mille(120);
         let nodes = if chance.per_mille(700) { 2 } else { 3 };
+        let (mut network_chance, topology) = draw_topology(seed, options.topology.as_ref());
+        let nodes = topology.as_ref().map_or(nodes, |topology| {
+            network_chance.between(2, 4).min(topology.hosts().count() as u64) as u32
+        });
         let is_large = chance.per_mille(150);
         let budget = options.sends.unwrap_or_else(|| chance.between(200, 900));
         let count = chance.between(1, if is_large { 2 } else { 4 });
@@ -244,7 +252,20 @@ impl Scenario {
         let habits = Habits::draw(&mut Chance::new(!seed));
         let mut pairs = with_habits(pairs, &habits, &mut Chance::new(!seed));
         let pressure = draw_pressure(&mut fabric, &mut pairs, &mut Chance::new(seed ^ PRESSURE));
-        let link = draw_switches(&mut fabric, &mut pairs, link, &mut Chance::new(seed ^ SWITCHES));
+        let (network, link) = match &topology {
+            Some(topology) => {
+                let chance = &mut network_chance;
+                let nodes: Vec<[u32; 2]> = pairs.iter().map(|pair| pair.nodes).collect();
+                let (network, [edge, whole_way]) =
+                    Network::lay(topology, &mut fabric, &nodes, link, budget, chance);
+                draw_controls(&mut pairs, &edge, 12, chance);
+                (Some(network), whole_way)
+            }
+            None => {
+                let chance = &mut Chance::new(seed ^ SWITCHES);
+                (None, draw_switches(&mut fabric, &mut pairs, link, chance))
+            }
+        };
         if pressure.is_some() {
             // One reason to refuse a packet at a time: each is checked.
             fabric.nic_packets = None;
@@ -260,11 +281,12 @@ impl Scenario {
             max_len,
             pairs,
             pools: (0..nodes).map(|_| draw_pool(max_len, count, &habits, chance)).collect(),
-            strikes: draw_strikes(nodes, budget, chance),
+            strikes: draw_strikes(nodes, budget, network.as_ref(), chance),
             // Requests without packets are refused only where nothing waits before them, which is not often.
             trespass: if misbehaves { if habits.neighbours { 40 } else { 12 } } else { 0 },
             too_long: if misbehaves { 6 } else { 0 },
             habits,
+            network,
         }
     }
 
@@ -370,20 +392,32 @@ fn draw_switches(
         true => BufferConfig::lossless(own + shared),
         false => BufferConfig::lossy(shared),
     };
-    fabric.buffer = Some(BufferConfig { reserve, shift: 1, ..config });
+    // Nothing loses the end of a pause here.
+    let pfc = config.pfc.map(|pfc| Pfc { pause_quanta: None, ..pfc });
+    fabric.buffer = Some(BufferConfig { reserve, shift: 1, pfc, ..config });
     fabric.nic_packets = chance.pick(&[None, Some(1), Some(1), Some(4)]);
     let slower = chance.pick(&[1, 4]);
     fabric.graph = leaves_and_spines(fabric.graph.nodes(), link, slower);
-    let line_bps = link.rate_bps;
-    // Four links and two packets on each, both ways.
-    let base_rtt = link.delay * 8 + link.serialization(4_200) * 8;
+    draw_controls(pairs, &link, 8, chance);
+    LinkConfig { rate_bps: link.rate_bps / slower, delay: link.delay * 2, ..link }
+}
+
+/// Some connections follow what switches say; the base round trip has so many links, with two packets on each.
+fn draw_controls(pairs: &mut [PairPlan], link: &LinkConfig, links: u64, chance: &mut Chance) {
+    let base_rtt = link.delay * links + link.serialization(4_200) * links;
     for PairPlan { params, .. } in pairs {
-        let named =
-            chance.pick(&["dctcp", "timely", "timely-patched", "hpcc", "hpcc", "as before"]);
-        let control = CongestionControl::named(named, line_bps, base_rtt);
+        let named = chance.pick(&[
+            "dctcp",
+            "timely",
+            "timely-patched",
+            "hpcc",
+            "hpcc",
+            "as before",
+            "advertised",
+        ]);
+        let control = CongestionControl::named(named, link.rate_bps, base_rtt);
         params.congestion = control.map_or(params.congestion, no_slower);
     }
-    LinkConfig { rate_bps: link.rate_bps / slower, delay: link.delay * 2, ..link }
 }
 
 /// The same, but with at least 1 Gbit/s, so that what is under way ends in time.
@@ -519,7 +553,12 @@ fn windowless(transport: Transport, chance: &mut Chance) -> Option<Kind> {
     (is_rc && chance.per_mille(300)).then_some(Kind::Atomic)
 }
 
-fn draw_strikes(nodes: u32, budget: u64, chance: &mut Chance) -> Vec<(u64, Strike)> {
+fn draw_strikes(
+    nodes: u32,
+    budget: u64,
+    network: Option<&Network>,
+    chance: &mut Chance,
+) -> Vec<(u64, Strike)> {
     let flaps = if chance.per_mille(300) { chance.between(1, 4) } else { 0 };
     let restarts = if chance.per_mille(200) { chance.between(1, 2) } else { 0 };
     let node = |chance: &mut Chance| chance.below(nodes.into()) as u32;
@@ -531,6 +570,8 @@ fn draw_strikes(nodes: u32, budget: u64, chance: &mut Chance) -> Vec<(u64, Strik
     for _ in 0..restarts {
         strikes.push((chance.below(budget), Strike::Restart { node: node(chance) }));
     }
+    let failures = network.into_iter().flat_map(|network| &network.failures);
+    strikes.extend(failures.map(|&(at, failure)| (at, Strike::Fail(failure))));
     strikes.sort_by_key(|(at, _)| *at);
     strikes
 }

@@ -362,6 +362,19 @@ impl Pair {
     }
 }
 
+/// The end of a failure.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Mend {
+    /// A link goes up.
+    Link(u32),
+    /// A switch goes up.
+    Switch(u32),
+    /// A link has its rate again.
+    Rate(u32),
+    /// A node pauses its switch no longer.
+    Storm(u32),
+}
+
 /// A scheduled action of a program.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Turn {
@@ -379,6 +392,8 @@ pub(super) enum Turn {
     Attack { intruder: usize },
     /// Plug a cable in.
     PlugIn { node: u32 },
+    /// End a failure of the network.
+    Mend(Mend),
 }
 
 /// Receives that the queue pairs of a node share.

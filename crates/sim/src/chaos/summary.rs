@@ -4,6 +4,7 @@ use alloc::vec::Vec;
 
 use roce::endpoint::Counters;
 
+use crate::fabric::Conduct;
 use crate::faults::FaultCounts;
 
 /// What one seed, or many, executed and checked.
@@ -41,6 +42,10 @@ pub struct Summary {
     pub retransmitted: u64,
     /// Packets that found a queue full.
     pub queue_drops: u64,
+    /// Times that a port paused the other end of its link.
+    pub pauses: u64,
+    /// What switches did because of failures.
+    pub conduct: Conduct,
     /// Damaged packets accepted because the ICRC does not cover the damage.
     pub harmless: u64,
     /// Faults by kind.
@@ -75,6 +80,8 @@ impl Summary {
         self.packets += other.packets;
         self.retransmitted += other.retransmitted;
         self.queue_drops += other.queue_drops;
+        self.pauses += other.pauses;
+        self.conduct.add(&other.conduct);
         self.harmless += other.harmless;
         self.faults.add(&other.faults);
         self.events += other.events;

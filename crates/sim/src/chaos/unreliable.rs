@@ -116,7 +116,7 @@ impl Run {
         matches: impl Fn(&Announced, &crate::memory::Arena) -> bool,
     ) -> Checked<()> {
         let most = if self.scenario.mix.has(Fault::Duplicate) { 2 } else { 1 };
-        let is_orderly = self.scenario.mix.has_none(&DISORDER);
+        let is_orderly = self.scenario.mix.has_none(&DISORDER) && !self.reorders();
         let Side { node, heard_until, .. } = *self.side(at)?;
         let first = if is_orderly { heard_until } else { 0 };
         let sides = self.pairs[at.pair].sides.as_mut();
@@ -188,12 +188,21 @@ impl Run {
         self.submit(at, Draft { signaled: true, tells, ..draft })
     }
 
+    /// Whether packets take several ways.
+    fn reorders(&self) -> bool {
+        self.scenario.network.as_ref().is_some_and(|network| network.reorders)
+    }
+
     /// Where the network loses nothing, a message that was sent is received, or its receive was
     /// missing, too small, or under another key.
     fn check_losses(&mut self, at: At) -> Checked<()> {
         let is_uc = self.pairs[at.pair].params.transport == Transport::Uc;
         let mix = self.scenario.mix;
-        let loses = !mix.has_none(&LOSSES) || is_uc && !mix.has_none(&DISORDER);
+        let is_disordered = !mix.has_none(&DISORDER) || self.reorders();
+        let loses = !mix.has_none(&LOSSES) || is_uc && is_disordered;
+        let has_bit_errors =
+            self.scenario.network.as_ref().is_some_and(|network| network.faults.bit_errors > 0);
+        let loses = loses || has_bit_errors || self.fabric.conduct().watchdog_drops > 0;
         let is_struck = !self.scenario.strikes.is_empty();
         if loses || is_struck || self.fabric.queue_drops() > 0 {
             return Ok(());

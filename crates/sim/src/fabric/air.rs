@@ -69,11 +69,22 @@ impl<M: NodeMemory> Fabric<M> {
             return;
         };
         let (bytes, dscp) = (packet.frame_bytes, packet.dscp);
+        let is_expired = match at {
+            Vertex::Switch(switch) => !self.failures.visit(switch, packet),
+            Vertex::Node(_) => false,
+        };
         let ingress = ingress.map(|link| {
             let class = self.links[link as usize].class(dscp) as u8;
             Ingress { link, class }
         });
-        let Some(link) = self.next_link(at, id) else {
+        if is_expired {
+            self.vacate(ingress, bytes);
+            return self.discard(id);
+        }
+        let ingress_link = ingress.filter(|_| self.failures.bounces).map(|ingress| ingress.link);
+        let back = ingress_link.and_then(|link| self.bounce(link, id));
+        let Some(link) = back.or_else(|| self.next_link(at, id)) else {
+            self.count_unrouted();
             self.vacate(ingress, bytes);
             return self.discard(id);
         };
@@ -81,12 +92,13 @@ impl<M: NodeMemory> Fabric<M> {
         let is_busy = self.links[link as usize].is_busy(class, bytes);
         if is_busy && !self.charge(ingress, bytes) {
             self.links[link as usize].count_drop();
+            self.judge_drop(ingress);
             self.vacate(ingress, bytes);
             return self.discard(id);
         }
         let waiting = Waiting { packet: id, bytes, ingress };
         match self.links[link as usize].enqueue(self.now, class, waiting) {
-            Enqueued::Waits => {}
+            Enqueued::Waits => self.watch_queues(),
             Enqueued::Leaves(at) => {
                 self.stamp(link, id);
                 self.vacate(ingress, bytes);
@@ -107,7 +119,11 @@ impl<M: NodeMemory> Fabric<M> {
     /// The link by which a packet leaves `at`.
     fn next_link(&mut self, at: Vertex, id: u32) -> Option<u32> {
         let packet = self.pool.get_mut(id)?;
-        let links = self.paths.links(at, packet.to);
+        let table = match at {
+            Vertex::Switch(switch) => self.failures.table(switch),
+            Vertex::Node(_) => None,
+        };
+        let links = table.unwrap_or(&self.paths).links(at, packet.to);
         let place = match (links.len() as u64, self.spread) {
             (0 | 1, _) | (_, Spread::First) => 0,
             (several, Spread::Flow) => hash(at, packet) % several,
@@ -127,7 +143,7 @@ impl<M: NodeMemory> Fabric<M> {
         }
     }
 
-    fn discard(&mut self, packet: u32) {
+    pub(super) fn discard(&mut self, packet: u32) {
         if let Some(packet) = self.pool.take(packet) {
             self.nodes[packet.from as usize].port.recycle(packet.bytes);
         }
@@ -136,7 +152,11 @@ impl<M: NodeMemory> Fabric<M> {
     pub(super) fn departed(&mut self, link: u32) {
         let index = link as usize;
         if let Some(packet) = self.links[index].take_departed() {
-            self.launch(link, packet);
+            self.feel_slowness(link);
+            match core::mem::take(&mut self.links[index].is_cut) {
+                true => self.lose_to_outage(link, packet),
+                false => self.launch(link, packet),
+            }
         }
         self.start_next(link);
         if let Vertex::Node(node) = self.links[index].start
@@ -168,6 +188,10 @@ impl<M: NodeMemory> Fabric<M> {
         if !is_up {
             return self.lose_to_outage(link, id);
         }
+        if self.failures.faults.bit_errors > 0 && !self.survives_bit_errors(link, id) {
+            self.resend_total(link, id);
+            return self.discard(id);
+        }
         if !is_faulty || self.mix.is_none() {
             return self.fly(link, id, Duration::ZERO);
         }
@@ -186,6 +210,9 @@ impl<M: NodeMemory> Fabric<M> {
         }
         self.damage(id);
         let delay = if is_orderly { Duration::ZERO } else { self.hold_up(id) };
+        if delay > Duration::ZERO {
+            self.links[link as usize].is_disturbed = true;
+        }
         self.fly(link, id, delay);
     }
 
@@ -198,14 +225,7 @@ impl<M: NodeMemory> Fabric<M> {
     }
 
     fn lose_to_outage(&mut self, link: u32, id: u32) {
-        if !core::mem::replace(&mut self.links[link as usize].outage_felt, true) {
-            // Both directions of a cable share one outage.
-            let other = &mut self.links[link as usize ^ 1];
-            let first = !core::mem::replace(&mut other.outage_felt, true);
-            if first {
-                self.counts.effect(Fault::Flap);
-            }
-        }
+        self.feel_outage(link);
         self.resend_total(link, id);
         self.discard(id);
     }
@@ -217,6 +237,8 @@ impl<M: NodeMemory> Fabric<M> {
         let Some(packet) = self.pool.get_mut(id) else {
             return;
         };
+        // More arrives than the link could deliver.
+        self.links[link as usize].is_disturbed = true;
         packet.marks.twin = Some(self.twins.len() as u32);
         self.twins.push(0);
         let copy = packet.clone();
@@ -242,6 +264,7 @@ impl<M: NodeMemory> Fabric<M> {
             return;
         }
         copy.marks.stray = true;
+        self.links[link as usize].is_disturbed = true;
         let copy = self.pool.put(copy);
         let delay = Duration::from_nanos(self.chance.below(50_000));
         self.fly(link, copy, delay);
@@ -279,9 +302,14 @@ impl<M: NodeMemory> Fabric<M> {
     fn fly(&mut self, link: u32, id: u32, extra: Duration) {
         let at = self.now + self.links[link as usize].config.delay + extra;
         self.launched += 1;
+        let Link { epoch, is_faulty, .. } = self.links[link as usize];
         if let Some(packet) = self.pool.get_mut(id) {
-            packet.marks.order = self.launched;
-            if packet.marks.slowed.is_some() {
+            packet.marks.epoch = epoch;
+            // Its place among the packets of its flow is the one with which it left its node.
+            if is_faulty {
+                packet.marks.order = self.launched;
+            }
+            if is_faulty && packet.marks.slowed.is_some() {
                 packet.marks.resent_before = resent(&self.nodes[packet.from as usize].endpoint);
             }
         }
@@ -289,6 +317,12 @@ impl<M: NodeMemory> Fabric<M> {
     }
 
     pub(super) fn arrived(&mut self, id: u32, link: u32) {
+        let epoch = self.links[link as usize].epoch;
+        if self.failures.has_reset
+            && self.pool.get_mut(id).is_some_and(|packet| packet.marks.epoch != epoch)
+        {
+            return self.lose_to_outage(link, id);
+        }
         if !self.occupy(link, id) {
             return self.discard(id);
         }
@@ -375,7 +409,7 @@ fn hash(at: Vertex, packet: &Packet) -> u64 {
 }
 
 /// Whether the destination queue pair accepts packets.
-fn is_live<M>(nodes: &[Node<M>], packet: &Packet) -> bool {
+pub(super) fn is_live<M>(nodes: &[Node<M>], packet: &Packet) -> bool {
     use roce::endpoint::QpState::{Rtr, Rts, Sqd, Sqe};
     let Some(node) = nodes.get(packet.to as usize) else {
         return false;

@@ -8,7 +8,7 @@ use core::fmt;
 
 use roce::Duration;
 
-use super::{Event, Fabric};
+use super::{Defect, Event, Fabric};
 use crate::buffer::{Buffer, BufferConfig};
 use crate::credits::{BLOCK_BYTES, blocks};
 use crate::link::{FRAME_BYTES, Ingress, Link, LinkConfig, MAX_CLASSES, UNLIMITED, Vertex};
@@ -88,7 +88,7 @@ impl<M: NodeMemory> Fabric<M> {
         };
         let class = usize::from(ingress.class);
         let is_admitted = buffer.admit(port, class, bytes.into());
-        if buffer.pauses(port, class) {
+        if buffer.pauses(port, class) && self.failures.defect != Defect::PauseForgotten {
             self.send_pause(ingress.link, class, true);
         }
         is_admitted
@@ -122,17 +122,42 @@ impl<M: NodeMemory> Fabric<M> {
 
     /// Sends a pause, or its end, to the other end of a link: back on the other direction of the cable, ahead of everything
     /// that waits there.
-    fn send_pause(&mut self, link: u32, class: usize, is_paused: bool) {
-        let back = &self.links[link as usize ^ 1];
+    pub(super) fn send_pause(&mut self, link: u32, class: usize, is_paused: bool) {
+        let (back, class) = (&self.links[link as usize ^ 1], class as u8);
         let at = back.leaves_ahead(self.now, PAUSE_BYTES) + back.config.delay;
-        self.events.add(at, Event::Flow { link, class: class as u8, is_paused });
+        let epoch = back.epoch;
+        self.events.add(at, Event::Flow { link, class, epoch, is_paused });
+        if is_paused {
+            self.keep_paused(link, class);
+        }
     }
 
-    pub(super) fn set_flow(&mut self, link: u32, class: u8, is_paused: bool) {
-        self.links[link as usize].set_paused(self.now, class.into(), is_paused);
+    pub(super) fn set_flow(&mut self, link: u32, class: u8, epoch: u8, is_paused: bool) {
+        let entry = &self.links[link as usize];
+        let would_change = entry.is_paused(class.into()) != is_paused;
+        if self.is_void(link, epoch) || self.loses_control(link, would_change) {
+            return;
+        }
         if !is_paused {
+            self.end_pause(link, class);
+        } else if !self.ignores_pause(link, class) && self.failures.defect != Defect::PauseIgnored {
+            self.links[link as usize].set_paused(self.now, class.into(), true);
+            self.limit_pause(link, class);
+        }
+    }
+
+    /// A class may go on.
+    pub(super) fn end_pause(&mut self, link: u32, class: u8) {
+        if self.failures.defect != Defect::ResumeLost {
+            self.links[link as usize].set_paused(self.now, class.into(), false);
             self.start_next(link);
         }
+    }
+
+    /// Whether a frame for the start of a link was sent before the link was down, or is sent while it is.
+    fn is_void(&self, link: u32, epoch: u8) -> bool {
+        let Link { epoch: now, is_up, .. } = self.links[link as usize];
+        epoch != now || !is_up && self.failures.resets_ports()
     }
 
     // ---- credits -------------------------------------------------------------------------------
@@ -150,6 +175,7 @@ impl<M: NodeMemory> Fabric<M> {
         let fits = lane.is_none_or(|lane| lane.receiver.receive(blocks(bytes)));
         if !fits {
             self.links[link as usize].count_drop();
+            self.failures.conduct.overruns += 1;
         }
         fits
     }
@@ -186,10 +212,20 @@ impl<M: NodeMemory> Fabric<M> {
         let limit = lane.receiver.limit();
         let back = &self.links[link as usize ^ 1];
         let at = back.leaves_ahead(self.now, CREDIT_BYTES) + back.config.delay;
-        self.events.add(at, Event::Limit { link, class: class as u8, limit });
+        let epoch = back.epoch;
+        self.events.add(at, Event::Limit { link, class: class as u8, epoch, limit });
     }
 
-    pub(super) fn hear_limit(&mut self, link: u32, class: u8, limit: u16) {
+    pub(super) fn hear_limit(&mut self, link: u32, class: u8, epoch: u8, limit: u16) {
+        if self.is_void(link, epoch) {
+            return;
+        }
+        let lane = self.links[link as usize].lane(class.into());
+        let would_change = lane.is_some_and(|lane| lane.sender.limit() != limit);
+        if self.loses_control(link, would_change) {
+            // The next one comes in time, as the sender's does.
+            return self.events.add(self.now + TOTAL_AFTER, Event::TotalDue { link, class });
+        }
         if let Some(lane) = self.links[link as usize].lane(class.into()) {
             lane.sender.heard(limit);
             self.start_next(link);
@@ -201,7 +237,8 @@ impl<M: NodeMemory> Fabric<M> {
         let Some((class, _)) = self.size_on(link, id) else {
             return;
         };
-        if self.links[link as usize].lane(class).is_some() {
+        let leaks = self.failures.defect == Defect::CreditLeaked;
+        if self.links[link as usize].lane(class).is_some() && !leaks {
             self.events.add(self.now + TOTAL_AFTER, Event::TotalDue { link, class: class as u8 });
         }
     }
@@ -212,11 +249,20 @@ impl<M: NodeMemory> Fabric<M> {
         let at = entry.leaves_ahead(self.now, CREDIT_BYTES) + entry.config.delay;
         if let Some(lane) = entry.lane(class.into()) {
             let total = lane.sender.total();
-            self.events.add(at, Event::Total { link, class, total });
+            let epoch = self.links[link as usize].epoch;
+            self.events.add(at, Event::Total { link, class, epoch, total });
         }
     }
 
-    pub(super) fn hear_total(&mut self, link: u32, class: u8, total: u16) {
+    pub(super) fn hear_total(&mut self, link: u32, class: u8, epoch: u8, total: u16) {
+        if self.is_void(link, epoch) {
+            return;
+        }
+        let lane = self.links[link as usize].lane(class.into());
+        let would_change = lane.is_some_and(|lane| lane.receiver.received() != total);
+        if self.loses_control(link, would_change) {
+            return self.events.add(self.now + TOTAL_AFTER, Event::TotalDue { link, class });
+        }
         if let Some(lane) = self.links[link as usize].lane(class.into()) {
             lane.receiver.heard(total);
             self.send_limit(link, class.into());
@@ -291,6 +337,12 @@ impl<M: NodeMemory> Fabric<M> {
         let bytes = onward
             .map(move |&next| (next, self.links[next as usize].bytes_from(link, class, unit)));
         bytes.filter(|&(_, bytes)| bytes > 0)
+    }
+
+    /// How often the end of a link has paused a class of it, since statistics were last reset.
+    pub fn pauses(&mut self) -> u64 {
+        let now = self.now;
+        self.links.iter_mut().map(|link| link.stats(now).pauses).sum()
     }
 
     /// How long the links out of nodes and switches were paused, in all, since statistics were last reset.

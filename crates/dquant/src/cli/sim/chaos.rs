@@ -11,9 +11,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use fabric::shape::{Shape, ShapeError};
+use fabric::topology::{Capacity, Topology};
 use serde::Serialize;
 use sim::chaos::{self, Options, Summary};
 use sim::faults::Fault;
+use sim::topology::separate_hosts;
 
 use super::super::{Console, Report};
 use crate::exit::{CliError, Exit};
@@ -22,9 +25,11 @@ use crate::units::Count;
 /// Run random programs under random faults, and check every completion and every byte
 ///
 /// A seed draws machines, links, connections, programs and a mix of faults: loss, duplicates,
-/// reordering, delay, bit flips, truncation, strays, link flaps, restarts, back-pressure. Then
-/// everything heals, and what is outstanding has to finish within a bound. A seed always gives the
-/// same run; one that fails is named with the command that replays it, and the exit code is 1.
+/// reordering, delay, bit flips, truncation, strays, link flaps, restarts, back-pressure. In 15 %
+/// of the seeds the network is a fat tree of 20 switches, where links and switches fail, pauses are lost
+/// and NICs pause their switch. Then everything heals, and what is outstanding has to finish within a
+/// bound. A seed always gives the same run; one that fails is named with the command that replays it, and
+/// the exit code is 1.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
@@ -32,7 +37,8 @@ use crate::units::Count;
 Examples:
   dquant sim chaos --seeds 0..2000
   dquant sim chaos --seeds 1417         one seed again
-  dquant sim chaos --seeds 0..500 --json"
+  dquant sim chaos --seeds 0..500 --json
+  dquant sim chaos --seeds 0..500 --topology fat-tree:4"
 )]
 pub(super) struct Chaos {
     /// Seeds to run: FIRST..END, without END, or a single one
@@ -42,6 +48,10 @@ pub(super) struct Chaos {
     /// Send work requests per seed, instead of the 200 to 900 that each draws
     #[arg(long, value_name = "COUNT")]
     sends: Option<u64>,
+
+    /// Network of every seed, like fat-tree:4 or leaf-spine:4x2x8; its links and switches fail
+    #[arg(long, value_name = "RULE", value_parser = parse_network)]
+    topology: Option<Network>,
 
     /// Seeds at once; as many as there are cores if not given
     #[arg(long, value_name = "COUNT")]
@@ -60,6 +70,26 @@ fn parse_bug(text: &str) -> Result<roce::planted::Bug, String> {
         let names: Vec<String> = all.iter().map(ToString::to_string).collect();
         format!("there are: {}", names.join(", "))
     })
+}
+
+/// A topology for programs, and the rule that made it.
+#[derive(Clone, Debug)]
+struct Network {
+    shape: Shape,
+    topology: Topology,
+}
+
+fn parse_network(text: &str) -> Result<Network, String> {
+    let shape: Shape = text.parse().map_err(|error: ShapeError| error.to_string())?;
+    let topology = shape.build(Capacity::default()).map_err(|error| error.to_string())?;
+    let name = |id| topology.node(id).name();
+    if topology.hosts().nth(1).is_none() {
+        return Err(String::from("programs need two hosts"));
+    }
+    if let Some([a, b]) = separate_hosts(&topology) {
+        return Err(format!("no way over switches joins {} and {}", name(a), name(b)));
+    }
+    Ok(Network { shape, topology })
 }
 
 /// No machine benefits from more threads than this.
@@ -120,6 +150,7 @@ impl Chaos {
     fn options(&self) -> Options {
         Options {
             sends: self.sends,
+            topology: self.topology.as_ref().map(|network| network.topology.clone()),
             #[cfg(feature = "planted-bugs")]
             bug: self.bug,
             ..Options::default()
@@ -129,11 +160,13 @@ impl Chaos {
     /// The command that replays one seed.
     fn replay(&self, seed: u64) -> String {
         let sends = self.sends.map_or(String::new(), |sends| format!(" --sends {sends}"));
+        let topology = self.topology.as_ref();
+        let topology = topology.map_or(String::new(), |it| format!(" --topology {}", it.shape));
         #[cfg(feature = "planted-bugs")]
         let bug = self.bug.map_or(String::new(), |bug| format!(" --bug {bug}"));
         #[cfg(not(feature = "planted-bugs"))]
         let bug = "";
-        format!("dquant sim chaos --seeds {seed}{sends}{bug}")
+        format!("dquant sim chaos --seeds {seed}{sends}{topology}{bug}")
     }
 
     /// Threads take the next seed each until there is none.
@@ -210,6 +243,11 @@ struct ChaosReport {
     packets: u64,
     retransmitted_packets: u64,
     queue_drops: u64,
+    pauses: u64,
+    /// Packets that watchdogs dropped, that ended at their hop limit, and for which a switch had no route.
+    watchdog_drops: u64,
+    expired_packets: u64,
+    unrouted_packets: u64,
     harmless_damage: u64,
     faults: Vec<FaultLine>,
     recovery: Recovery,
@@ -272,6 +310,10 @@ impl ChaosReport {
             packets: sum.packets,
             retransmitted_packets: sum.retransmitted,
             queue_drops: sum.queue_drops,
+            pauses: sum.pauses,
+            watchdog_drops: sum.conduct.watchdog_drops,
+            expired_packets: sum.conduct.expired,
+            unrouted_packets: sum.conduct.unrouted,
             harmless_damage: sum.harmless,
             faults: fault_lines(&sum),
             recovery: Recovery {
@@ -366,6 +408,14 @@ impl ChaosReport {
             Count(self.retransmitted_packets),
             Count(self.queue_drops),
             Count(self.packets_forged)
+        )?;
+        writeln!(
+            f,
+            "  switches    {} pauses; packets without a route {}, at their hop limit {}, dropped by watchdogs {}",
+            Count(self.pauses),
+            Count(self.unrouted_packets),
+            Count(self.expired_packets),
+            Count(self.watchdog_drops)
         )
     }
 }
@@ -386,10 +436,19 @@ mod tests {
     }
 
     #[test]
+    fn a_network_has_hosts_that_reach_each_other() {
+        let refused = |rule: &str| parse_network(rule).unwrap_err();
+        assert!(refused("bcube:2x1").contains("joins"), "{}", refused("bcube:2x1"));
+        assert!(refused("leaf-spine:1x1x1").contains("two hosts"));
+        assert!(refused("tree").contains("topology rule"));
+    }
+
+    #[test]
     fn a_failure_is_named_with_its_replay() {
         let command = Chaos {
             seeds: 4..6,
             sends: Some(9),
+            topology: Some(parse_network("fat-tree:4").unwrap()),
             threads: None,
             #[cfg(feature = "planted-bugs")]
             bug: None,
@@ -399,7 +458,10 @@ mod tests {
         outcomes.add(Outcome { seed: 4, result: Ok(Summary { seeds: 1, ..Summary::default() }) });
         let report = ChaosReport::new(&command, outcomes, Duration::from_secs(1));
         assert_eq!((report.seeds, report.failed), (2, 1));
-        assert_eq!(report.failures[0].replay, "dquant sim chaos --seeds 5 --sends 9");
+        assert_eq!(
+            report.failures[0].replay,
+            "dquant sim chaos --seeds 5 --sends 9 --topology fat-tree:4"
+        );
         assert!(report.to_string().contains("FAILED"));
     }
 }

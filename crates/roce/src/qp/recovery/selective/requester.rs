@@ -127,7 +127,9 @@ impl SendRecovery for Selective {
         let built = match range {
             None => {
                 let packet = psn.distance_from(request.first_psn) as u32;
-                let ordered = self.is_ordered(requests);
+                // A READ or atomic behind it may be outstanding: only those before it matter.
+                let mut before = requests.queue.iter().take(index);
+                let ordered = self.is_ordered(requests) && before.any(Request::awaits_response);
                 let built = request.packet(packet, cx, true);
                 built.map(|(header, len)| (PacketHeaders { ordered, ..header }, len))
             }
