@@ -158,9 +158,12 @@ impl Responder {
         self.executor.reply.is_some()
     }
 
-    /// Acknowledges once more: something else than the PSN is new.
+    /// Acknowledges once more: something else than the PSN is new. Not while READs or atomics wait for their responses:
+    /// those acknowledge, and an acknowledgement ahead of them would say that they are lost.
     pub(super) fn acknowledge_again(&mut self) {
-        self.executor.acknowledge();
+        if !self.has_response() {
+            self.executor.acknowledge();
+        }
     }
 
     /// Whether the pending acknowledgement, if there is one, tells the peer nothing that it has to act on.

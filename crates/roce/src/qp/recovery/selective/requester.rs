@@ -63,8 +63,11 @@ pub(in crate::qp) struct Selective {
 }
 
 impl SendRecovery for Selective {
-    /// The window counts packets in flight; the scoreboard holds all since `una`.
+    /// The window counts packets in flight; the scoreboard holds all since `una`. Lost ones that must wait come first.
     fn room(&self, requests: &Requests, _: &QpContext) -> u32 {
+        if self.board.has_lost() {
+            return 0;
+        }
         let room = requests.room_in(self.window, self.board.in_flight());
         room.min(horizon(self.window).saturating_sub(self.board.span()))
     }
