@@ -101,7 +101,12 @@ const FLOORS: &[(&str, &str)] = &[
          mad
          exchange: mad
          discovery: topology mad exchange
-         setup: topology channels dependencies routes mad exchange discovery",
+         lids: topology channels mad discovery
+         forwarding: channels routes mad lids
+         transition: channels dependencies routes forwarding
+         setup: topology channels routes mad exchange discovery lids forwarding transition
+         sm_info: mad
+         manager: topology channels routes mad exchange discovery lids setup sm_info",
     ),
     (
         "crates/xio/src",

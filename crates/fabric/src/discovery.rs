@@ -7,7 +7,7 @@
 //! [`Complaint`] and left out.
 
 use alloc::borrow::ToOwned;
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -15,7 +15,7 @@ use core::time::Duration;
 
 use thiserror::Error;
 
-use crate::exchange::{Discarded, Done, Exchange, Fate, Request, Requester};
+use crate::exchange::{Discarded, Done, Exchange, Fate, Numbering, Request, Requester};
 use crate::mad::{
     Attribute, DirectedRoute, MAD_BYTES, NodeInfo, NodeType, PortInfo, PortState, node_description,
 };
@@ -137,7 +137,12 @@ impl Default for Discovery {
 impl Discovery {
     /// One that begins at the node that it runs on.
     pub fn new() -> Discovery {
-        let mut exchange = Exchange::default();
+        Discovery::beginning(Numbering::default())
+    }
+
+    /// The same, with a numbering for its requests.
+    pub fn beginning(numbering: Numbering) -> Discovery {
+        let mut exchange = Exchange::beginning(numbering);
         exchange.request(Request::get(DirectedRoute::HERE, Attribute::NodeInfo, 0), Why::Who(None));
         Discovery {
             exchange,
@@ -296,7 +301,78 @@ impl Discovery {
         }
     }
 
+    // ---- what changes later ---------------------------------------------------------------------
+
+    /// Takes links out, each given by one of its ends, what cannot be reached without them, and routes that pass them.
+    pub fn cut(&mut self, links: &[Place]) {
+        for near in links {
+            if let Some(far) = self.links.remove(near) {
+                self.links.remove(&far);
+            }
+        }
+        let mut found = self.routes();
+        self.nodes.retain(|guid, node| {
+            let Some((route, port_routes)) = found.remove(guid) else {
+                return false;
+            };
+            (node.route, node.port_routes) = (route, port_routes);
+            true
+        });
+        let nodes = &self.nodes;
+        self.links.retain(|near, far| nodes.contains_key(&near.0) && nodes.contains_key(&far.0));
+    }
+
+    /// Notes what a port says now.
+    pub fn set_port(&mut self, place: Place, info: &[u8; 64]) {
+        if let Some(node) = self.nodes.get_mut(&place.0) {
+            node.ports.insert(place.1, *info);
+        }
+    }
+
+    /// Notes what a switch says now.
+    pub fn set_switch_info(&mut self, guid: u64, info: &[u8; 64]) {
+        if let Some(node) = self.nodes.get_mut(&guid) {
+            node.switch_info = Some(*info);
+        }
+    }
+
+    /// Shortest routes to all nodes that are reached, and of adapters to each of their ports.
+    fn routes(&self) -> BTreeMap<u64, (DirectedRoute, BTreeMap<u8, DirectedRoute>)> {
+        let mut found = BTreeMap::new();
+        let Some((start, port)) = self.start() else {
+            return found;
+        };
+        found.insert(start, (DirectedRoute::HERE, BTreeMap::from([(port, DirectedRoute::HERE)])));
+        let mut open = VecDeque::from([(start, DirectedRoute::HERE)]);
+        while let Some((guid, route)) = open.pop_front() {
+            let ends = self.links.range((guid, 0)..=(guid, u8::MAX));
+            for ((_, port), far) in ends {
+                let Some(beyond) = route.then(*port) else {
+                    continue;
+                };
+                let is_switch = self
+                    .nodes
+                    .get(&far.0)
+                    .is_some_and(|node| node.info.node_type == NodeType::Switch);
+                if let Some((_, port_routes)) = found.get_mut(&far.0) {
+                    port_routes.entry(far.1).or_insert(beyond);
+                    continue;
+                }
+                found.insert(far.0, (beyond, BTreeMap::from([(far.1, beyond)])));
+                if is_switch {
+                    open.push_back((far.0, beyond));
+                }
+            }
+        }
+        found
+    }
+
     // ---- what was found ------------------------------------------------------------------------
+
+    /// The numbering that whoever sends next continues.
+    pub fn numbering(&self) -> Numbering {
+        self.exchange.numbering()
+    }
 
     /// Nodes by GUID.
     pub fn nodes(&self) -> &BTreeMap<u64, FoundNode> {
