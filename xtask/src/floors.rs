@@ -106,7 +106,8 @@ const FLOORS: &[(&str, &str)] = &[
          transition: channels dependencies routes forwarding
          setup: topology channels routes mad exchange discovery lids forwarding transition
          sm_info: mad
-         manager: topology channels routes mad exchange discovery lids setup sm_info",
+         administration: routes mad discovery lids sm_info
+         manager: topology channels routes mad exchange discovery lids setup sm_info administration",
     ),
     (
         "crates/xio/src",

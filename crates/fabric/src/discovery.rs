@@ -90,6 +90,10 @@ pub enum Complaint {
 pub struct FoundNode {
     /// What it says it is.
     pub info: NodeInfo,
+    /// The attribute `NodeInfo` itself.
+    pub raw_info: [u8; 64],
+    /// Of an adapter, by port, the GUIDs of its ports.
+    pub port_guids: BTreeMap<u8, u64>,
     /// The first way to it.
     pub route: DirectedRoute,
     /// What it calls itself; empty until it has said so.
@@ -202,7 +206,7 @@ impl Discovery {
         } else if self.nodes.len() >= MAX_NODES || self.ports >= MAX_PORTS_IN_ALL {
             self.complain(Complaint::TooMany(route));
         } else if self.join(route, from, &info) {
-            self.add(route, info);
+            self.add(route, info, *data);
         }
     }
 
@@ -225,7 +229,7 @@ impl Discovery {
         true
     }
 
-    fn add(&mut self, route: DirectedRoute, info: NodeInfo) {
+    fn add(&mut self, route: DirectedRoute, info: NodeInfo, raw_info: [u8; 64]) {
         let mut ask = |attribute, port: u8| {
             let request = Request::get(route, attribute, port.into());
             self.exchange.request(request, Why::Detail(info.guid));
@@ -242,7 +246,17 @@ impl Discovery {
         }
         let port_routes = BTreeMap::from([(info.local_port, route)]);
         let (description, switch_info, ports) = (String::new(), None, BTreeMap::new());
-        let node = FoundNode { info, route, description, port_routes, switch_info, ports };
+        let port_guids = BTreeMap::from([(info.local_port, info.port_guid)]);
+        let node = FoundNode {
+            info,
+            raw_info,
+            port_guids,
+            route,
+            description,
+            port_routes,
+            switch_info,
+            ports,
+        };
         self.nodes.insert(info.guid, node);
         self.ports += usize::from(info.ports);
     }
@@ -255,6 +269,7 @@ impl Discovery {
         let is_adapter = info.node_type != NodeType::Switch;
         if is_adapter && !node.port_routes.contains_key(&info.local_port) {
             node.port_routes.insert(info.local_port, route);
+            node.port_guids.insert(info.local_port, info.port_guid);
             let request = Request::get(route, Attribute::PortInfo, info.local_port.into());
             self.exchange.request(request, Why::Detail(info.guid));
         }
@@ -377,6 +392,15 @@ impl Discovery {
     /// Nodes by GUID.
     pub fn nodes(&self) -> &BTreeMap<u64, FoundNode> {
         &self.nodes
+    }
+
+    /// The GUID of a port; of a switch, that of port 0.
+    pub fn port_guid(&self, (guid, port): Place) -> Option<u64> {
+        let node = self.nodes.get(&guid)?;
+        match node.info.node_type {
+            NodeType::Switch => Some(node.info.port_guid),
+            _ => node.port_guids.get(&port).copied(),
+        }
     }
 
     /// Links, each at both of its ends.

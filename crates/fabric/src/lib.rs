@@ -25,6 +25,7 @@
 //! | [`transition`] | from one set of tables to another, safely |
 //! | [`sm_info`] | what managers tell each other, and notices |
 //! | [`setup`] | LIDs, tables and states of ports, written node by node |
+//! | [`administration`] | what programs ask a manager: paths, nodes, multicast groups |
 //! | [`manager`] | a subnet manager that stays |
 #![no_std]
 #![forbid(unsafe_code)]
@@ -33,6 +34,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod administration;
 pub mod channels;
 pub mod dependencies;
 pub mod discovery;

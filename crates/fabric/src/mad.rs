@@ -477,6 +477,11 @@ pub fn linear_top(switch_info: &[u8; 64]) -> u16 {
     u16_at(switch_info, 6)
 }
 
+/// How many LIDs the multicast table of a switch can hold; from attribute `SwitchInfo`.
+pub fn multicast_capacity(switch_info: &[u8; 64]) -> u16 {
+    u16_at(switch_info, 4)
+}
+
 /// Whether the state of a port has changed since it was last cleared; from attribute `SwitchInfo`.
 pub fn has_port_change(switch_info: &[u8; 64]) -> bool {
     switch_info[11] & 1 << 2 != 0

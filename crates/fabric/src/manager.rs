@@ -9,6 +9,7 @@
 //! | read | tables of switches that another manager wrote | what they hold |
 //! | route | [`Work`], which the caller does | LIDs, tables, steps |
 //! | write | [`Setup`] | a fabric that is set up |
+//! | groups | members of multicast groups that came or went, another fabric | multicast tables |
 //! | look (light sweep) | by a trap, and at an interval | links that are gone, or a heavy sweep |
 //!
 //! Links that are gone are rerouted at once; a heavy sweep follows only where that is not all. Whatever fails leaves
@@ -35,17 +36,20 @@ use alloc::string::ToString;
 use alloc::vec::Vec;
 use core::time::Duration;
 
+use crate::administration::groups::{self, Groups, MulticastTables};
+use crate::administration::{self, Directory, Subnet};
 use crate::discovery::{Discovery, Place};
 use crate::exchange::{Done as Finished, Exchange, Fate, Numbering, Request, Requester};
 use crate::lids::Lids;
 use crate::mad::{
     Attribute, DIRECTED_ROUTE, DirectedRoute, LFT_BLOCK, MAD_BYTES, NodeType, linear_top,
+    multicast_capacity,
 };
 use crate::routes::Engine;
 use crate::setup::{Setup, Target};
 use crate::sm_info::{
-    CAPABILITY_CHANGED, Control, Header, LID_ROUTED, NOTICE, Notice, PORT_CHANGED, SmInfo,
-    Standing, method, respond, smp_data,
+    ADMINISTRATION, CAPABILITY_CHANGED, Control, Header, LID_ROUTED, NOTICE, Notice, PORT_CHANGED,
+    SmInfo, Standing, method, respond, smp_data,
 };
 use event::{Event, Refusal, Summary, Trouble, Why};
 pub use look::Change;
@@ -67,8 +71,9 @@ const MAX_TRAP_REST: Duration = Duration::from_secs(5);
 /// Before a heavy sweep that failed is repeated; it doubles up to the interval of light sweeps.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// Heavy sweeps, ever longer apart, in which another master may give way before its part of the fabric is taken.
-const RIVAL_SWEEPS: u32 = 5;
+/// Intervals of light sweeps in which another master may give way before its part of the fabric is taken: it finds this
+/// one at its next light sweep.
+const RIVAL_INTERVALS: u32 = 3;
 
 /// How it behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,6 +134,8 @@ pub struct Datagram {
     pub peer: Peer,
     /// Its bytes.
     pub mad: [u8; MAD_BYTES],
+    /// How many of them are sent: a table of subnet administration ends with its last record.
+    pub len: usize,
 }
 
 /// What has happened so far.
@@ -160,6 +167,12 @@ pub struct Counters {
     pub dropped_replies: u64,
     /// Events that were not reported, for the same reason.
     pub dropped_events: u64,
+    /// Requests of subnet administration that were answered, refusals too.
+    pub answered: u64,
+    /// Those that were not, since this manager is not master, or has not set up a fabric.
+    pub unanswered: u64,
+    /// Blocks of multicast tables that were not written.
+    pub failed_groups: u64,
     /// Times that it became master.
     pub terms: u64,
 }
@@ -170,6 +183,7 @@ pub struct Fabric {
     discovery: Discovery,
     routed: Routed,
     target: Target,
+    directory: Directory,
 }
 
 impl Fabric {
@@ -193,6 +207,8 @@ enum Task {
     /// `SMInfo` of the master.
     Poll(Exchange<()>),
     HandOver(Exchange<Other>),
+    /// Multicast forwarding tables: those of the stage that is written, and the next stages.
+    Groups(Exchange<()>, VecDeque<MulticastTables>),
 }
 
 /// Another manager.
@@ -234,10 +250,10 @@ pub struct Manager {
     is_new: bool,
     /// Why it looks for the master.
     why: Option<Why>,
-    /// By its GUID, who does not want to take over.
-    unwilling: Option<u64>,
-    /// Heavy sweeps that found another master, which goes after it.
-    rival_sweeps: u32,
+    /// By its GUID, who has not taken over, and until when it is not asked again.
+    unwilling: Option<(u64, Duration)>,
+    /// Until when another master, which goes after it, may give way.
+    rival_until: Option<Duration>,
     /// No sweep for managers that are not known before this time.
     stranger_at: Duration,
     fabric: Option<Fabric>,
@@ -246,6 +262,10 @@ pub struct Manager {
     lids: BTreeMap<Place, u16>,
     /// Whether `lids` has changed since it was last taken.
     lids_changed: bool,
+    groups: Groups,
+    /// Multicast forwarding tables that switches hold, and whether that is known.
+    trees: MulticastTables,
+    knows_groups: bool,
     /// Switches that traps came from.
     suspects: BTreeSet<u64>,
     /// A heavy sweep is due at this time.
@@ -279,12 +299,15 @@ impl Manager {
             is_new: true,
             why: None,
             unwilling: None,
-            rival_sweeps: 0,
+            rival_until: None,
             stranger_at: Duration::ZERO,
             fabric: None,
             held: BTreeMap::new(),
             lids,
             lids_changed: false,
+            groups: Groups::default(),
+            trees: MulticastTables::new(),
+            knows_groups: false,
             suspects: BTreeSet::new(),
             heavy_at: Some(Duration::ZERO),
             next_at: Duration::ZERO,
@@ -307,11 +330,14 @@ impl Manager {
             return Some(reply);
         }
         self.begin(now);
+        // What has nothing to ask is over at once.
+        self.advance(now);
         let mad = match &mut self.task {
             Task::Nothing | Task::Route(_) => None,
             Task::Discover(discovery) => discovery.poll_transmit(now),
             Task::Ask(_, exchange) => exchange.poll_transmit(now),
             Task::HandOver(exchange) => exchange.poll_transmit(now),
+            Task::Groups(exchange, _) => exchange.poll_transmit(now),
             Task::Read(_, exchange) => exchange.poll_transmit(now),
             Task::Write(setup, ..) => setup.poll_transmit(now),
             Task::Look(look) => look.exchange.poll_transmit(now),
@@ -319,7 +345,7 @@ impl Manager {
         };
         self.counters.sent += u64::from(mad.is_some());
         self.count = self.count.wrapping_add(u32::from(mad.is_some()));
-        Some(Datagram { peer: Peer::Directed, mad: mad? })
+        Some(Datagram { peer: Peer::Directed, mad: mad?, len: MAD_BYTES })
     }
 
     /// The fabric to be routed, if that is due.
@@ -343,6 +369,7 @@ impl Manager {
             Task::Discover(discovery) => discovery.poll_timeout(),
             Task::Ask(_, exchange) => exchange.poll_timeout(),
             Task::HandOver(exchange) => exchange.poll_timeout(),
+            Task::Groups(exchange, _) => exchange.poll_timeout(),
             Task::Read(_, exchange) => exchange.poll_timeout(),
             Task::Write(setup, ..) => setup.poll_timeout(),
             Task::Look(look) => look.exchange.poll_timeout(),
@@ -356,7 +383,8 @@ impl Manager {
             return None;
         }
         let for_trap = (!self.suspects.is_empty()).then_some(self.trap_at);
-        let dues = [self.heavy_at, Some(self.next_at), for_trap];
+        let for_groups = self.has_group_changes().then_some(Duration::ZERO);
+        let dues = [self.heavy_at, Some(self.next_at), for_trap, for_groups];
         dues.into_iter().flatten().min()
     }
 
@@ -423,6 +451,11 @@ impl Manager {
                     self.handle_handover(&done, now);
                 }
             }
+            Task::Groups(exchange, _) => {
+                for done in exchange.handle_timeout(now) {
+                    self.handle_group_block(&done);
+                }
+            }
         }
         self.advance(now);
     }
@@ -433,10 +466,17 @@ impl Manager {
             self.counters.malformed += 1;
             return;
         };
-        let Some(header) = Header::parse(mad).filter(Header::is_subnet_management) else {
+        let Some(header) = Header::parse(mad) else {
             self.counters.malformed += 1;
             return;
         };
+        if header.class == ADMINISTRATION {
+            return self.administer(peer, mad);
+        }
+        if !header.is_subnet_management() {
+            self.counters.malformed += 1;
+            return;
+        }
         let is_sm_info = header.attribute == Attribute::SmInfo.id();
         match header.method {
             code if code & method::RESPONSE != 0 => self.handle_response(now, bytes),
@@ -500,6 +540,11 @@ impl Manager {
                     self.handle_handover(&done, now);
                 }
             }
+            Task::Groups(exchange, _) => {
+                if let Some(done) = exchange.handle_response(bytes) {
+                    self.handle_group_block(&done);
+                }
+            }
         }
     }
 
@@ -516,6 +561,7 @@ impl Manager {
         }
         match (self.standing, self.master) {
             (Standing::Standby, Some(master)) => self.begin_poll(now, master),
+            (Standing::Master, _) if self.has_group_changes() => self.begin_groups(),
             (Standing::Master, _) => self.begin_look(now),
             // Whoever has neither a master nor a term looks for both.
             _ => self.begin_heavy(now),
@@ -561,6 +607,7 @@ impl Manager {
                 Task::Discover(discovery) => discovery.is_done(),
                 Task::Ask(_, exchange) => exchange.is_idle(),
                 Task::HandOver(exchange) => exchange.is_idle(),
+                Task::Groups(exchange, _) => exchange.is_idle(),
                 Task::Read(_, exchange) => exchange.is_idle(),
                 Task::Write(setup, ..) => setup.is_done(),
                 Task::Look(look) => look.exchange.is_idle(),
@@ -579,6 +626,7 @@ impl Manager {
                     self.finish_setup(now, &setup, discovery, routed, how);
                 }
                 Task::Look(look) => self.finish_look(now, look),
+                Task::Groups(_, stages) => self.write_groups(stages),
                 Task::Nothing | Task::Route(_) | Task::Poll(_) | Task::HandOver(_) => {}
             }
         }
@@ -590,6 +638,7 @@ impl Manager {
             Task::Discover(discovery) => (discovery.numbering(), discovery.discarded()),
             Task::Ask(_, exchange) => (exchange.numbering(), exchange.discarded()),
             Task::HandOver(exchange) => (exchange.numbering(), exchange.discarded()),
+            Task::Groups(exchange, _) => (exchange.numbering(), exchange.discarded()),
             Task::Read(_, exchange) => (exchange.numbering(), exchange.discarded()),
             Task::Write(setup, ..) => (setup.numbering(), setup.discarded()),
             Task::Look(look) => (look.exchange.numbering(), look.exchange.discarded()),
@@ -703,6 +752,9 @@ impl Manager {
                 self.held.remove(&guid);
             }
         }
+        let mut discovery = discovery;
+        setup.ports().for_each(|(place, info)| discovery.set_port(place, info));
+        setup.switches().for_each(|(guid, info)| discovery.set_switch_info(guid, info));
         let nodes = discovery.nodes().values();
         let switches = nodes.filter(|node| node.info.node_type == NodeType::Switch).count();
         let summary = Summary {
@@ -731,7 +783,13 @@ impl Manager {
             }
         }
         self.is_new = false;
-        self.fabric = Some(Fabric { discovery, routed, target });
+        let directory = Directory::new(&discovery, &target.lids);
+        let tables = discovery.nodes().values().filter_map(|node| node.switch_info);
+        let capacity = tables.map(|info| multicast_capacity(&info)).min().unwrap_or(0);
+        self.groups.keep(capacity, |place| target.lids.of(place).is_some());
+        // The tree may be another.
+        self.groups.is_changed |= self.groups.has_members();
+        self.fabric = Some(Fabric { discovery, routed, target, directory });
         self.next_at = now + self.config.interval;
     }
 
@@ -788,11 +846,97 @@ impl Manager {
         self.reply(peer, repress);
         if notice.trap == PORT_CHANGED {
             self.suspects.insert(guid);
-        } else if self.stranger_at <= now {
+        } else {
             // A manager may have begun or ended there.
-            self.stranger_at = now + self.config.interval;
-            self.heavy_at.get_or_insert(now);
+            self.suspect_stranger(now);
         }
+    }
+
+    // ---- subnet administration ---------------------------------------------------------------------
+
+    fn administer(&mut self, peer: Peer, mad: &[u8; MAD_BYTES]) {
+        let (Some(fabric), Peer::Lid { lid, .. }) = (&self.fabric, peer) else {
+            self.counters.unanswered += 1;
+            return;
+        };
+        let subnet = Subnet {
+            discovery: &fabric.discovery,
+            lids: &fabric.target.lids,
+            directory: &fabric.directory,
+            tables: &self.held,
+            manager: self.sm_info(),
+        };
+        match administration::answer(&subnet, &mut self.groups, lid, mad) {
+            Some((response, len)) => {
+                self.counters.answered += 1;
+                self.reply_with(peer, response, len);
+            }
+            None => self.counters.malformed += 1,
+        }
+    }
+
+    fn has_group_changes(&self) -> bool {
+        self.groups.is_changed && self.fabric.is_some() && self.standing == Standing::Master
+    }
+
+    /// Writes what old and new trees have in common, and then the new trees.
+    fn begin_groups(&mut self) {
+        self.groups.is_changed = false;
+        let Some(fabric) = &self.fabric else {
+            return;
+        };
+        let routed = &fabric.routed;
+        let order: Vec<u64> =
+            routed.ranks.order().iter().map(|switch| routed.guid(*switch)).collect();
+        let target = self.groups.tables(&fabric.discovery, &order);
+        if !self.knows_groups {
+            // Another manager may have left trees behind: as if all ports were in all of them.
+            self.knows_groups = true;
+            let blocks = self.groups.blocks();
+            for (guid, node) in fabric.discovery.nodes() {
+                let positions =
+                    if node.switch_info.is_some() { node.info.ports / 16 + 1 } else { 0 };
+                let keys = (0..positions).flat_map(|at| (0..blocks).map(move |block| (at, block)));
+                self.trees.extend(keys.map(|(at, block)| ((*guid, at, block), [0xff; 64])));
+            }
+        }
+        self.trees.retain(|(guid, ..), _| fabric.discovery.nodes().contains_key(guid));
+        let common = groups::common(&self.trees, &target);
+        self.write_groups(VecDeque::from([common, target]));
+    }
+
+    fn write_groups(&mut self, mut stages: VecDeque<MulticastTables>) {
+        let (Some(stage), Some(fabric)) = (stages.pop_front(), &self.fabric) else {
+            return;
+        };
+        let mut exchange = Exchange::beginning(self.numbering);
+        for (key, data) in stage {
+            let (guid, position, block) = key;
+            let node = fabric.discovery.nodes().get(&guid);
+            let known = self.trees.get(&key).unwrap_or(&[0; 64]);
+            if let Some(node) = node.filter(|_| *known != data) {
+                let modifier = u32::from(position) << 28 | u32::from(block);
+                let attribute = Attribute::MulticastForwardingTable;
+                exchange.request(Request::set(node.route, attribute, modifier, data), ());
+                self.trees.insert(key, data);
+            }
+        }
+        self.task = Task::Groups(exchange, stages);
+    }
+
+    /// A block that was not written is unknown: the next time it is written as if all ports were in it.
+    fn handle_group_block(&mut self, done: &Finished<()>) {
+        if matches!(done.fate, Fate::Response(_)) {
+            return;
+        }
+        let route = done.request.route;
+        let nodes = self.fabric.iter().flat_map(|fabric| fabric.discovery.nodes());
+        let guid = nodes.filter(|(_, node)| node.route == route).map(|(guid, _)| *guid).next();
+        let (position, block) = (done.request.modifier >> 28, done.request.modifier & 0xffff);
+        if let Some(guid) = guid {
+            self.trees.insert((guid, position as u8, block as u16), [0xff; 64]);
+        }
+        self.counters.failed_groups += 1;
     }
 
     // ---- the election ------------------------------------------------------------------------------
@@ -851,7 +995,7 @@ impl Manager {
 
     /// A master hands over to whoever goes before it, and lets others hand over to it before it goes on.
     fn defend(&mut self, now: Duration, discovery: Discovery, own: &SmInfo) {
-        let unwilling = self.unwilling;
+        let unwilling = self.unwilling.filter(|(_, until)| now < *until).map(|(guid, _)| guid);
         let is_ahead = |other: &SmInfo| {
             Some(other.guid) != unwilling
                 && match other.standing {
@@ -868,14 +1012,14 @@ impl Manager {
             return;
         }
         let rival = self.first_of(|other| other.standing == Standing::Master);
+        let patience = self.config.interval * RIVAL_INTERVALS;
         match rival {
-            Some(rival) if self.rival_sweeps < RIVAL_SWEEPS => {
-                self.rival_sweeps += 1;
+            Some(rival) if now < *self.rival_until.get_or_insert(now + patience) => {
                 self.report(Event::Rival(rival.info));
                 self.heavy_at = Some(now + self.backoff());
             }
             _ => {
-                self.rival_sweeps = 0;
+                self.rival_until = None;
                 self.read(discovery);
             }
         }
@@ -886,7 +1030,8 @@ impl Manager {
             Fate::Response(_) => self.stand_by(now, done.context),
             // It has not taken over, so this one goes on.
             Fate::Refused(_) | Fate::Silent => {
-                self.unwilling = Some(done.context.info.guid);
+                let rest = self.backoff();
+                self.unwilling = Some((done.context.info.guid, now + rest));
                 self.heavy_at = Some(now);
             }
         }
@@ -903,10 +1048,13 @@ impl Manager {
     fn give_up(&mut self) {
         self.fabric = None;
         self.held.clear();
+        self.groups = Groups::default();
+        self.trees.clear();
+        self.knows_groups = false;
         self.suspects.clear();
         self.heavy_at = None;
         self.unwilling = None;
-        self.rival_sweeps = 0;
+        self.rival_until = None;
     }
 
     fn handle_poll(&mut self, done: &Finished<()>, now: Duration) {
@@ -974,6 +1122,14 @@ impl Manager {
         self.reply(peer, response);
     }
 
+    /// There may be a manager that the last heavy sweep has not found: a reason for one, but not at every datagram.
+    fn suspect_stranger(&mut self, now: Duration) {
+        if self.stranger_at <= now {
+            self.stranger_at = now + self.config.interval;
+            self.heavy_at.get_or_insert(now);
+        }
+    }
+
     /// Does what another manager wants, if that makes sense.
     fn obey(&mut self, now: Duration, modifier: u32, data: &[u8; 64]) -> Result<(), Refusal> {
         let other = SmInfo::parse(data).ok_or(Refusal::Malformed)?;
@@ -981,21 +1137,19 @@ impl Manager {
         if other.key != self.config.sm_key {
             return Err(Refusal::WrongKey(other.guid));
         }
-        if !self.others.values().any(|known| known.info.guid == other.guid) {
+        let is_known = self.others.values().any(|known| known.info.guid == other.guid);
+        if !is_known && self.standing != Standing::NotActive {
             // It may be new; the next sweep tells.
-            if self.stranger_at <= now && self.standing != Standing::NotActive {
-                self.stranger_at = now + self.config.interval;
-                self.heavy_at.get_or_insert(now);
-            }
-            return Err(Refusal::Unknown(other.guid));
+            self.suspect_stranger(now);
         }
         match (control, self.standing) {
+            // Another master gives way.
+            (Control::Handover, Standing::Master) => self.suspect_stranger(now),
+            _ if !is_known => return Err(Refusal::Unknown(other.guid)),
             (Control::Handover, Standing::Standby | Standing::Discovering) => {
                 self.is_promoted = true;
                 self.seek(now, Why::HandedOver(other.guid));
             }
-            // Another master gives way.
-            (Control::Handover, Standing::Master) => self.heavy_at = Some(now),
             (Control::Acknowledge, _) => {}
             (Control::Disable, Standing::Standby | Standing::Discovering) => {
                 self.task = Task::Nothing;
@@ -1020,8 +1174,12 @@ impl Manager {
     // ---- queues ------------------------------------------------------------------------------------
 
     fn reply(&mut self, peer: Peer, mad: [u8; MAD_BYTES]) {
+        self.reply_with(peer, mad, MAD_BYTES);
+    }
+
+    fn reply_with(&mut self, peer: Peer, mad: [u8; MAD_BYTES], len: usize) {
         if self.replies.len() < MAX_REPLIES {
-            self.replies.push_back(Datagram { peer, mad });
+            self.replies.push_back(Datagram { peer, mad, len });
         } else {
             self.counters.dropped_replies += 1;
         }

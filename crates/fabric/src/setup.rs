@@ -158,11 +158,14 @@ fn check_switches(
 /// Why a request is sent.
 #[derive(Clone, Copy, Debug)]
 enum Why {
-    Write,
     /// A block of the table of the switch with this GUID.
     Table(u64),
+    /// A port.
+    Port(Place),
+    /// A switch.
+    Switch(u64),
     /// A port refused to enter this state. It may be there already: a response got lost, or data made it active.
-    Verify(Option<PortState>, u16),
+    Verify(Place, Option<PortState>, u16),
 }
 
 /// Requests that are sent together.
@@ -184,6 +187,8 @@ pub struct Setup {
     /// When the rest before the next step ends.
     rests_until: Option<Duration>,
     target: Target,
+    ports: BTreeMap<Place, [u8; 64]>,
+    switches: BTreeMap<u64, [u8; 64]>,
     /// Switches whose tables are not as they should be.
     failed: BTreeSet<u64>,
     /// Drained LIDs have no route, since a table was not written.
@@ -221,6 +226,8 @@ impl Setup {
             steps,
             rests_until: None,
             target,
+            ports: BTreeMap::new(),
+            switches: BTreeMap::new(),
             failed: BTreeSet::new(),
             is_cut_short: false,
             complaints: Vec::new(),
@@ -285,13 +292,13 @@ impl Setup {
         let wanted = is_port.then(|| PortInfo::parse(&data).state).flatten();
         let complaint = match (done.fate, done.context) {
             (Fate::Silent, _) => Some(SetupComplaint::Silent(route, attribute, modifier)),
-            (Fate::Refused(status), Why::Write) if wanted.is_some() => {
+            (Fate::Refused(status), Why::Port(place)) if wanted.is_some() => {
                 let request = Request::get(route, attribute, modifier);
-                self.exchange.request(request, Why::Verify(wanted, status));
+                self.exchange.request(request, Why::Verify(place, wanted, status));
                 None
             }
             (Fate::Refused(status), _) => Some(refused(status)),
-            (Fate::Response(now), Why::Verify(state, status)) => {
+            (Fate::Response(now), Why::Verify(_, state, status)) => {
                 (PortInfo::parse(&now).state < state).then(|| refused(status))
             }
             (Fate::Response(now), _) => {
@@ -299,6 +306,9 @@ impl Setup {
                 (!is_written(attribute, &data, &now)).then_some(other)
             }
         };
+        if let Fate::Response(now) = done.fate {
+            self.note(done.context, now);
+        }
         if let (Some(_), Why::Table(guid)) = (complaint, done.context) {
             self.failed.insert(guid);
         }
@@ -309,6 +319,26 @@ impl Setup {
             Some(_) => self.complaints_left_out += 1,
             None => {}
         }
+    }
+}
+
+impl Setup {
+    fn note(&mut self, why: Why, now: [u8; 64]) {
+        match why {
+            Why::Port(place) | Why::Verify(place, ..) => drop(self.ports.insert(place, now)),
+            Why::Switch(guid) => drop(self.switches.insert(guid, now)),
+            Why::Table(_) => {}
+        }
+    }
+
+    /// What ports said of themselves after they were set.
+    pub fn ports(&self) -> impl Iterator<Item = (Place, &[u8; 64])> {
+        self.ports.iter().map(|(place, info)| (*place, info))
+    }
+
+    /// What switches said, by GUID.
+    pub fn switches(&self) -> impl Iterator<Item = (u64, &[u8; 64])> {
+        self.switches.iter().map(|(guid, info)| (*guid, info))
     }
 }
 
@@ -409,7 +439,8 @@ impl<'a> Plan<'a> {
         let route = node.port_routes.get(&port).copied();
         let route = route.filter(|_| node.info.node_type != NodeType::Switch);
         let route = route.unwrap_or(node.route);
-        Some((Request::set(route, Attribute::PortInfo, port.into(), data), Why::Write))
+        let request = Request::set(route, Attribute::PortInfo, port.into(), data);
+        Some((request, Why::Port((guid, port))))
     }
 
     fn identities(&self) -> Vec<(Request, Why)> {
@@ -454,12 +485,14 @@ impl<'a> Plan<'a> {
     fn switches(&self) -> Vec<(Request, Why)> {
         let top = self.target.lids.top();
         let request = |switch: &NodeId| {
-            let node = self.discovery.nodes().get(&self.guid(*switch))?;
+            let guid = self.guid(*switch);
+            let node = self.discovery.nodes().get(&guid)?;
             let info = node.switch_info?;
             let is_as_wanted = linear_top(&info) == top && !has_port_change(&info);
             let setting = switch_setting(&info, top);
-            (!is_as_wanted)
-                .then(|| (Request::set(node.route, Attribute::SwitchInfo, 0, setting), Why::Write))
+            (!is_as_wanted).then(|| {
+                (Request::set(node.route, Attribute::SwitchInfo, 0, setting), Why::Switch(guid))
+            })
         };
         self.channels.switches().iter().filter_map(request).collect()
     }

@@ -231,14 +231,19 @@ impl Umad {
     /// # Errors
     /// When the kernel does not take it.
     pub fn send(&mut self, mad: &[u8; MAD_BYTES]) -> Result<(), UmadError> {
-        self.send_to(&Address::DIRECTED, mad)
+        self.send_to(&Address::DIRECTED, mad, MAD_BYTES)
     }
 
-    /// Sends a datagram.
+    /// Sends the first `len` bytes of a datagram.
     ///
     /// # Errors
     /// When the kernel does not take it, or its class was not registered.
-    pub fn send_to(&mut self, to: &Address, mad: &[u8; MAD_BYTES]) -> Result<(), UmadError> {
+    pub fn send_to(
+        &mut self,
+        to: &Address,
+        mad: &[u8; MAD_BYTES],
+        len: usize,
+    ) -> Result<(), UmadError> {
         let [_, class, _, method, ..] = *mad;
         let agent = self.agents.iter().find(|(registered, _)| *registered == class);
         let (_, agent) = *agent.ok_or(UmadError::Class(class))?;
@@ -256,7 +261,7 @@ impl Umad {
             let (lid, pair) = (to.lid.into(), to.queue_pair as c_int);
             let (level, key) = (to.service_level.into(), to.key as c_int);
             (self.functions.set_addr)(buffer, lid, pair, level, key);
-            let length = MAD_BYTES as c_int;
+            let length = len.min(MAD_BYTES) as c_int;
             (self.functions.send)(self.port, agent, buffer, length, patience, 0)
         };
         checked("umad_send", sent).map(drop)

@@ -44,6 +44,14 @@ pub struct Routed {
     pub engine: Engine,
 }
 
+impl Routed {
+    /// The GUID of a switch, by its number.
+    pub fn guid(&self, switch: u32) -> u64 {
+        let node = self.channels.switches().get(switch as usize);
+        node.and_then(|node| self.guids.get(node.index())).copied().unwrap_or(0)
+    }
+}
+
 /// What came of it.
 #[derive(Clone, Debug)]
 pub struct Done {

@@ -150,6 +150,7 @@ impl Agents {
             Attribute::SwitchInfo => {
                 let mut data = [0; 64];
                 data[..2].copy_from_slice(&0xc000_u16.to_be_bytes());
+                data[4..6].copy_from_slice(&1_024_u16.to_be_bytes());
                 data
             }
             Attribute::LinearForwardingTable => [255; 64],

@@ -202,8 +202,8 @@ impl Daemon {
     fn transmit(&mut self) -> Result<(), CliError> {
         let batch: Vec<Datagram> =
             self.call(|manager, now| std::iter::from_fn(|| manager.poll_transmit(now)).collect());
-        for Datagram { peer, mad } in batch {
-            self.umad.send_to(&address(peer), &mad).map_err(broken)?;
+        for Datagram { peer, mad, len } in batch {
+            self.umad.send_to(&address(peer), &mad, len).map_err(broken)?;
         }
         Ok(())
     }
@@ -349,6 +349,9 @@ struct CounterReport {
     mismatched: u64,
     dropped_replies: u64,
     dropped_events: u64,
+    answered: u64,
+    unanswered: u64,
+    failed_groups: u64,
     terms: u64,
 }
 
@@ -359,6 +362,7 @@ impl CounterReport {
         let Counters { traps, ignored_traps, refused_controls, malformed, .. } = *counters;
         let Counters { unasked, mismatched, dropped_replies, dropped_events, terms, .. } =
             *counters;
+        let Counters { answered, unanswered, failed_groups, .. } = *counters;
         CounterReport {
             sent,
             heavy_sweeps,
@@ -373,6 +377,9 @@ impl CounterReport {
             mismatched,
             dropped_replies,
             dropped_events,
+            answered,
+            unanswered,
+            failed_groups,
             terms,
         }
     }
