@@ -19,12 +19,12 @@ use alloc::vec::Vec;
 
 use crate::discovery::{Discovery, FoundNode, Place};
 use crate::lids::Lids;
-use crate::mad::{MAD_BYTES, NodeType, PortInfo, PortState};
+use crate::mad::{DEFAULT_PREFIX, MAD_BYTES, NodeType, PortInfo, PortState};
 use crate::routes::NO_ROUTE;
 use crate::sm_info::{SmInfo, method};
 use groups::{Groups, Terms};
-pub use wire::{DEFAULT_PREFIX, Gid, Status};
 use wire::{DELETE, GET_TABLE, Query, attribute, refuse};
+pub use wire::{Gid, Status};
 
 /// The partition that every port is a full member of.
 pub const DEFAULT_P_KEY: u16 = 0xffff;

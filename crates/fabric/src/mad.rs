@@ -25,6 +25,9 @@ pub const DIRECTED_ROUTE: u8 = 0x81;
 /// The permissive LID: the directed route alone leads the packet.
 const PERMISSIVE_LID: u16 = 0xffff;
 
+/// The prefix of the GIDs of a subnet that has no other: link-local.
+pub const DEFAULT_PREFIX: u64 = 0xfe80 << 48;
+
 const DATA: usize = 64;
 const INITIAL_PATH: usize = 128;
 
@@ -442,6 +445,7 @@ impl PortSetting {
         let far = far.unwrap_or(own);
         let is_in_use = PortInfo::parse(own).state.is_some_and(|now| now >= PortState::Armed);
         let mut data = *own;
+        data[8..16].copy_from_slice(&DEFAULT_PREFIX.to_be_bytes());
         data[16..18].copy_from_slice(&self.lid.to_be_bytes());
         data[18..20].copy_from_slice(&self.manager_lid.to_be_bytes());
         // 0 changes nothing: the width, the states, the speeds.

@@ -75,6 +75,9 @@ const RETRY: Duration = Duration::from_millis(500);
 /// one at its next light sweep.
 const RIVAL_INTERVALS: u32 = 3;
 
+/// The SM_Key of managers that were given none: that of opensm, which talks to no manager with another.
+pub const DEFAULT_SM_KEY: u64 = 1;
+
 /// How it behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -106,7 +109,7 @@ impl Default for Config {
             misses: 3,
             lmc: 0,
             m_key: 0,
-            sm_key: 0,
+            sm_key: DEFAULT_SM_KEY,
         }
     }
 }
@@ -259,6 +262,7 @@ pub struct Manager {
     fabric: Option<Fabric>,
     /// Tables that switches hold, by GUID.
     held: BTreeMap<u64, Vec<u8>>,
+    roots: Vec<u64>,
     lids: BTreeMap<Place, u16>,
     /// Whether `lids` has changed since it was last taken.
     lids_changed: bool,
@@ -303,6 +307,7 @@ impl Manager {
             stranger_at: Duration::ZERO,
             fabric: None,
             held: BTreeMap::new(),
+            roots: Vec::new(),
             lids,
             lids_changed: false,
             groups: Groups::default(),
@@ -320,6 +325,12 @@ impl Manager {
             events: VecDeque::new(),
             counters: Counters::default(),
         }
+    }
+
+    /// With roots for Up*/Down*, by their GUIDs, in place of those that it finds.
+    pub fn with_roots(mut self, roots: Vec<u64>) -> Manager {
+        self.roots = roots;
+        self
     }
 
     // ---- outputs ---------------------------------------------------------------------------------
@@ -731,6 +742,7 @@ impl Manager {
             prefers_present: self.is_new,
             held: core::mem::take(&mut self.held),
             previous,
+            roots: self.roots.clone(),
         }));
     }
 

@@ -215,6 +215,25 @@ fn traps_are_repressed_and_forged_ones_cost_little() {
 }
 
 #[test]
+fn responses_that_are_lost_repeated_or_long_past_change_nothing() {
+    for seed in 0..20 {
+        let mut world = World::of("fat-tree:4");
+        world.context = format!("seed {seed}");
+        (world.replays, world.loses) = (seed % 2 == 0, 40 + seed * 13);
+        world.start(0, config(Engine::Balanced, 0));
+        world.run(60 * SECOND);
+        let links = world.links_between_switches();
+        let link = world.cut(links[seed as usize % links.len()]);
+        world.run(60 * SECOND);
+        world.check_paths_to_hosts("without a link");
+        world.join(link);
+        world.run(120 * SECOND);
+        world.check_paths_to_hosts("with all links");
+        assert!(seed % 2 == 1 || world.counters(0).unasked > 0);
+    }
+}
+
+#[test]
 fn what_is_no_datagram_for_it_is_counted() {
     let mut world = World::of("leaf-spine:2x1x1");
     world.start(0, config(Engine::Balanced, 0));

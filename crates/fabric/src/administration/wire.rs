@@ -5,7 +5,7 @@
 
 use alloc::vec::Vec;
 
-use crate::mad::{MAD_BYTES, u16_at, u64_at};
+use crate::mad::{DEFAULT_PREFIX, MAD_BYTES, u16_at, u64_at};
 use crate::sm_info::{ADMINISTRATION, method};
 
 /// The version of the class.
@@ -190,9 +190,6 @@ pub struct Gid {
     /// The second.
     pub interface: u64,
 }
-
-/// The prefix of a subnet that has no other: link-local.
-pub const DEFAULT_PREFIX: u64 = 0xfe80 << 48;
 
 impl Gid {
     /// Of a port.

@@ -10,7 +10,7 @@ use crate::channels::Channels;
 use crate::discovery::{Discovery, Place};
 use crate::lids::{Lids, Order};
 use crate::routes::mend::{Rule, mend};
-use crate::routes::up_down::Ranks;
+use crate::routes::up_down::{self, Ranks};
 use crate::routes::{Engine, NO_ROUTE, Tables};
 use crate::setup::{SetupError, Target};
 use crate::topology::Capacity;
@@ -27,6 +27,8 @@ pub struct Work {
     /// The tables that switches hold, by GUID.
     pub(super) held: BTreeMap<u64, Vec<u8>>,
     pub(super) previous: Option<Routed>,
+    /// GUIDs of the roots of Up*/Down*; none if they are to be found.
+    pub(super) roots: Vec<u64>,
 }
 
 /// How a fabric is routed.
@@ -101,10 +103,16 @@ impl Work {
         {
             return Ok((routed, target, how));
         }
+        let ranks = self.ranks(&guids, &channels);
+        let is_rooted = self.engine == Engine::UpDown && !self.roots.is_empty();
         let by_engine = self.engine.route(&topology, &channels);
-        if let Ok(tables) = by_engine {
-            let (engine, ranks) = (self.engine, Ranks::of(&channels));
+        if let Ok(mut tables) = by_engine {
+            let engine = self.engine;
+            if is_rooted {
+                tables = up_down::route_by(&channels, &ranks);
+            }
             let (guids, channels) = (guids.clone(), channels.clone());
+            let ranks = ranks.clone();
             let routed = Routed { guids, channels, tables, ranks, engine };
             match target(&routed) {
                 Ok(target) => return Ok((routed, target, How::Computed)),
@@ -113,12 +121,19 @@ impl Work {
             }
         }
         // Says why the topology itself cannot be routed.
-        let tables =
-            Engine::UpDown.route(&topology, &channels).map_err(|error| error.to_string())?;
-        let ranks = Ranks::of(&channels);
+        Engine::UpDown.route(&topology, &channels).map_err(|error| error.to_string())?;
+        let tables = up_down::route_by(&channels, &ranks);
         let routed = Routed { guids, channels, tables, ranks, engine: Engine::UpDown };
         let target = target(&routed).map_err(|error| format!("engine up-down: {error}"))?;
         Ok((routed, target, How::Fallback))
+    }
+
+    /// By the roots that were given, if all paths can be; by those that fit if not.
+    fn ranks(&self, guids: &[u64], channels: &Channels) -> Ranks {
+        let numbers = Numbers { guids, channels }.switches();
+        let roots: Vec<u32> =
+            self.roots.iter().filter_map(|guid| numbers.get(guid).copied()).collect();
+        Ranks::from_roots(channels, &roots).unwrap_or_else(|| Ranks::of(channels))
     }
 
     fn target(&self, routed: &Routed, lids: Lids) -> Result<Target, SetupError> {

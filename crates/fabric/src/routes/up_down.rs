@@ -59,6 +59,12 @@ impl Ranks {
         }
     }
 
+    /// From roots that are given; `None` if not all switches reach all end ports so, or there is none.
+    pub fn from_roots(channels: &Channels, roots: &[u32]) -> Option<Ranks> {
+        let ranks = Ranks::below(channels, roots);
+        (!roots.is_empty() && reaches_all(channels, &ranks)).then_some(ranks)
+    }
+
     fn below(channels: &Channels, roots: &[u32]) -> Ranks {
         let distances = channels.distances_from_any(roots);
         let mut order: Vec<u32> = (0..distances.len() as u32).collect();

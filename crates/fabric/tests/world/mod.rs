@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "every test that has it uses another part of it")]
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use fabric::discovery::Place;
@@ -28,6 +28,12 @@ pub(crate) struct World {
     /// Of messages.
     pub(crate) context: String,
     next_transaction: u32,
+    /// Every response comes twice, and again much later.
+    pub(crate) replays: bool,
+    past: VecDeque<[u8; 256]>,
+    /// One response of so many is lost, if it is not 0.
+    pub(crate) loses: u64,
+    count: u64,
 }
 
 impl World {
@@ -41,6 +47,10 @@ impl World {
             walks_links: false,
             context: text.to_owned(),
             next_transaction: 1,
+            replays: false,
+            past: VecDeque::new(),
+            loses: 0,
+            count: 1,
         }
     }
 
@@ -167,8 +177,24 @@ impl World {
             }
             response
         };
-        if let (Some(response), Some(manager)) = (response, self.managers.get_mut(&from)) {
+        let Some(manager) = self.managers.get_mut(&from) else {
+            return;
+        };
+        self.count += 1;
+        if self.loses > 0 && self.count.is_multiple_of(self.loses) {
+            return;
+        }
+        for response in response {
             manager.handle_datagram(self.now, Peer::Directed, &response);
+            if self.replays {
+                // The same again, and one from long ago.
+                manager.handle_datagram(self.now, Peer::Directed, &response);
+                self.past.push_back(response);
+                if self.past.len() > 500 {
+                    let old = self.past.pop_front().expect("it is not empty");
+                    manager.handle_datagram(self.now, Peer::Directed, &old);
+                }
+            }
         }
     }
 

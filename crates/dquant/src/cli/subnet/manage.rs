@@ -51,6 +51,10 @@ pub(super) struct Manage {
     #[arg(long, value_enum, default_value_t = Name::Balanced, value_name = "NAME")]
     engine: Name,
 
+    /// GUIDs of the root switches for up-down, separated by commas [default: found]
+    #[arg(long, value_name = "GUID", value_parser = key, value_delimiter = ',')]
+    roots: Vec<u64>,
+
     /// Of the election, 0 to 15: the highest becomes master
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=15))]
     priority: u8,
@@ -75,8 +79,8 @@ pub(super) struct Manage {
     #[arg(long, default_value = "0", value_name = "KEY", value_parser = key)]
     m_key: u64,
 
-    /// The SM_Key of all managers of this subnet
-    #[arg(long, default_value = "0", value_name = "KEY", value_parser = key)]
+    /// The SM_Key of all managers of this subnet; opensm's is 1
+    #[arg(long, default_value = "1", value_name = "KEY", value_parser = key)]
     sm_key: u64,
 
     /// Keep LIDs in this file across restarts
@@ -99,7 +103,8 @@ fn key(text: &str) -> Result<u64, String> {
         Some(digits) => u64::from_str_radix(digits, 16),
         None => text.parse(),
     };
-    parsed.map_err(|_| format!("'{text}' is no key; write it like 0x1122334455667788"))
+    parsed
+        .map_err(|_| format!("'{text}' is no number of 64 bits; write it like 0x1122334455667788"))
 }
 
 /// The longest wait for a datagram: signals are noticed in between.
@@ -125,7 +130,7 @@ impl Manage {
         };
         // Responses to the requests of a process before this one may still be under way.
         let transaction = clock::process_cpu().total_ns() as u32 ^ std::process::id() << 16;
-        let manager = Manager::new(config, lids, transaction);
+        let manager = Manager::new(config, lids, transaction).with_roots(self.roots);
         Daemon::new(manager, umad, file)?.run(console)
     }
 }
