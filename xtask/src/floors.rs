@@ -103,7 +103,7 @@ const FLOORS: &[(&str, &str)] = &[
          discovery: topology mad exchange
          lids: topology channels mad discovery
          forwarding: channels routes mad lids
-         transition: channels dependencies routes forwarding
+         transition: channels dependencies routes mad forwarding
          setup: topology channels routes mad exchange discovery lids forwarding transition
          sm_info: mad
          administration: routes mad discovery lids sm_info

@@ -5,6 +5,7 @@
 //! port has 2^LMC consecutive LIDs that begin at a multiple of their number; port 0 of a switch has one.
 
 use alloc::collections::BTreeMap;
+use alloc::collections::btree_map::Entry;
 use alloc::vec::Vec;
 
 use thiserror::Error;
@@ -105,8 +106,8 @@ impl Lids {
         }
         let too_few = TooFewLids { ports: ports.len(), each: 1 << lmc };
         for (place, _, width) in ports.iter().map(|port| port.with_width(lmc)) {
-            if !first.contains_key(&place) {
-                first.insert(place, pool.next(width).ok_or(too_few)?);
+            if let Entry::Vacant(entry) = first.entry(place) {
+                entry.insert(pool.next(width).ok_or(too_few)?);
             }
         }
         let ends = ports

@@ -31,6 +31,7 @@ pub mod event;
 mod look;
 pub mod work;
 
+use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::string::ToString;
 use alloc::vec::Vec;
@@ -46,7 +47,7 @@ use crate::mad::{
     multicast_capacity,
 };
 use crate::routes::Engine;
-use crate::setup::{Setup, Target};
+use crate::setup::Setup;
 use crate::sm_info::{
     ADMINISTRATION, CAPABILITY_CHANGED, Control, Header, LID_ROUTED, NOTICE, Notice, PORT_CHANGED,
     SmInfo, Standing, method, respond, smp_data,
@@ -185,14 +186,19 @@ pub struct Counters {
 pub struct Fabric {
     discovery: Discovery,
     routed: Routed,
-    target: Target,
+    lids: Lids,
     directory: Directory,
 }
 
 impl Fabric {
+    /// The lower of the two ends of a link.
+    fn first_end(&self, end: Place) -> Place {
+        self.discovery.links().get(&end).map_or(end, |far| end.min(*far))
+    }
+
     /// Who has which LID.
     pub fn lids(&self) -> &Lids {
-        &self.target.lids
+        &self.lids
     }
 }
 
@@ -204,14 +210,23 @@ enum Task {
     Ask(Discovery, Exchange<Place>),
     Read(Discovery, Exchange<u64>),
     /// The caller has the work, or gets it next.
-    Route(Option<Work>),
-    Write(Setup, Discovery, Routed, How),
+    Route(Option<Box<Work>>),
+    Write(Box<Writing>),
     Look(Look),
     /// `SMInfo` of the master.
     Poll(Exchange<()>),
     HandOver(Exchange<Other>),
     /// Multicast forwarding tables: those of the stage that is written, and the next stages.
     Groups(Exchange<()>, VecDeque<MulticastTables>),
+}
+
+/// A fabric that is being set up.
+#[derive(Debug)]
+struct Writing {
+    setup: Setup,
+    discovery: Discovery,
+    routed: Routed,
+    how: How,
 }
 
 /// Another manager.
@@ -350,7 +365,7 @@ impl Manager {
             Task::HandOver(exchange) => exchange.poll_transmit(now),
             Task::Groups(exchange, _) => exchange.poll_transmit(now),
             Task::Read(_, exchange) => exchange.poll_transmit(now),
-            Task::Write(setup, ..) => setup.poll_transmit(now),
+            Task::Write(writing) => writing.setup.poll_transmit(now),
             Task::Look(look) => look.exchange.poll_transmit(now),
             Task::Poll(exchange) => exchange.poll_transmit(now),
         };
@@ -362,7 +377,7 @@ impl Manager {
     /// The fabric to be routed, if that is due.
     pub fn poll_work(&mut self) -> Option<Work> {
         match &mut self.task {
-            Task::Route(work) => work.take(),
+            Task::Route(work) => work.take().map(|work| *work),
             _ => None,
         }
     }
@@ -382,7 +397,7 @@ impl Manager {
             Task::HandOver(exchange) => exchange.poll_timeout(),
             Task::Groups(exchange, _) => exchange.poll_timeout(),
             Task::Read(_, exchange) => exchange.poll_timeout(),
-            Task::Write(setup, ..) => setup.poll_timeout(),
+            Task::Write(writing) => writing.setup.poll_timeout(),
             Task::Look(look) => look.exchange.poll_timeout(),
             Task::Poll(exchange) => exchange.poll_timeout(),
         }
@@ -436,7 +451,7 @@ impl Manager {
         match &mut self.task {
             Task::Nothing | Task::Route(_) => {}
             Task::Discover(discovery) => discovery.handle_timeout(now),
-            Task::Write(setup, ..) => setup.handle_timeout(now),
+            Task::Write(writing) => writing.setup.handle_timeout(now),
             Task::Ask(_, exchange) => {
                 for done in exchange.handle_timeout(now) {
                     self.handle_manager(&done);
@@ -514,7 +529,9 @@ impl Manager {
         match done.result {
             Ok((routed, target, how)) => {
                 let setup = Setup::to(&done.discovery, &routed.channels, target, self.numbering);
-                self.task = Task::Write(setup, done.discovery, routed, how);
+                let discovery = done.discovery;
+                let writing = Writing { setup, discovery, routed, how };
+                self.task = Task::Write(Box::new(writing));
             }
             Err(why) => self.fail(now, Trouble::Unroutable(why)),
         }
@@ -525,7 +542,7 @@ impl Manager {
         match &mut self.task {
             Task::Nothing | Task::Route(_) => self.counters.unasked += 1,
             Task::Discover(discovery) => discovery.handle_response(bytes),
-            Task::Write(setup, ..) => setup.handle_response(bytes),
+            Task::Write(writing) => writing.setup.handle_response(bytes),
             Task::Ask(_, exchange) => {
                 if let Some(done) = exchange.handle_response(bytes) {
                     self.handle_manager(&done);
@@ -620,7 +637,7 @@ impl Manager {
                 Task::HandOver(exchange) => exchange.is_idle(),
                 Task::Groups(exchange, _) => exchange.is_idle(),
                 Task::Read(_, exchange) => exchange.is_idle(),
-                Task::Write(setup, ..) => setup.is_done(),
+                Task::Write(writing) => writing.setup.is_done(),
                 Task::Look(look) => look.exchange.is_idle(),
                 Task::Poll(exchange) => exchange.is_idle(),
             };
@@ -633,9 +650,7 @@ impl Manager {
                 Task::Discover(discovery) => self.finish_discovery(now, discovery),
                 Task::Ask(discovery, _) => self.elect(now, discovery),
                 Task::Read(discovery, _) => self.route(discovery),
-                Task::Write(setup, discovery, routed, how) => {
-                    self.finish_setup(now, &setup, discovery, routed, how);
-                }
+                Task::Write(writing) => self.finish_setup(now, *writing),
                 Task::Look(look) => self.finish_look(now, look),
                 Task::Groups(_, stages) => self.write_groups(stages),
                 Task::Nothing | Task::Route(_) | Task::Poll(_) | Task::HandOver(_) => {}
@@ -651,7 +666,7 @@ impl Manager {
             Task::HandOver(exchange) => (exchange.numbering(), exchange.discarded()),
             Task::Groups(exchange, _) => (exchange.numbering(), exchange.discarded()),
             Task::Read(_, exchange) => (exchange.numbering(), exchange.discarded()),
-            Task::Write(setup, ..) => (setup.numbering(), setup.discarded()),
+            Task::Write(writing) => (writing.setup.numbering(), writing.setup.discarded()),
             Task::Look(look) => (look.exchange.numbering(), look.exchange.discarded()),
             Task::Poll(exchange) => (exchange.numbering(), exchange.discarded()),
         };
@@ -700,8 +715,8 @@ impl Manager {
     /// Reads the tables that another manager wrote, and forgets those of switches that lost them.
     fn read(&mut self, discovery: Discovery) {
         let mut exchange = Exchange::beginning(self.numbering);
-        let written = self.fabric.as_ref().map(|fabric| fabric.target.lids.top());
-        for (guid, node) in &discovery.nodes().clone() {
+        let written = self.fabric.as_ref().map(|fabric| fabric.lids.top());
+        for (guid, node) in discovery.nodes() {
             let Some(info) = node.switch_info else {
                 continue;
             };
@@ -734,7 +749,7 @@ impl Manager {
 
     fn route(&mut self, discovery: Discovery) {
         let previous = self.fabric.as_ref().map(|fabric| fabric.routed.clone());
-        self.task = Task::Route(Some(Work {
+        self.task = Task::Route(Some(Box::new(Work {
             discovery,
             engine: self.config.engine,
             lmc: self.config.lmc,
@@ -743,18 +758,12 @@ impl Manager {
             held: core::mem::take(&mut self.held),
             previous,
             roots: self.roots.clone(),
-        }));
+        })));
     }
 
-    fn finish_setup(
-        &mut self,
-        now: Duration,
-        setup: &Setup,
-        discovery: Discovery,
-        routed: Routed,
-        how: How,
-    ) {
-        let target = setup.target().clone();
+    fn finish_setup(&mut self, now: Duration, writing: Writing) {
+        let Writing { setup, mut discovery, routed, how } = writing;
+        let target = setup.target();
         let numbers = (0..).zip(routed.channels.switches());
         for (number, switch) in numbers {
             let guid = routed.guids.get(switch.index()).copied().unwrap_or(0);
@@ -764,7 +773,6 @@ impl Manager {
                 self.held.remove(&guid);
             }
         }
-        let mut discovery = discovery;
         setup.ports().for_each(|(place, info)| discovery.set_port(place, info));
         setup.switches().for_each(|(guid, info)| discovery.set_switch_info(guid, info));
         let nodes = discovery.nodes().values();
@@ -801,7 +809,8 @@ impl Manager {
         self.groups.keep(capacity, |place| target.lids.of(place).is_some());
         // The tree may be another.
         self.groups.is_changed |= self.groups.has_members();
-        self.fabric = Some(Fabric { discovery, routed, target, directory });
+        let lids = target.lids.clone();
+        self.fabric = Some(Fabric { discovery, routed, lids, directory });
         self.next_at = now + self.config.interval;
     }
 
@@ -809,7 +818,7 @@ impl Manager {
 
     fn handle_look(&mut self, done: &Finished<look::Asked>) {
         if let (Task::Look(look), Some(fabric)) = (&mut self.task, &self.fabric) {
-            look.handle(done, &fabric.discovery, fabric.target.lids.top());
+            look.handle(done, &fabric.discovery, fabric.lids.top());
         }
     }
 
@@ -827,7 +836,9 @@ impl Manager {
         let (Some(first), Some(fabric)) = (look.down.first(), &self.fabric) else {
             return;
         };
-        let event = Event::LinksDown(*first, look.down.len());
+        // Both ends may say so.
+        let links: BTreeSet<Place> = look.down.iter().map(|end| fabric.first_end(*end)).collect();
+        let event = Event::LinksDown(*first, links.len());
         let mut discovery = fabric.discovery.clone();
         discovery.cut(&look.down);
         self.report(event);
@@ -845,7 +856,7 @@ impl Manager {
             return;
         }
         let known = self.fabric.as_ref().and_then(|fabric| {
-            let mut lids = fabric.target.lids.iter();
+            let mut lids = fabric.lids.iter();
             lids.find(|(_, lid)| *lid == notice.issuer_lid).map(|(place, _)| place)
         });
         let Some((guid, _)) = known else {
@@ -873,7 +884,7 @@ impl Manager {
         };
         let subnet = Subnet {
             discovery: &fabric.discovery,
-            lids: &fabric.target.lids,
+            lids: &fabric.lids,
             directory: &fabric.directory,
             tables: &self.held,
             manager: self.sm_info(),

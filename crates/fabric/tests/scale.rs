@@ -4,6 +4,8 @@
 //! $ cargo nextest run --release -p fabric --test scale --run-ignored all --no-capture
 //! ```
 
+#![expect(clippy::disallowed_types, reason = "it measures")]
+
 mod agents;
 
 use std::collections::BTreeMap;
