@@ -337,6 +337,34 @@ impl Discovery {
         self.links.retain(|near, far| nodes.contains_key(&near.0) && nodes.contains_key(&far.0));
     }
 
+    /// Takes nodes over from an earlier discovery that have not responded now although a link to them is up: a node that
+    /// is too slow for its manager may well forward packets.
+    pub fn keep_silent(&mut self, before: &Discovery) {
+        loop {
+            let mut is_changed = false;
+            for (near, far) in &before.links {
+                let is_known = self.links.contains_key(near) || self.links.contains_key(far);
+                let is_up =
+                    self.is_up(*near) && (self.is_up(*far) || !self.nodes.contains_key(&far.0));
+                let Some(node) = before.nodes.get(&far.0).filter(|_| !is_known && is_up) else {
+                    continue;
+                };
+                self.nodes.entry(far.0).or_insert_with(|| node.clone());
+                self.links.insert(*near, *far);
+                self.links.insert(*far, *near);
+                is_changed = true;
+            }
+            if !is_changed {
+                return;
+            }
+        }
+    }
+
+    fn is_up(&self, place: Place) -> bool {
+        let info = self.nodes.get(&place.0).and_then(|node| node.ports.get(&place.1));
+        info.is_some_and(|info| PortInfo::parse(info).state > Some(PortState::Down))
+    }
+
     /// Notes what a port says now.
     pub fn set_port(&mut self, place: Place, info: &[u8; 64]) {
         if let Some(node) = self.nodes.get_mut(&place.0) {

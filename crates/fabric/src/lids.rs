@@ -1,8 +1,9 @@
 //! Local identifiers (LIDs): who has which, now and after a restart.
 //!
 //! A port keeps its LID for as long as it can: what a manager remembers comes first, then what the port says itself,
-//! then what is free. A manager that takes over leaves ports in use what they have. Of two ports with one LID the first keeps it, and the other gets a new one. With an LMC each end
-//! port has 2^LMC consecutive LIDs that begin at a multiple of their number; port 0 of a switch has one.
+//! then what is free. A manager that takes over leaves ports in use what they have. Of two ports with one LID the first
+//! keeps it, and the other gets a new one. With an LMC each end port has 2^LMC consecutive LIDs that begin at a multiple
+//! of their number; port 0 of a switch has one.
 
 use alloc::collections::BTreeMap;
 use alloc::collections::btree_map::Entry;

@@ -13,7 +13,7 @@
 //! | look (light sweep) | by a trap, and at an interval | links that are gone, or a heavy sweep |
 //!
 //! Links that are gone are rerouted at once; a heavy sweep follows only where that is not all. Whatever fails leaves
-//! the last good tables as they are.
+//! the last good tables as they are, and a node that stays silent behind a link that is up keeps its place in them.
 //!
 //! # Election
 //!
@@ -676,7 +676,7 @@ impl Manager {
         self.counters.malformed += discarded.malformed;
     }
 
-    fn finish_discovery(&mut self, now: Duration, discovery: Discovery) {
+    fn finish_discovery(&mut self, now: Duration, mut discovery: Discovery) {
         let Some((guid, port)) = discovery.start() else {
             return self.fail(now, Trouble::NoPort);
         };
@@ -687,6 +687,9 @@ impl Manager {
             let count = complaints.len() + left_out as usize;
             self.report(Event::Incomplete(first.to_string(), count));
             self.heavy_at = Some(now + self.backoff());
+        }
+        if let Some(fabric) = &self.fabric {
+            discovery.keep_silent(&fabric.discovery);
         }
         let mut exchange = Exchange::beginning(self.numbering);
         for place in discovery.managers().into_iter().filter(|place| *place != (guid, port)) {
