@@ -1,6 +1,7 @@
 //! `dquant subnet`: what a fabric of switches consists of, and how it is routed ([`fabric`]).
 
 mod discover;
+mod dump;
 mod manage;
 mod plan;
 mod port;
