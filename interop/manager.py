@@ -242,8 +242,28 @@ def test_questions(dquant, simulated, complaints):
                 complaints.append(f"questions: {' '.join(words)}: exit {code}: {text.strip()[:400]}")
             else:
                 print(f"  {' '.join(words)}: as it should be")
+        # The tables that were planned for this fabric are those that its switches hold.
+        planned = pathlib.Path(simulated.environment["OSM_TMP_DIR"]) / "planned.lfts"
+        subprocess.run([dquant, "subnet", "plan", SMALL, "--engine", "balanced", "--tables", str(planned)], stdout=subprocess.PIPE, check=True)
+        held = simulated.run(["dump_fts"])[1]
+        if entries_of(planned.read_text()) != entries_of(held):
+            complaints.append("questions: dquant subnet plan --tables is not what dump_fts reads")
+        else:
+            print("  dump_fts: as dquant subnet plan --tables wrote")
     finally:
         managed.close()
+
+
+def entries_of(dump):
+    """{switch: lines} of a dump of forwarding tables."""
+    switches, current = {}, None
+    for line in dump.splitlines():
+        switch = re.match(r"Unicast lids .*guid (0x\w+)", line)
+        if switch:
+            current = switches.setdefault(switch[1], [])
+        elif re.match(r"0x\w+ \d+ : ", line):
+            current.append(line.strip())
+    return switches
 
 
 def test_restart(dquant, simulated, complaints):

@@ -7,7 +7,7 @@
 //! | step | what is written |
 //! |---|---|
 //! | 1 | `PortInfo` of end ports and of port 0 of switches that have not their LID, or not that of the manager |
-//! | 2 | blocks of linear forwarding tables that change, in the stages of a [`transition`](crate::transition) |
+//! | 2 | blocks of linear forwarding tables that change, in the stages of a [`transition`] |
 //! | 3 | `SwitchInfo` with the last LID |
 //! | 4 | `PortInfo` of both ends of every link that is not in use: armed |
 //! | 5 | the same: active |

@@ -85,8 +85,9 @@ fn what_cannot_be_routed_is_said() {
 fn tables_are_written_as_opensm_does() {
     let folder = Folder::new("subnet-tables");
     let args = ["subnet", "plan", "leaf-spine:2x1x2", "--tables", "lfts"];
-    folder.run(&args).failed(2, "--engine", "");
-    folder.run(&[&args[..], &["--engine", "min-hop,dor"]].concat()).failed(2, "one engine", "");
+    folder.run(&args).failed(2, "--tables takes one engine", "name it with --engine");
+    let two = folder.run(&[&args[..], &["--engine", "min-hop,dor"]].concat());
+    two.failed(2, "--tables takes one engine", "name it with --engine");
     folder.run(&[&args[..], &["--engine", "min-hop"]].concat()).good();
     let text = String::from_utf8(folder.read("lfts")).expect("text");
     assert_eq!(text.matches("7 valid lids dumped").count(), 3, "{text}");

@@ -62,7 +62,7 @@ pub(super) struct Plan {
     write: Option<PathBuf>,
 
     /// Write the tables of the one engine that is named, as opensm and dump_fts do
-    #[arg(long, value_name = "FILE", requires = "engines")]
+    #[arg(long, value_name = "FILE")]
     tables: Option<PathBuf>,
 }
 
