@@ -180,6 +180,37 @@ fn nodes_that_are_silent_for_a_while_keep_their_place_in_the_tables() {
     }
 }
 
+/// A switch that is taken for another one, or for one that nobody knows, keeps its table.
+#[test]
+fn a_switch_with_another_guid_does_not_end_it() {
+    for other in [0x1000, 0x1004, 0x99_9999] {
+        let mut world = World::of("leaf-spine:4x3x3");
+        world.context = format!("GUID {other:#x}");
+        world.start(0, config(Engine::Balanced, 0));
+        world.run(SECOND);
+        let leaf = world.agents.topology.named("leaf3").expect("a leaf");
+        let lids = world.lids();
+        world.agents.impostors.insert(leaf, other);
+        let host = world.agents.topology.named("host4").expect("a host");
+        let links = world.cut_all(host);
+        world.run(2 * SECOND);
+        links.into_iter().for_each(|link| world.join(link));
+        world.run(30 * SECOND);
+        assert_eq!(world.standing(0), Standing::Master);
+        world.check_paths_to_hosts("with an impostor");
+        world.agents.impostors.clear();
+        let links = world.cut_all(host);
+        world.run(2 * SECOND);
+        links.into_iter().for_each(|link| world.join(link));
+        world.run(60 * SECOND);
+        world.check_all_paths("it is itself again");
+        let hosts = |lids: std::collections::BTreeMap<u16, (_, u8)>| -> Vec<u16> {
+            lids.into_iter().filter(|(_, (_, port))| *port > 0).map(|(lid, _)| lid).collect()
+        };
+        assert_eq!(hosts(world.lids()), hosts(lids), "hosts keep their LIDs");
+    }
+}
+
 #[test]
 fn a_fabric_that_cannot_be_routed_keeps_its_tables() {
     let mut world = World::of("leaf-spine:4x3x3");

@@ -28,6 +28,8 @@ pub(crate) struct Agents {
     pub(crate) silent: Vec<NodeId>,
     /// Nodes that take nothing, and say that they did.
     pub(crate) deaf: Vec<NodeId>,
+    /// GUIDs that nodes give for theirs.
+    pub(crate) impostors: BTreeMap<NodeId, u64>,
     /// Nodes on which a subnet manager runs.
     pub(crate) managers: Vec<NodeId>,
     /// Nodes that refuse to have their tables written.
@@ -45,7 +47,8 @@ impl Agents {
     pub(crate) fn of_topology(topology: Topology) -> Agents {
         let start = topology.hosts().next().expect("a host");
         let [silent, deaf, stubborn, managers] = [const { Vec::new() }; 4];
-        Agents { topology, start, silent, deaf, managers, stubborn, written: BTreeMap::new() }
+        let (impostors, written) = (BTreeMap::new(), BTreeMap::new());
+        Agents { topology, start, silent, deaf, impostors, managers, stubborn, written }
     }
 
     pub(crate) fn guid(node: NodeId) -> u64 {
@@ -129,7 +132,7 @@ impl Agents {
             Attribute::NodeInfo => NodeInfo {
                 node_type: if is_switch { NodeType::Switch } else { NodeType::ChannelAdapter },
                 ports: self.topology.node(node).ports(),
-                guid: Agents::guid(node),
+                guid: self.impostors.get(&node).copied().unwrap_or(Agents::guid(node)),
                 port_guid: Agents::guid(node) + u64::from(by),
                 local_port: by,
             }
