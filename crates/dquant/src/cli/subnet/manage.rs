@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use engine::signals::{on_end_signal, on_status_signal};
-use fabric::manager::event::Event;
-use fabric::manager::work::Done;
+use fabric::manager::event::{Event, Summary};
+use fabric::manager::work::{Done, How};
 use fabric::manager::{Config, Counters, Datagram, Manager, Peer};
 use nic::clock;
 use nic::umad::{Address, Umad, UmadError};
@@ -317,12 +317,62 @@ struct EventReport {
     message: String,
     hint: Option<&'static str>,
     is_warning: bool,
+    /// Of a fabric that was set up.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    set_up: Option<SetUpReport>,
 }
 
 impl EventReport {
     fn new(event: &Event, time_ns: u64, cpu_ns: u64) -> EventReport {
         let (message, hint, is_warning) = (event.to_string(), event.hint(), event.is_warning());
-        EventReport { time_ns, cpu_ns, event: event.name(), message, hint, is_warning }
+        let set_up = match event {
+            Event::SetUp(summary) => Some(SetUpReport::new(summary)),
+            _ => None,
+        };
+        EventReport { time_ns, cpu_ns, event: event.name(), message, hint, is_warning, set_up }
+    }
+}
+
+/// See [`Summary`].
+#[derive(Debug, Serialize)]
+struct SetUpReport {
+    hosts: usize,
+    switches: usize,
+    links: usize,
+    lids: usize,
+    engine: String,
+    how: &'static str,
+    /// LIDs whose entries changed; of these, switch by switch, and with none for a moment.
+    changed: usize,
+    ordered: usize,
+    drained: usize,
+    /// Blocks of forwarding tables that were written.
+    blocks: usize,
+    wall_ns: u64,
+}
+
+impl SetUpReport {
+    fn new(summary: &Summary) -> SetUpReport {
+        let Summary { hosts, switches, links, lids, changed, ordered, drained, blocks, .. } =
+            *summary;
+        SetUpReport {
+            hosts,
+            switches,
+            links,
+            lids,
+            engine: summary.engine.to_string(),
+            how: match summary.how {
+                How::Kept => "kept",
+                How::Mended => "mended",
+                How::Computed => "computed",
+                How::Fallback => "fallback",
+            },
+            changed,
+            ordered,
+            drained,
+            blocks,
+            wall_ns: summary.nanoseconds,
+        }
     }
 }
 
