@@ -47,12 +47,13 @@ def preload():
 class Simulated:
     """ibsim with one topology, and the programs that are attached to it."""
 
-    def __init__(self, net, folder):
+    def __init__(self, net, folder, has_console=False):
         self.environment = {**os.environ, "IBSIM_SOCKNAME": f"dquant-{os.getpid()}-{net.stem}", "OSM_TMP_DIR": str(folder),
                             "OSM_CACHE_DIR": str(folder)}
         self.log = open(folder / "ibsim.log", "w", encoding="utf-8")
         # Its console reads standard input, and its end would end it.
-        self.process = subprocess.Popen(["ibsim", "-s", "-n", "-N", "4096", "-S", "1024", "-P", "65536", str(net)], stdin=subprocess.PIPE,
+        quiet = [] if has_console else ["-n"]
+        self.process = subprocess.Popen(["ibsim", "-s", *quiet, "-N", "4096", "-S", "1024", "-P", "65536", str(net)], stdin=subprocess.PIPE,
                                         stdout=self.log, stderr=subprocess.STDOUT, env=self.environment)
         time.sleep(0.5)
 

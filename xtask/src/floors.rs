@@ -105,7 +105,13 @@ const FLOORS: &[(&str, &str)] = &[
          mad
          exchange: mad
          discovery: topology mad exchange
-         setup: topology channels dependencies routes mad exchange discovery",
+         lids: topology channels mad discovery
+         forwarding: channels routes mad lids
+         transition: channels dependencies routes mad forwarding
+         setup: topology channels routes mad exchange discovery lids forwarding transition
+         sm_info: mad
+         administration: routes mad discovery lids sm_info
+         manager: topology channels routes mad exchange discovery lids setup sm_info administration",
     ),
     (
         "crates/xio/src",

@@ -94,6 +94,25 @@ pub fn on_end_signal(react: impl FnOnce(EndSignal) + Send + 'static) -> Result<(
     thread.spawn(wait).map(drop).map_err(Error::from_cause)
 }
 
+/// Starts a thread that runs `react` whenever this process is asked for its status (SIGUSR1).
+///
+/// # Errors
+/// When the signal cannot be listened to, or the thread cannot be started.
+pub fn on_status_signal(mut react: impl FnMut() + Send + 'static) -> Result<(), Error> {
+    let runtime = runtime::current_thread()?;
+    let mut signals = {
+        let _entered = runtime.enter();
+        signal(SignalKind::user_defined1()).map_err(Error::from_cause)?
+    };
+    let wait = move || {
+        while runtime.block_on(signals.recv()).is_some() {
+            react();
+        }
+    };
+    let thread = std::thread::Builder::new().name("status-signals".into());
+    thread.spawn(wait).map(drop).map_err(Error::from_cause)
+}
+
 /// Whether this process was started to outlive its terminal, as by `nohup`.
 fn ignores_hangup() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

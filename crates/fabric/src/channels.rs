@@ -45,7 +45,14 @@ pub struct Channels {
     first: Vec<u32>,
     /// The numbers of the channels to each switch.
     into: Vec<Vec<u32>>,
+    /// By switch and port, the number of the channel, or [`NONE`].
+    at_port: Vec<u32>,
+    /// Ports of each switch in `at_port`.
+    stride: usize,
 }
+
+/// No channel.
+const NONE: u32 = u32::MAX;
 
 impl Channels {
     /// Those of a topology. End ports are in the order of hosts and their ports; links between two hosts are left out.
@@ -80,7 +87,13 @@ impl Channels {
                 end_ports.push(EndPort { end, switch, port: beyond.port });
             }
         }
-        Channels { switches, end_ports, sources, channels, first, into }
+        let most = channels.iter().map(|channel| usize::from(channel.port)).max().unwrap_or(0);
+        let stride = most + 1;
+        let mut at_port = alloc::vec![NONE; switches.len() * stride];
+        for (at, channel) in (0..).zip(&channels) {
+            at_port[channel.from as usize * stride + usize::from(channel.port)] = at;
+        }
+        Channels { switches, end_ports, sources, channels, first, into, at_port, stride }
     }
 
     /// The switches, by number.
@@ -120,11 +133,9 @@ impl Channels {
 
     /// The number of the channel that leaves a switch at a port, if there is one.
     pub fn at(&self, switch: u32, port: u8) -> Option<u32> {
-        let range = self.leaving(switch);
-        let start = range.start;
-        let own = &self.channels[start as usize..range.end as usize];
-        let place = own.binary_search_by_key(&port, |channel| channel.port).ok()?;
-        Some(start + place as u32)
+        let port = usize::from(port);
+        let own = self.at_port.get(switch as usize * self.stride + port)?;
+        (port < self.stride && *own != NONE).then_some(*own)
     }
 
     /// Channels to pass from each switch to `to`; [`FAR`] where there is no path.

@@ -78,9 +78,17 @@ impl Dependencies {
 
     /// Adds the dependencies of a path, or none of them: whether they close no cycle.
     pub fn add(&mut self, path: &[u32]) -> bool {
+        self.add_each(path.windows(2).map(|pair| (pair[0], pair[1])))
+    }
+
+    /// Adds dependencies, each of a channel on the next one, or none of them: whether they close no cycle.
+    pub fn add_all(&mut self, turns: &[(u32, u32)]) -> bool {
+        self.add_each(turns.iter().copied())
+    }
+
+    fn add_each(&mut self, turns: impl Iterator<Item = (u32, u32)>) -> bool {
         let mut added = Vec::new();
-        for pair in path.windows(2) {
-            let (from, to) = (pair[0], pair[1]);
+        for (from, to) in turns {
             if self.next[from as usize].contains(&to) {
                 continue;
             }

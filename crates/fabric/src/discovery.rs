@@ -7,7 +7,7 @@
 //! [`Complaint`] and left out.
 
 use alloc::borrow::ToOwned;
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -15,7 +15,7 @@ use core::time::Duration;
 
 use thiserror::Error;
 
-use crate::exchange::{Discarded, Done, Exchange, Fate, Request, Requester};
+use crate::exchange::{Discarded, Done, Exchange, Fate, Numbering, Request, Requester};
 use crate::mad::{
     Attribute, DirectedRoute, MAD_BYTES, NodeInfo, NodeType, PortInfo, PortState, node_description,
 };
@@ -90,6 +90,10 @@ pub enum Complaint {
 pub struct FoundNode {
     /// What it says it is.
     pub info: NodeInfo,
+    /// The attribute `NodeInfo` itself.
+    pub raw_info: [u8; 64],
+    /// Of an adapter, by port, the GUIDs of its ports.
+    pub port_guids: BTreeMap<u8, u64>,
     /// The first way to it.
     pub route: DirectedRoute,
     /// What it calls itself; empty until it has said so.
@@ -137,7 +141,12 @@ impl Default for Discovery {
 impl Discovery {
     /// One that begins at the node that it runs on.
     pub fn new() -> Discovery {
-        let mut exchange = Exchange::default();
+        Discovery::beginning(Numbering::default())
+    }
+
+    /// The same, with a numbering for its requests.
+    pub fn beginning(numbering: Numbering) -> Discovery {
+        let mut exchange = Exchange::beginning(numbering);
         exchange.request(Request::get(DirectedRoute::HERE, Attribute::NodeInfo, 0), Why::Who(None));
         Discovery {
             exchange,
@@ -197,7 +206,7 @@ impl Discovery {
         } else if self.nodes.len() >= MAX_NODES || self.ports >= MAX_PORTS_IN_ALL {
             self.complain(Complaint::TooMany(route));
         } else if self.join(route, from, &info) {
-            self.add(route, info);
+            self.add(route, info, *data);
         }
     }
 
@@ -220,7 +229,7 @@ impl Discovery {
         true
     }
 
-    fn add(&mut self, route: DirectedRoute, info: NodeInfo) {
+    fn add(&mut self, route: DirectedRoute, info: NodeInfo, raw_info: [u8; 64]) {
         let mut ask = |attribute, port: u8| {
             let request = Request::get(route, attribute, port.into());
             self.exchange.request(request, Why::Detail(info.guid));
@@ -237,7 +246,17 @@ impl Discovery {
         }
         let port_routes = BTreeMap::from([(info.local_port, route)]);
         let (description, switch_info, ports) = (String::new(), None, BTreeMap::new());
-        let node = FoundNode { info, route, description, port_routes, switch_info, ports };
+        let port_guids = BTreeMap::from([(info.local_port, info.port_guid)]);
+        let node = FoundNode {
+            info,
+            raw_info,
+            port_guids,
+            route,
+            description,
+            port_routes,
+            switch_info,
+            ports,
+        };
         self.nodes.insert(info.guid, node);
         self.ports += usize::from(info.ports);
     }
@@ -250,6 +269,7 @@ impl Discovery {
         let is_adapter = info.node_type != NodeType::Switch;
         if is_adapter && !node.port_routes.contains_key(&info.local_port) {
             node.port_routes.insert(info.local_port, route);
+            node.port_guids.insert(info.local_port, info.port_guid);
             let request = Request::get(route, Attribute::PortInfo, info.local_port.into());
             self.exchange.request(request, Why::Detail(info.guid));
         }
@@ -296,11 +316,119 @@ impl Discovery {
         }
     }
 
+    // ---- what changes later ---------------------------------------------------------------------
+
+    /// Takes links out, each given by one of its ends, what cannot be reached without them, and routes that pass them.
+    pub fn cut(&mut self, links: &[Place]) {
+        for near in links {
+            if let Some(far) = self.links.remove(near) {
+                self.links.remove(&far);
+            }
+        }
+        let mut found = self.routes();
+        self.nodes.retain(|guid, node| {
+            let Some((route, port_routes)) = found.remove(guid) else {
+                return false;
+            };
+            (node.route, node.port_routes) = (route, port_routes);
+            true
+        });
+        let nodes = &self.nodes;
+        self.links.retain(|near, far| nodes.contains_key(&near.0) && nodes.contains_key(&far.0));
+    }
+
+    /// Takes nodes over from an earlier discovery that have not responded now although a link to them is up: a node that
+    /// is too slow for its manager may well forward packets.
+    pub fn keep_silent(&mut self, before: &Discovery) {
+        loop {
+            let mut is_changed = false;
+            for (near, far) in &before.links {
+                let is_known = self.links.contains_key(near) || self.links.contains_key(far);
+                let is_up =
+                    self.is_up(*near) && (self.is_up(*far) || !self.nodes.contains_key(&far.0));
+                let Some(node) = before.nodes.get(&far.0).filter(|_| !is_known && is_up) else {
+                    continue;
+                };
+                self.nodes.entry(far.0).or_insert_with(|| node.clone());
+                self.links.insert(*near, *far);
+                self.links.insert(*far, *near);
+                is_changed = true;
+            }
+            if !is_changed {
+                return;
+            }
+        }
+    }
+
+    fn is_up(&self, place: Place) -> bool {
+        let info = self.nodes.get(&place.0).and_then(|node| node.ports.get(&place.1));
+        info.is_some_and(|info| PortInfo::parse(info).state > Some(PortState::Down))
+    }
+
+    /// Notes what a port says now.
+    pub fn set_port(&mut self, place: Place, info: &[u8; 64]) {
+        if let Some(node) = self.nodes.get_mut(&place.0) {
+            node.ports.insert(place.1, *info);
+        }
+    }
+
+    /// Notes what a switch says now.
+    pub fn set_switch_info(&mut self, guid: u64, info: &[u8; 64]) {
+        if let Some(node) = self.nodes.get_mut(&guid) {
+            node.switch_info = Some(*info);
+        }
+    }
+
+    /// Shortest routes to all nodes that are reached, and of adapters to each of their ports.
+    fn routes(&self) -> BTreeMap<u64, (DirectedRoute, BTreeMap<u8, DirectedRoute>)> {
+        let mut found = BTreeMap::new();
+        let Some((start, port)) = self.start() else {
+            return found;
+        };
+        found.insert(start, (DirectedRoute::HERE, BTreeMap::from([(port, DirectedRoute::HERE)])));
+        let mut open = VecDeque::from([(start, DirectedRoute::HERE)]);
+        while let Some((guid, route)) = open.pop_front() {
+            let ends = self.links.range((guid, 0)..=(guid, u8::MAX));
+            for ((_, port), far) in ends {
+                let Some(beyond) = route.then(*port) else {
+                    continue;
+                };
+                let is_switch = self
+                    .nodes
+                    .get(&far.0)
+                    .is_some_and(|node| node.info.node_type == NodeType::Switch);
+                if let Some((_, port_routes)) = found.get_mut(&far.0) {
+                    port_routes.entry(far.1).or_insert(beyond);
+                    continue;
+                }
+                found.insert(far.0, (beyond, BTreeMap::from([(far.1, beyond)])));
+                if is_switch {
+                    open.push_back((far.0, beyond));
+                }
+            }
+        }
+        found
+    }
+
     // ---- what was found ------------------------------------------------------------------------
+
+    /// The numbering that whoever sends next continues.
+    pub fn numbering(&self) -> Numbering {
+        self.exchange.numbering()
+    }
 
     /// Nodes by GUID.
     pub fn nodes(&self) -> &BTreeMap<u64, FoundNode> {
         &self.nodes
+    }
+
+    /// The GUID of a port; of a switch, that of port 0.
+    pub fn port_guid(&self, (guid, port): Place) -> Option<u64> {
+        let node = self.nodes.get(&guid)?;
+        match node.info.node_type {
+            NodeType::Switch => Some(node.info.port_guid),
+            _ => node.port_guids.get(&port).copied(),
+        }
     }
 
     /// Links, each at both of its ends.

@@ -106,6 +106,21 @@ pub struct Done<C> {
     pub fate: Fate,
 }
 
+/// What successive exchanges have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Numbering {
+    /// The next transaction: a late response to a request of an earlier exchange is not taken for one of a later.
+    pub next: u32,
+    /// The M_Key that requests carry.
+    pub m_key: u64,
+}
+
+impl Default for Numbering {
+    fn default() -> Numbering {
+        Numbering { next: 1, m_key: 0 }
+    }
+}
+
 /// Responses that were not used, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Discarded {
@@ -139,6 +154,7 @@ pub struct Exchange<C> {
     /// Until when a response may take, by number.
     under_way: BTreeMap<u64, Duration>,
     next_transaction: u32,
+    m_key: u64,
     sent: u64,
     discarded: Discarded,
 }
@@ -152,6 +168,7 @@ impl<C: Copy> Default for Exchange<C> {
             sent_as: BTreeMap::new(),
             under_way: BTreeMap::new(),
             next_transaction: 1,
+            m_key: 0,
             sent: 0,
             discarded: Discarded::default(),
         }
@@ -159,6 +176,17 @@ impl<C: Copy> Default for Exchange<C> {
 }
 
 impl<C: Copy> Exchange<C> {
+    /// One that continues the numbering of another.
+    pub fn beginning(numbering: Numbering) -> Exchange<C> {
+        let Numbering { next, m_key } = numbering;
+        Exchange { next_transaction: next.max(1), m_key, ..Exchange::default() }
+    }
+
+    /// How whoever sends next continues.
+    pub fn numbering(&self) -> Numbering {
+        Numbering { next: self.next_transaction, m_key: self.m_key }
+    }
+
     /// Queues a request.
     pub fn request(&mut self, request: Request, context: C) {
         let number = self.next_number;
@@ -199,7 +227,9 @@ impl<C: Copy> Exchange<C> {
         self.sent_as.insert(transaction, number);
         self.sent += 1;
         let Request { method, route, attribute, modifier, data } = open.request;
-        let smp = Smp { method, data, ..Smp::get(transaction.into(), route, attribute, modifier) };
+        let m_key = self.m_key;
+        let smp =
+            Smp { method, data, m_key, ..Smp::get(transaction.into(), route, attribute, modifier) };
         Some(smp.emit())
     }
 

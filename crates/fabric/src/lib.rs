@@ -20,7 +20,13 @@
 //! | [`mad`] | subnet management packets and their attributes |
 //! | [`exchange`] | questions to nodes and their answers |
 //! | [`discovery`] | what a fabric consists of, asked node by node |
+//! | [`lids`] | LIDs: who has which |
+//! | [`forwarding`] | tables by LID, and where packets go by them |
+//! | [`transition`] | from one set of tables to another, safely |
+//! | [`sm_info`] | what managers tell each other, and notices |
 //! | [`setup`] | LIDs, tables and states of ports, written node by node |
+//! | [`administration`] | what programs ask a manager: paths, nodes, multicast groups |
+//! | [`manager`] | a subnet manager that stays |
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -28,17 +34,23 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod administration;
 pub mod channels;
 pub mod dependencies;
 pub mod discovery;
 pub mod drawing;
 pub mod exchange;
+pub mod forwarding;
 pub mod judge;
 pub mod lanes;
+pub mod lids;
 pub mod lingjun;
 pub mod mad;
+pub mod manager;
 pub mod routes;
 pub mod setup;
 pub mod shape;
+pub mod sm_info;
 pub mod text;
 pub mod topology;
+pub mod transition;

@@ -25,6 +25,9 @@ pub const DIRECTED_ROUTE: u8 = 0x81;
 /// The permissive LID: the directed route alone leads the packet.
 const PERMISSIVE_LID: u16 = 0xffff;
 
+/// The prefix of the GIDs of a subnet that has no other: link-local.
+pub const DEFAULT_PREFIX: u64 = 0xfe80 << 48;
+
 const DATA: usize = 64;
 const INITIAL_PATH: usize = 128;
 
@@ -60,19 +63,28 @@ pub enum Attribute {
     SwitchInfo,
     /// A port: its LID, its state, its link.
     PortInfo,
+    /// A block of a port's partition keys.
+    PKeyTable,
+    /// The virtual lane of each service level at a port.
+    SlToVl,
     /// A block of a linear forwarding table.
     LinearForwardingTable,
+    /// A block of a multicast forwarding table, for 16 ports.
+    MulticastForwardingTable,
     /// The subnet manager at a port.
     SmInfo,
 }
 
 impl Attribute {
-    const ALL: [Attribute; 6] = [
+    const ALL: [Attribute; 9] = [
         Attribute::NodeDescription,
         Attribute::NodeInfo,
         Attribute::SwitchInfo,
         Attribute::PortInfo,
+        Attribute::PKeyTable,
+        Attribute::SlToVl,
         Attribute::LinearForwardingTable,
+        Attribute::MulticastForwardingTable,
         Attribute::SmInfo,
     ];
 
@@ -83,7 +95,10 @@ impl Attribute {
             Attribute::NodeInfo => 0x11,
             Attribute::SwitchInfo => 0x12,
             Attribute::PortInfo => 0x15,
+            Attribute::PKeyTable => 0x16,
+            Attribute::SlToVl => 0x17,
             Attribute::LinearForwardingTable => 0x19,
+            Attribute::MulticastForwardingTable => 0x1b,
             Attribute::SmInfo => 0x20,
         }
     }
@@ -244,15 +259,15 @@ impl Smp {
     }
 }
 
-fn put(mad: &mut [u8; MAD_BYTES], at: usize, bytes: &[u8]) {
+pub(crate) fn put(mad: &mut [u8; MAD_BYTES], at: usize, bytes: &[u8]) {
     mad[at..at + bytes.len()].copy_from_slice(bytes);
 }
 
-fn u16_at(bytes: &[u8], at: usize) -> u16 {
+pub(crate) fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_be_bytes([bytes[at], bytes[at + 1]])
 }
 
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     bytes[at..at + 8].iter().fold(0, |value, byte| value << 8 | u64::from(*byte))
 }
 
@@ -340,7 +355,8 @@ pub enum PortState {
 }
 
 impl PortState {
-    fn code(self) -> u8 {
+    /// Its number.
+    pub fn code(self) -> u8 {
         match self {
             PortState::Down => 1,
             PortState::Initialize => 2,
@@ -418,6 +434,8 @@ pub struct PortSetting {
     pub manager_lid: u16,
     /// The state that it enters; `None` leaves it.
     pub state: Option<PortState>,
+    /// Low bits of the LID that it ignores.
+    pub lmc: u8,
 }
 
 impl PortSetting {
@@ -427,14 +445,14 @@ impl PortSetting {
         let far = far.unwrap_or(own);
         let is_in_use = PortInfo::parse(own).state.is_some_and(|now| now >= PortState::Armed);
         let mut data = *own;
+        data[8..16].copy_from_slice(&DEFAULT_PREFIX.to_be_bytes());
         data[16..18].copy_from_slice(&self.lid.to_be_bytes());
         data[18..20].copy_from_slice(&self.manager_lid.to_be_bytes());
         // 0 changes nothing: the width, the states, the speeds.
         data[29] = 0;
         data[32] = data[32] & 0xf0 | self.state.map_or(0, PortState::code);
         data[33] = 0;
-        // No bits of the LID are ignored.
-        data[34] &= !7;
+        data[34] = data[34] & !7 | self.lmc & 7;
         data[35] &= 0xf0;
         if is_in_use {
             // The other end has the same, and is not changed with it. 0 lanes change nothing.
@@ -461,6 +479,16 @@ pub fn linear_capacity(switch_info: &[u8; 64]) -> u16 {
 /// The last LID of the linear table of a switch; from attribute `SwitchInfo`.
 pub fn linear_top(switch_info: &[u8; 64]) -> u16 {
     u16_at(switch_info, 6)
+}
+
+/// How many LIDs the multicast table of a switch can hold; from attribute `SwitchInfo`.
+pub fn multicast_capacity(switch_info: &[u8; 64]) -> u16 {
+    u16_at(switch_info, 4)
+}
+
+/// Whether the state of a port has changed since it was last cleared; from attribute `SwitchInfo`.
+pub fn has_port_change(switch_info: &[u8; 64]) -> bool {
+    switch_info[11] & 1 << 2 != 0
 }
 
 /// The attribute `SwitchInfo` that sets the last LID of the linear table, and clears PortStateChange.

@@ -11,11 +11,12 @@
 //! | [`dimension_order`] | shortest, by the lowest port | none | everywhere; no credit loops in meshes |
 //! | [`balanced`] | shortest | all pairs of end ports on all links, by rip-up and reroute | everywhere; with [`lanes`](crate::lanes) |
 //!
-//! What a table does is for [`judge`](crate::judge) to say.
+//! [`mend`] keeps what it can of tables after links are gone. What a table does is for [`judge`](crate::judge) to say.
 
 pub mod balanced;
 pub mod dimension_order;
 pub mod fat_tree;
+pub mod mend;
 pub mod min_hop;
 pub mod up_down;
 

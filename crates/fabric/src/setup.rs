@@ -1,17 +1,16 @@
 //! Setting up a fabric that was discovered: LIDs, forwarding tables, states of ports (IBA 14.4).
 //!
-//! Four steps, each of which begins when every request of the one before has its response or was given up: LIDs are
+//! Steps, each of which begins when every request of the one before has its response or was given up: LIDs are
 //! assigned before tables are written, and tables before ports are armed. A request that fails is listed as a
-//! complaint, and the setup goes on.
+//! complaint, and the setup goes on; but a stage of tables is left out where one before it was not written.
 //!
 //! | step | what is written |
 //! |---|---|
-//! | 1 | `PortInfo` of every end port and of port 0 of every switch: its LID, that of the manager |
-//! | 2 | `SwitchInfo` and the linear forwarding table of every switch |
-//! | 3 | `PortInfo` of both ends of every link: armed |
-//! | 4 | the same: active |
-//!
-//! LIDs that are valid, fit every table and are unique stay; of duplicates the first. The LMC is always 0.
+//! | 1 | `PortInfo` of end ports and of port 0 of switches that have not their LID, or not that of the manager |
+//! | 2 | blocks of linear forwarding tables that change, in the stages of a [`transition`] |
+//! | 3 | `SwitchInfo` with the last LID |
+//! | 4 | `PortInfo` of both ends of every link that is not in use: armed |
+//! | 5 | the same: active |
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -20,25 +19,28 @@ use core::time::Duration;
 use thiserror::Error;
 
 use crate::channels::Channels;
-use crate::dependencies::Dependencies;
 use crate::discovery::{Discovery, Place};
-use crate::exchange::{Discarded, Done, Exchange, Fate, Request, Requester};
+use crate::exchange::{Discarded, Done, Exchange, Fate, Numbering, Request, Requester};
+use crate::forwarding::{Detour, Forwarding};
+use crate::lids::{Lids, Order, Owner, TooFewLids};
 use crate::mad::{
-    Attribute, DirectedRoute, LFT_BLOCK, MAD_BYTES, NodeType, PortInfo, PortSetting, PortState,
-    linear_capacity, linear_top, switch_setting,
+    Attribute, DirectedRoute, MAD_BYTES, NodeType, PortInfo, PortSetting, PortState,
+    has_port_change, linear_capacity, linear_top, switch_setting,
 };
-use crate::routes::{NO_ROUTE, Tables, up_down};
+use crate::routes::{Tables, up_down::Ranks};
 use crate::topology::NodeId;
+use crate::transition::{self, Flaw, Transition, Write};
 
-/// The largest unicast LID; what is above is multicast.
-pub const LAST_LID: u16 = 0xbfff;
+/// How long drained LIDs rest: a packet leaves the fabric in that time, or its switches discard it (head-of-queue
+/// and switch lifetimes, IBA 18.2.5.4, are at most some hundreds of milliseconds in practice).
+pub const REST: Duration = Duration::from_millis(200);
 
 /// Why a fabric cannot be set up.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum SetupError {
     /// There are not so many LIDs.
-    #[error("{0} ports need a LID; there are {LAST_LID}")]
-    TooMany(usize),
+    #[error(transparent)]
+    TooMany(#[from] TooFewLids),
     /// The tables of a switch are too small.
     #[error("the table of switch {guid:#018x} holds {capacity} LIDs, and the last one is {top}")]
     SmallTable {
@@ -52,6 +54,9 @@ pub enum SetupError {
     /// The paths to end ports and to switches together have credit loops on one VL.
     #[error("the paths to end ports and those to switches together have credit loops on one VL")]
     CreditLoop,
+    /// Packets for a LID go round.
+    #[error("packets for LID {0} would go round")]
+    Loop(u16),
     /// A switch or port did not respond when it was discovered.
     #[error("{guid:#018x} did not say enough when it was discovered")]
     Incomplete {
@@ -74,85 +79,126 @@ pub enum SetupComplaint {
     NotWritten(DirectedRoute, Attribute, u32),
 }
 
-/// The LIDs of a fabric, by node and port; of switches by port 0.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Lids(BTreeMap<Place, u16>);
+/// Complaints that are kept; the others are counted.
+const MAX_COMPLAINTS: usize = 1_000;
 
-impl Lids {
-    /// Of everything that was discovered.
+/// What a fabric is set up to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Who has which LID.
+    pub lids: Lids,
+    /// The tables, and the way to them.
+    pub transition: Transition,
+}
+
+impl Target {
+    /// For the tables of an engine. `held` are the tables that switches hold, by their numbers; none where they are
+    /// unknown.
     ///
     /// # Errors
-    /// When there are too many.
-    pub fn assign(discovery: &Discovery) -> Result<Lids, SetupError> {
-        let places = places(discovery);
-        if places.len() > usize::from(LAST_LID) {
-            return Err(SetupError::TooMany(places.len()));
+    /// When tables do not suffice, have a flaw, or the discovery has gaps.
+    pub fn new(
+        discovery: &Discovery,
+        channels: &Channels,
+        (tables, ranks): (&Tables, &Ranks),
+        lids: Lids,
+        held: &[Option<Vec<u8>>],
+    ) -> Result<Target, SetupError> {
+        let guids = discovery.guids();
+        let owners = lids.owners(channels, &guids);
+        let top = lids.top();
+        check_switches(discovery, channels, &guids, top)?;
+        let target = forwarding(channels, (tables, ranks), &owners)?;
+        let mut old = Forwarding::empty(channels.switches().len(), top);
+        for (switch, held) in (0..).zip(held) {
+            held.iter().for_each(|held| old.replace(switch, held));
         }
-        // What a table cannot hold would make all tables too small.
-        let tables = discovery.nodes().values().filter_map(|node| node.switch_info);
-        let smallest = tables.map(|info| linear_capacity(&info)).min();
-        let most = smallest.map_or(LAST_LID, |smallest| LAST_LID.min(smallest.saturating_sub(1)));
-        let (mut lids, mut taken) = (BTreeMap::new(), BTreeSet::new());
-        for (place, info) in &places {
-            let lid = PortInfo::parse(info).lid;
-            if (1..=most).contains(&lid) && taken.insert(lid) {
-                lids.insert(*place, lid);
-            }
-        }
-        let mut free = (1..=LAST_LID).filter(|lid| !taken.contains(lid));
-        for (place, _) in &places {
-            // There are as many as places, as was checked.
-            lids.entry(*place).or_insert_with(|| free.next().unwrap_or(LAST_LID));
-        }
-        Ok(Lids(lids))
-    }
-
-    /// The LID of a port.
-    pub fn of(&self, place: Place) -> Option<u16> {
-        self.0.get(&place).copied()
-    }
-
-    /// How many there are.
-    pub fn count(&self) -> usize {
-        self.0.len()
-    }
-
-    /// The largest.
-    pub fn top(&self) -> u16 {
-        self.0.values().copied().max().unwrap_or(0)
+        let is_unknown = |switch: u32| held.get(switch as usize).is_none_or(Option::is_none);
+        let transition = Transition::new(channels, &old, target, top, is_unknown);
+        Ok(Target { lids, transition })
     }
 }
 
-/// What gets a LID: ports of adapters and routers, port 0 of switches; and what they say of themselves.
-fn places(discovery: &Discovery) -> Vec<(Place, [u8; 64])> {
-    let ports = discovery.nodes().iter().flat_map(|(guid, node)| {
-        let is_switch = node.info.node_type == NodeType::Switch;
-        let gets = node.ports.iter().filter(move |(port, _)| (**port == 0) == is_switch);
-        gets.map(move |(port, info)| ((*guid, *port), *info))
-    });
-    ports.collect()
+/// The tables by LID: with paths between all switches, if that closes no cycle.
+fn forwarding(
+    channels: &Channels,
+    (tables, ranks): (&Tables, &Ranks),
+    owners: &[Owner],
+) -> Result<Forwarding, SetupError> {
+    let top = owners.len().saturating_sub(1) as u16;
+    let mut refused = SetupError::CreditLoop;
+    for detour in [Detour::Allowed, Detour::Refused] {
+        let forwarding = Forwarding::new(channels, tables, ranks, owners, detour);
+        refused = match transition::flaw(channels, &forwarding, top) {
+            None => return Ok(forwarding),
+            Some(Flaw::Loop(lid)) => SetupError::Loop(lid),
+            Some(Flaw::CreditLoop) => SetupError::CreditLoop,
+        };
+    }
+    Err(refused)
+}
+
+fn check_switches(
+    discovery: &Discovery,
+    channels: &Channels,
+    guids: &[u64],
+    top: u16,
+) -> Result<(), SetupError> {
+    for switch in channels.switches() {
+        let guid = guids.get(switch.index()).copied().unwrap_or(0);
+        let info = discovery.nodes().get(&guid).and_then(|node| node.switch_info);
+        let capacity = linear_capacity(&info.ok_or(SetupError::Incomplete { guid })?);
+        if capacity <= top {
+            return Err(SetupError::SmallTable { guid, capacity, top });
+        }
+    }
+    Ok(())
 }
 
 /// Why a request is sent.
 #[derive(Clone, Copy, Debug)]
 enum Why {
-    Write,
+    /// A block of the table of the switch with this GUID.
+    Table(u64),
+    /// A port.
+    Port(Place),
+    /// A switch.
+    Switch(u64),
     /// A port refused to enter this state. It may be there already: a response got lost, or data made it active.
-    Verify(Option<PortState>, u16),
+    Verify(Place, Option<PortState>, u16),
+}
+
+/// Requests that are sent together.
+#[derive(Clone, Debug, Default)]
+struct Step {
+    requests: Vec<(Request, Why)>,
+    /// Before it.
+    rest: Duration,
+    /// Only if all tables were written.
+    needs_tables: bool,
 }
 
 /// See the module's text.
 #[derive(Clone, Debug)]
 pub struct Setup {
     exchange: Exchange<Why>,
-    /// Requests of the steps that have not begun.
-    steps: VecDeque<Vec<Request>>,
-    lids: Lids,
+    /// Those that have not begun.
+    steps: VecDeque<Step>,
+    /// When the rest before the next step ends.
+    rests_until: Option<Duration>,
+    target: Target,
+    ports: BTreeMap<Place, [u8; 64]>,
+    switches: BTreeMap<u64, [u8; 64]>,
+    /// Switches whose tables are not as they should be.
+    failed: BTreeSet<u64>,
+    /// Drained LIDs have no route, since a table was not written.
+    is_cut_short: bool,
     complaints: Vec<SetupComplaint>,
+    complaints_left_out: u64,
 }
 
 impl Setup {
-    /// Of a fabric and the tables for its topology.
+    /// Of a fabric and the tables for its topology, whatever its switches hold.
     ///
     /// # Errors
     /// When LIDs or tables do not suffice, or the discovery has gaps.
@@ -161,24 +207,47 @@ impl Setup {
         channels: &Channels,
         tables: &Tables,
     ) -> Result<Setup, SetupError> {
-        let lids = Lids::assign(discovery)?;
-        let plan = Plan::new(discovery, channels, &lids);
-        let steps = [
-            plan.identities(),
-            plan.tables(tables)?,
-            plan.states(PortState::Armed),
-            plan.states(PortState::Active),
-        ];
-        let steps = steps.into_iter().collect();
-        let mut setup =
-            Setup { exchange: Exchange::default(), steps, lids, complaints: Vec::new() };
-        setup.begin_step();
-        Ok(setup)
+        let lids = Lids::assign(discovery, &BTreeMap::new(), Order::RememberedFirst, 0)?;
+        let ranks = Ranks::of(channels);
+        let target = Target::new(discovery, channels, (tables, &ranks), lids, &[])?;
+        Ok(Setup::to(discovery, channels, target, Numbering::default()))
+    }
+
+    /// Of a fabric to a target. The numbering is that of the requests.
+    pub fn to(
+        discovery: &Discovery,
+        channels: &Channels,
+        target: Target,
+        numbering: Numbering,
+    ) -> Setup {
+        let steps = Plan::new(discovery, channels, &target).steps();
+        Setup {
+            exchange: Exchange::beginning(numbering),
+            steps,
+            rests_until: None,
+            target,
+            ports: BTreeMap::new(),
+            switches: BTreeMap::new(),
+            failed: BTreeSet::new(),
+            is_cut_short: false,
+            complaints: Vec::new(),
+            complaints_left_out: 0,
+        }
     }
 
     /// The LIDs that ports get.
     pub fn lids(&self) -> &Lids {
-        &self.lids
+        &self.target.lids
+    }
+
+    /// What is being set.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// Whether the table of a switch is known to be as it should be, once all is done.
+    pub fn has_table(&self, guid: u64) -> bool {
+        !self.failed.contains(&guid) && !self.is_cut_short
     }
 
     /// What went wrong.
@@ -186,12 +255,33 @@ impl Setup {
         &self.complaints
     }
 
-    /// Begins the next step with requests once the last is over.
-    fn begin_step(&mut self) {
+    /// How much more went wrong.
+    pub fn complaints_left_out(&self) -> u64 {
+        self.complaints_left_out
+    }
+
+    /// The numbering that whoever sends next continues.
+    pub fn numbering(&self) -> Numbering {
+        self.exchange.numbering()
+    }
+
+    /// Begins the next step with requests once the last is over, and the rest before it.
+    fn begin_step(&mut self, now: Duration) {
         while self.exchange.is_idle()
-            && let Some(requests) = self.steps.pop_front()
+            && let Some(step) = self.steps.front()
         {
-            requests.into_iter().for_each(|request| self.exchange.request(request, Why::Write));
+            if step.needs_tables && !self.failed.is_empty() {
+                self.is_cut_short = true;
+                self.steps.pop_front();
+                continue;
+            }
+            let ends = *self.rests_until.get_or_insert(now + step.rest);
+            if now < ends {
+                return;
+            }
+            self.rests_until = None;
+            let requests = self.steps.pop_front().unwrap_or_default().requests;
+            requests.into_iter().for_each(|(request, why)| self.exchange.request(request, why));
         }
     }
 
@@ -202,22 +292,53 @@ impl Setup {
         let wanted = is_port.then(|| PortInfo::parse(&data).state).flatten();
         let complaint = match (done.fate, done.context) {
             (Fate::Silent, _) => Some(SetupComplaint::Silent(route, attribute, modifier)),
-            (Fate::Refused(status), Why::Write) if wanted.is_some() => {
+            (Fate::Refused(status), Why::Port(place)) if wanted.is_some() => {
                 let request = Request::get(route, attribute, modifier);
-                self.exchange.request(request, Why::Verify(wanted, status));
+                self.exchange.request(request, Why::Verify(place, wanted, status));
                 None
             }
             (Fate::Refused(status), _) => Some(refused(status)),
-            (Fate::Response(now), Why::Verify(state, status)) => {
+            (Fate::Response(now), Why::Verify(_, state, status)) => {
                 (PortInfo::parse(&now).state < state).then(|| refused(status))
             }
-            (Fate::Response(now), Why::Write) => {
+            (Fate::Response(now), _) => {
                 let other = SetupComplaint::NotWritten(route, attribute, modifier);
                 (!is_written(attribute, &data, &now)).then_some(other)
             }
         };
-        self.complaints.extend(complaint);
-        self.begin_step();
+        if let Fate::Response(now) = done.fate {
+            self.note(done.context, now);
+        }
+        if let (Some(_), Why::Table(guid)) = (complaint, done.context) {
+            self.failed.insert(guid);
+        }
+        match complaint {
+            Some(complaint) if self.complaints.len() < MAX_COMPLAINTS => {
+                self.complaints.push(complaint);
+            }
+            Some(_) => self.complaints_left_out += 1,
+            None => {}
+        }
+    }
+}
+
+impl Setup {
+    fn note(&mut self, why: Why, now: [u8; 64]) {
+        match why {
+            Why::Port(place) | Why::Verify(place, ..) => drop(self.ports.insert(place, now)),
+            Why::Switch(guid) => drop(self.switches.insert(guid, now)),
+            Why::Table(_) => {}
+        }
+    }
+
+    /// What ports said of themselves after they were set.
+    pub fn ports(&self) -> impl Iterator<Item = (Place, &[u8; 64])> {
+        self.ports.iter().map(|(place, info)| (*place, info))
+    }
+
+    /// What switches said, by GUID.
+    pub fn switches(&self) -> impl Iterator<Item = (u64, &[u8; 64])> {
+        self.switches.iter().map(|(guid, info)| (*guid, info))
     }
 }
 
@@ -235,11 +356,12 @@ fn is_written(attribute: Attribute, wanted: &[u8; 64], now: &[u8; 64]) -> bool {
 
 impl Requester for Setup {
     fn poll_transmit(&mut self, now: Duration) -> Option<[u8; MAD_BYTES]> {
+        self.begin_step(now);
         self.exchange.poll_transmit(now)
     }
 
     fn poll_timeout(&self) -> Option<Duration> {
-        self.exchange.poll_timeout()
+        self.exchange.poll_timeout().or(self.rests_until)
     }
 
     fn handle_timeout(&mut self, now: Duration) {
@@ -255,7 +377,7 @@ impl Requester for Setup {
     }
 
     fn is_done(&self) -> bool {
-        self.exchange.is_idle() && self.steps.is_empty()
+        self.exchange.is_idle() && self.steps.iter().all(|step| step.requests.is_empty())
     }
 
     fn sent(&self) -> u64 {
@@ -271,21 +393,37 @@ impl Requester for Setup {
 struct Plan<'a> {
     discovery: &'a Discovery,
     channels: &'a Channels,
-    lids: &'a Lids,
+    target: &'a Target,
     /// By node of the topology.
     guids: Vec<u64>,
     manager_lid: u16,
 }
 
 impl<'a> Plan<'a> {
-    fn new(discovery: &'a Discovery, channels: &'a Channels, lids: &'a Lids) -> Plan<'a> {
-        let of = |(guid, port)| lids.of((guid, port)).or(lids.of((guid, 0)));
+    fn new(discovery: &'a Discovery, channels: &'a Channels, target: &'a Target) -> Plan<'a> {
+        let of = |(guid, port)| target.lids.of((guid, port)).or(target.lids.of((guid, 0)));
         let manager_lid = discovery.start().and_then(of).unwrap_or(0);
-        Plan { discovery, channels, lids, guids: discovery.guids(), manager_lid }
+        Plan { discovery, channels, target, guids: discovery.guids(), manager_lid }
+    }
+
+    fn steps(&self) -> VecDeque<Step> {
+        let at_once = |requests| Step { requests, ..Step::default() };
+        let Transition { stages, rests, .. } = &self.target.transition;
+        let mut steps = VecDeque::from([at_once(self.identities())]);
+        for (at, stage) in stages.iter().enumerate() {
+            let is_last = at + 1 == stages.len();
+            let rest = if is_last && *rests { REST } else { Duration::ZERO };
+            steps.push_back(Step { requests: self.blocks(stage), rest, needs_tables: at > 0 });
+        }
+        steps.push_back(at_once(self.switches()));
+        steps.push_back(at_once(self.states(PortState::Armed)));
+        steps.push_back(at_once(self.states(PortState::Active)));
+        steps.retain(|step| !step.requests.is_empty());
+        steps
     }
 
     /// Sets a port; `None` where it did not say what it is.
-    fn port(&self, (guid, port): Place, state: Option<PortState>) -> Option<Request> {
+    fn port(&self, (guid, port): Place, state: Option<PortState>) -> Option<(Request, Why)> {
         let node = self.discovery.nodes().get(&guid)?;
         let own = node.ports.get(&port)?;
         let far = self
@@ -293,20 +431,33 @@ impl<'a> Plan<'a> {
             .links()
             .get(&(guid, port))
             .and_then(|(guid, port)| self.discovery.nodes().get(guid)?.ports.get(port));
-        let lid = self.lids.of((guid, port)).unwrap_or(0);
-        let setting = PortSetting { lid, manager_lid: self.manager_lid, state };
+        let lid = self.target.lids.of((guid, port)).unwrap_or(0);
+        let lmc = if lid == 0 { 0 } else { self.target.lids.lmc((guid, port)) };
+        let setting = PortSetting { lid, manager_lid: self.manager_lid, state, lmc };
         let data = setting.emit(own, far);
         // A port of an adapter takes what arrives at it, and nothing else.
         let route = node.port_routes.get(&port).copied();
         let route = route.filter(|_| node.info.node_type != NodeType::Switch);
-        Some(Request::set(route.unwrap_or(node.route), Attribute::PortInfo, port.into(), data))
+        let route = route.unwrap_or(node.route);
+        let request = Request::set(route, Attribute::PortInfo, port.into(), data);
+        Some((request, Why::Port((guid, port))))
     }
 
-    fn identities(&self) -> Vec<Request> {
-        self.lids.0.keys().filter_map(|place| self.port(*place, None)).collect()
+    fn identities(&self) -> Vec<(Request, Why)> {
+        let is_wrong = |(place, lid): &(Place, u16)| {
+            let node = self.discovery.nodes().get(&place.0);
+            let info = node.and_then(|node| node.ports.get(&place.1)).map(PortInfo::parse);
+            let wanted = (*lid, self.manager_lid, self.target.lids.lmc(*place));
+            info.is_some_and(|info| {
+                let is_unused = place.1 > 0 && info.state < Some(PortState::Armed);
+                is_unused || (info.lid, info.manager_lid, info.lmc) != wanted
+            })
+        };
+        let wrong = self.target.lids.iter().filter(is_wrong);
+        wrong.filter_map(|(place, _)| self.port(place, None)).collect()
     }
 
-    fn states(&self, state: PortState) -> Vec<Request> {
+    fn states(&self, state: PortState) -> Vec<(Request, Why)> {
         let ends = self.discovery.links().keys();
         let is_behind = |place: &&Place| {
             let info =
@@ -316,101 +467,33 @@ impl<'a> Plan<'a> {
         ends.filter(is_behind).filter_map(|place| self.port(*place, Some(state))).collect()
     }
 
-    fn tables(&self, tables: &Tables) -> Result<Vec<Request>, SetupError> {
-        let mut requests = Vec::new();
-        let top = self.lids.top();
-        let to_switches = self.to_switches(tables)?;
-        for (number, switch) in (0_u32..).zip(self.channels.switches()) {
-            let guid = self.guid(*switch);
-            let node = self.discovery.nodes().get(&guid);
-            let found = node.and_then(|node| Some((node.route, node.switch_info?)));
-            let (route, info) = found.ok_or(SetupError::Incomplete { guid })?;
-            if linear_capacity(&info) <= top {
-                return Err(SetupError::SmallTable { guid, capacity: linear_capacity(&info), top });
-            }
-            let setting = switch_setting(&info, top);
-            requests.push(Request::set(route, Attribute::SwitchInfo, 0, setting));
-            let ports = self.forwarding(number, tables, &to_switches);
-            for (block, ports) in (0..).zip(ports.as_chunks::<LFT_BLOCK>().0) {
-                let attribute = Attribute::LinearForwardingTable;
-                requests.push(Request::set(route, attribute, block, *ports));
-            }
-        }
-        Ok(requests)
-    }
-
     fn guid(&self, node: NodeId) -> u64 {
         self.guids.get(node.index()).copied().unwrap_or(0)
     }
 
-    /// The table of a switch by LID, in whole blocks.
-    fn forwarding(&self, switch: u32, tables: &Tables, to_switches: &[Vec<u8>]) -> Vec<u8> {
-        let len = (usize::from(self.lids.top()) + 1).next_multiple_of(LFT_BLOCK);
-        let mut ports = alloc::vec![NO_ROUTE; len];
-        for (at, end_port) in (0..).zip(self.channels.end_ports()) {
-            let place = (self.guid(end_port.end.node), end_port.end.port);
-            if let Some(lid) = self.lids.of(place) {
-                ports[usize::from(lid)] = tables.port(switch, at);
-            }
-        }
-        for (to, other) in self.channels.switches().iter().enumerate() {
-            if let Some(lid) = self.lids.of((self.guid(*other), 0)) {
-                ports[usize::from(lid)] = to_switches[to][switch as usize];
-            }
-        }
-        ports
+    fn blocks(&self, writes: &[Write]) -> Vec<(Request, Why)> {
+        let request = |write: &Write| {
+            let guid = self.guid(*self.channels.switches().get(write.switch as usize)?);
+            let route = self.discovery.nodes().get(&guid)?.route;
+            let attribute = Attribute::LinearForwardingTable;
+            Some((Request::set(route, attribute, write.block, write.ports), Why::Table(guid)))
+        };
+        writes.iter().filter_map(request).collect()
     }
 
-    /// By switch that is addressed, by switch that forwards: the port. To one with end ports as to the first of
-    /// those, so that no path is new; to others by Up*/Down*.
-    fn to_switches(&self, tables: &Tables) -> Result<Vec<Vec<u8>>, SetupError> {
-        let end_ports = self.channels.end_ports();
-        let rank = up_down::Ranks::of(self.channels);
-        let mut ports = Vec::new();
-        for there in 0..self.channels.switches().len() as u32 {
-            let first = end_ports.iter().position(|end_port| end_port.switch == there);
-            let port = |switch: u32| match first {
-                // Port 0 is the switch itself.
-                _ if switch == there => 0,
-                Some(end_port) => tables.port(switch, end_port as u32),
-                None => NO_ROUTE,
-            };
-            let as_to_end_port = (0..self.channels.switches().len() as u32).map(port).collect();
-            ports.push(match first {
-                Some(_) => as_to_end_port,
-                None => rank.ports_to(self.channels, there),
-            });
-        }
-        match self.has_credit_loop(tables, &ports) {
-            true => Err(SetupError::CreditLoop),
-            false => Ok(ports),
-        }
-    }
-
-    fn has_credit_loop(&self, tables: &Tables, to_switches: &[Vec<u8>]) -> bool {
-        let mut graph = Dependencies::new(self.channels.all().len());
-        let count = self.channels.switches().len();
-        let senders = (0..count as u32).filter(|switch| self.channels.sources(*switch) > 0);
-        for from in senders {
-            for end_port in 0..self.channels.end_ports().len() as u32 {
-                if !graph.add(&tables.path(self.channels, from, end_port)) {
-                    return true;
-                }
-            }
-            for ports in to_switches {
-                let mut path = Vec::new();
-                let mut at = from;
-                while let Some(channel) = self.channels.at(at, ports[at as usize])
-                    && path.len() < count
-                {
-                    path.push(channel);
-                    at = self.channels.get(channel).to;
-                }
-                if !graph.add(&path) {
-                    return true;
-                }
-            }
-        }
-        false
+    /// Of switches whose last LID is another, or whose ports have changed.
+    fn switches(&self) -> Vec<(Request, Why)> {
+        let top = self.target.lids.top();
+        let request = |switch: &NodeId| {
+            let guid = self.guid(*switch);
+            let node = self.discovery.nodes().get(&guid)?;
+            let info = node.switch_info?;
+            let is_as_wanted = linear_top(&info) == top && !has_port_change(&info);
+            let setting = switch_setting(&info, top);
+            (!is_as_wanted).then(|| {
+                (Request::set(node.route, Attribute::SwitchInfo, 0, setting), Why::Switch(guid))
+            })
+        };
+        self.channels.switches().iter().filter_map(request).collect()
     }
 }

@@ -1,6 +1,8 @@
 //! `dquant subnet`: what a fabric of switches consists of, and how it is routed ([`fabric`]).
 
 mod discover;
+mod dump;
+mod manage;
 mod plan;
 mod port;
 mod sweep;
@@ -12,7 +14,7 @@ use crate::exit::{CliError, Exit};
 
 pub(super) use plan::Name as EngineName;
 
-/// Discover, route and set up an InfiniBand fabric; compare routing engines on any topology.
+/// Discover, route, set up and manage an InfiniBand fabric; compare routing engines on any topology.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -20,6 +22,7 @@ Examples:
   dquant subnet plan torus:6x6:4 --engine balanced
   dquant subnet discover --write cluster.net
   dquant subnet sweep
+  dquant subnet manage --priority 3
   dquant subnet plan --help")]
 pub(super) struct Subnet {
     #[command(subcommand)]
@@ -31,6 +34,7 @@ enum Verb {
     Plan(plan::Plan),
     Discover(discover::Discover),
     Sweep(sweep::Sweep),
+    Manage(manage::Manage),
 }
 
 impl Subnet {
@@ -39,6 +43,7 @@ impl Subnet {
             Verb::Plan(plan) => plan.run(console),
             Verb::Discover(discover) => discover.run(console),
             Verb::Sweep(sweep) => sweep.run(console),
+            Verb::Manage(manage) => manage.run(console),
         }
     }
 }

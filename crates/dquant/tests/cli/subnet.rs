@@ -82,9 +82,26 @@ fn what_cannot_be_routed_is_said() {
 }
 
 #[test]
+fn tables_are_written_as_opensm_does() {
+    let folder = Folder::new("subnet-tables");
+    let args = ["subnet", "plan", "leaf-spine:2x1x2", "--tables", "lfts"];
+    folder.run(&args).failed(2, "--tables takes one engine", "name it with --engine");
+    let two = folder.run(&[&args[..], &["--engine", "min-hop,dor"]].concat());
+    two.failed(2, "--tables takes one engine", "name it with --engine");
+    folder.run(&[&args[..], &["--engine", "min-hop"]].concat()).good();
+    let text = String::from_utf8(folder.read("lfts")).expect("text");
+    assert_eq!(text.matches("7 valid lids dumped").count(), 3, "{text}");
+    let own = "0x0001 002 : (Channel Adapter portguid 0x0000000000100001: 'host0')";
+    assert!(
+        text.contains(own) && text.contains("of switch guid 0x0000000000200001 (leaf0):"),
+        "{text}"
+    );
+}
+
+#[test]
 fn a_machine_without_infiniband_is_told_so() {
     let folder = Folder::new("subnet-nothing");
-    for verb in ["discover", "sweep"] {
+    for verb in ["discover", "sweep", "manage"] {
         let args = ["subnet", verb, "--library", "/no/such/libibumad.so"];
         folder.run(&args).failed(2, "no InfiniBand port", "install libibumad3");
     }

@@ -14,7 +14,11 @@ use crate::channels::{Channels, FAR};
 
 /// Tables for every end port.
 pub fn route(channels: &Channels) -> Tables {
-    let ranks = Ranks::of(channels);
+    route_by(channels, &Ranks::of(channels))
+}
+
+/// The same, by given ranks.
+pub fn route_by(channels: &Channels, ranks: &Ranks) -> Tables {
     let mut tables = Tables::new(channels);
     let mut used = alloc::vec![0_u32; channels.all().len()];
     for (there, end_ports, _) in by_switch(channels) {
@@ -48,27 +52,60 @@ impl Ranks {
     pub fn of(channels: &Channels) -> Ranks {
         let roots = roots(channels);
         let ranks = Ranks::below(channels, &roots);
-        // Roots send nothing to each other.
-        let reaches_all = |there: u32| {
-            let hops = Hops::to(channels, there, &ranks.rank, &ranks.order);
-            channels.sources(there) == 0 || hops.used.iter().all(|hops| *hops != FAR)
-        };
         let one = &roots[..roots.len().min(1)];
-        match roots.len() < 2 || (0..ranks.order.len() as u32).all(reaches_all) {
+        match roots.len() < 2 || reaches_all(channels, &ranks) {
             true => ranks,
             false => Ranks::below(channels, one),
         }
+    }
+
+    /// From roots that are given; `None` if not all switches reach all end ports so, or there is none.
+    pub fn from_roots(channels: &Channels, roots: &[u32]) -> Option<Ranks> {
+        let ranks = Ranks::below(channels, roots);
+        (!roots.is_empty() && reaches_all(channels, &ranks)).then_some(ranks)
     }
 
     fn below(channels: &Channels, roots: &[u32]) -> Ranks {
         let distances = channels.distances_from_any(roots);
         let mut order: Vec<u32> = (0..distances.len() as u32).collect();
         order.sort_by_key(|switch| (distances[*switch as usize], *switch));
+        Ranks::in_order(order)
+    }
+
+    /// Those of another manager or time: `order` has the switches from the roots down.
+    pub fn in_order(order: Vec<u32>) -> Ranks {
         let mut rank = alloc::vec![0; order.len()];
         for (place, switch) in (0..).zip(&order) {
             rank[*switch as usize] = place;
         }
         Ranks { rank, order }
+    }
+
+    /// The same order but for switches that no link joins to one above them: these come behind a neighbour, so that
+    /// every switch has a path up to the first.
+    pub fn joined(&self, channels: &Channels) -> Ranks {
+        let len = self.order.len();
+        let (mut order, mut is_in) = (Vec::new(), alloc::vec![false; len]);
+        let has_neighbour = |is_in: &[bool], switch: u32| {
+            channels.leaving(switch).any(|channel| is_in[channels.get(channel).to as usize])
+        };
+        while order.len() < len {
+            let open = self.order.iter().copied().filter(|switch| !is_in[*switch as usize]);
+            let next =
+                open.clone().find(|switch| order.is_empty() || has_neighbour(&is_in, *switch));
+            // A switch without any link comes last.
+            let Some(next) = next.or_else(|| open.clone().next()) else {
+                break;
+            };
+            is_in[next as usize] = true;
+            order.push(next);
+        }
+        Ranks::in_order(order)
+    }
+
+    /// The switches, from the roots down.
+    pub fn order(&self) -> &[u32] {
+        &self.order
     }
 
     /// By switch that forwards: the lowest port on a path to `there`; 0 at the switch itself.
@@ -82,6 +119,14 @@ impl Ranks {
         };
         (0..self.rank.len() as u32).map(port).collect()
     }
+}
+
+/// Whether every switch has an Up*/Down* path to every switch with end ports. Roots send nothing to each other.
+fn reaches_all(channels: &Channels, ranks: &Ranks) -> bool {
+    (0..ranks.order.len() as u32).all(|there| {
+        let hops = Hops::of(channels, there, ranks);
+        channels.sources(there) == 0 || hops.used.iter().all(|hops| *hops != FAR)
+    })
 }
 
 /// The switches of a fabric in the order of their ranks.
@@ -114,6 +159,11 @@ pub(super) struct Hops<'a> {
 }
 
 impl<'a> Hops<'a> {
+    /// To one, by these ranks.
+    pub(super) fn of(channels: &Channels, there: u32, ranks: &'a Ranks) -> Hops<'a> {
+        Hops::to(channels, there, &ranks.rank, &ranks.order)
+    }
+
     /// `order` is that of the ranks.
     pub(super) fn to(channels: &Channels, there: u32, rank: &'a [u32], order: &[u32]) -> Hops<'a> {
         let mut down = alloc::vec![FAR; rank.len()];

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use fabric::discovery::Discovery;
 use fabric::exchange::Requester;
+use fabric::mad::{NodeType, PortInfo};
 use fabric::topology::{Capacity, Topology};
 use serde::Serialize;
 
@@ -30,6 +31,7 @@ Exit code 1: a part of the fabric did not respond, or does not fit together.
 
 Examples:
   dquant subnet discover
+  dquant subnet discover --nodes
   dquant subnet discover --device mlx5_0 --port 1 --write cluster.net
   dquant subnet discover --write cluster.net && dquant subnet plan cluster.net"
 )]
@@ -40,6 +42,10 @@ pub(super) struct Discover {
     /// Write the topology: .net for ibsim, .dot for Graphviz, .ns3 for ns-3, .svg for a picture
     #[arg(long, value_name = "FILE")]
     write: Option<PathBuf>,
+
+    /// List nodes with GUID, LID and name: adapters with each of their ports, switches with port 0
+    #[arg(long)]
+    nodes: bool,
 }
 
 impl Discover {
@@ -55,7 +61,10 @@ impl Discover {
         if let Some(path) = &self.write {
             plan::write(&topology, path)?;
         }
-        let report = DiscoverReport::new(&discovery, &topology, started.elapsed());
+        let mut report = DiscoverReport::new(&discovery, &topology, started.elapsed());
+        if self.nodes {
+            report.nodes = Some(nodes(&discovery));
+        }
         console.report(&report)?;
         Ok(if report.complaints.is_empty() { Exit::Good } else { Exit::CheckFailed })
     }
@@ -76,6 +85,38 @@ struct DiscoverReport {
     complaints: Vec<String>,
     complaints_left_out: u64,
     wall_ns: u64,
+    /// If they were asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nodes: Option<Vec<NodeReport>>,
+}
+
+/// A port of an adapter, or a switch.
+#[derive(Debug, Serialize)]
+struct NodeReport {
+    kind: &'static str,
+    guid: String,
+    port: u8,
+    lid: u16,
+    name: String,
+}
+
+fn nodes(discovery: &Discovery) -> Vec<NodeReport> {
+    let ends = discovery.nodes().iter().flat_map(|(guid, node)| {
+        let (is_switch, kind) = match node.info.node_type {
+            NodeType::Switch => (true, "switch"),
+            NodeType::ChannelAdapter => (false, "adapter"),
+            NodeType::Router => (false, "router"),
+        };
+        let ports = node.ports.iter().filter(move |(port, _)| (**port == 0) == is_switch);
+        ports.map(move |(port, info)| NodeReport {
+            kind,
+            guid: format!("{guid:#018x}"),
+            port: *port,
+            lid: PortInfo::parse(info).lid,
+            name: node.description.clone(),
+        })
+    });
+    ends.collect()
 }
 
 impl DiscoverReport {
@@ -93,6 +134,7 @@ impl DiscoverReport {
             complaints: complaints.iter().map(ToString::to_string).collect(),
             complaints_left_out,
             wall_ns: wall.as_nanos() as u64,
+            nodes: None,
         }
     }
 }
@@ -116,6 +158,12 @@ impl fmt::Display for DiscoverReport {
                 "\n{unused} responses were not used: {} late or of others, {} for another request, {} malformed",
                 self.unasked, self.mismatched, self.malformed
             )?;
+        }
+        if let Some(nodes) = &self.nodes {
+            write!(f, "\n\n{:<9}{:<20}{:>4}{:>7}  name", "kind", "GUID", "port", "LID")?;
+            for NodeReport { kind, guid, port, lid, name } in nodes {
+                write!(f, "\n{kind:<9}{guid:<20}{port:>4}{lid:>7}  {name}")?;
+            }
         }
         write_complaints(f, &self.complaints, self.complaints_left_out)
     }

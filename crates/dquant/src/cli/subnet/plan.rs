@@ -15,6 +15,7 @@ use fabric::topology::{Capacity, Topology};
 use serde::Serialize;
 
 use super::super::{Console, Report};
+use super::dump;
 use crate::exit::{CliError, Exit, OUTPUT_HINT};
 use crate::topology;
 
@@ -38,7 +39,8 @@ Examples:
   dquant subnet plan fat-tree:8
   dquant subnet plan torus:6x6:4 --engine balanced,dor
   ibnetdiscover > cluster.net; dquant subnet plan cluster.net
-  dquant subnet plan dragonfly:4x2x2 --write cluster.net"
+  dquant subnet plan dragonfly:4x2x2 --write cluster.net
+  dquant subnet plan cluster.net --engine up-down --tables cluster.lfts"
 )]
 pub(super) struct Plan {
     /// A file, or a rule
@@ -57,6 +59,10 @@ pub(super) struct Plan {
     /// Write the topology: .net for ibsim, .toml, .dot for Graphviz, .ns3 for ns-3, .svg for a picture
     #[arg(long, value_name = "FILE")]
     write: Option<PathBuf>,
+
+    /// Write the tables of the one engine that is named, as opensm and dump_fts do
+    #[arg(long, value_name = "FILE")]
+    tables: Option<PathBuf>,
 }
 
 /// Engines, as they are named on the command line.
@@ -96,6 +102,9 @@ impl Plan {
             false => self.engines.iter().map(|name| name.engine()).collect(),
         };
         let channels = Channels::of(&topology);
+        if let Some(path) = &self.tables {
+            write_tables(path, &topology, &channels, &engines)?;
+        }
         let mut report = PlanReport::new(&self.topology, &topology, &channels);
         for engine in engines {
             console.progress(format_args!("engine {engine}"));
@@ -113,6 +122,21 @@ impl Plan {
         console.report(&report)?;
         Ok(if is_whole { Exit::Good } else { Exit::CheckFailed })
     }
+}
+
+fn write_tables(
+    path: &Path,
+    topology: &Topology,
+    channels: &Channels,
+    engines: &[Engine],
+) -> Result<(), CliError> {
+    let [engine] = engines else {
+        return Err(CliError::usage("--tables takes one engine").hint("name it with --engine"));
+    };
+    let tables = engine.route(topology, channels).map_err(CliError::from_cause)?;
+    std::fs::write(path, dump::tables(topology, channels, &tables)).map_err(|error| {
+        CliError::because(format_args!("cannot write {}", path.display()), &error).hint(OUTPUT_HINT)
+    })
 }
 
 /// What a topology can be written as, by the end of the file's name.

@@ -38,7 +38,17 @@ impl PortArgs {
         let opened = Umad::open(&self.library, self.device.as_deref(), self.port);
         opened.map_err(|error| CliError::because("no InfiniBand port", &error).hint(HINT))
     }
+
+    /// For a manager that others can reach.
+    pub(super) fn open_manager(&self) -> Result<Umad, CliError> {
+        let opened = Umad::open_manager(&self.library, self.device.as_deref(), self.port);
+        opened.map_err(|error| CliError::because("no InfiniBand port", &error).hint(MANAGER_HINT))
+    }
 }
+
+/// For whoever may not use the file of a manager.
+const MANAGER_HINT: &str = "install libibumad3, load ib_umad, and have read and write access to /dev/infiniband/umad* \
+    and issm*; no other subnet manager may use this port";
 
 /// Sends and receives until `requester` is done. `what` is said meanwhile.
 pub(super) fn run(

@@ -1,0 +1,480 @@
+//! `dquant subnet manage`: a subnet manager that stays; the state machine is [`fabric::manager`].
+
+mod lid_file;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use engine::signals::{on_end_signal, on_status_signal};
+use fabric::manager::event::{Event, Summary};
+use fabric::manager::work::{Done, How};
+use fabric::manager::{Config, Counters, Datagram, Manager, Peer};
+use nic::clock;
+use nic::umad::{Address, Umad, UmadError};
+use serde::Serialize;
+
+use super::super::{Console, Report};
+use super::plan::Name;
+use super::port::PortArgs;
+use crate::exit::{CliError, Exit};
+use crate::units;
+use lid_file::LidFile;
+
+/// Manage the InfiniBand subnet that this machine is connected to, until a signal ends it
+///
+/// Sets the fabric up and watches it: traps and light sweeps find changes, dead links are routed around by
+/// writing only the table blocks that change, in an order without forwarding loops or credit loops. Takes
+/// part in the election of the master: the highest priority wins, then the lowest port GUID. Ports keep
+/// their LIDs; --lids keeps them across restarts. Whatever fails leaves the last good tables in place.
+///
+/// State changes are reported on stdout, with --json one object a line. SIGUSR1 prints the status.
+#[derive(Debug, Args)]
+#[command(
+    verbatim_doc_comment,
+    after_help = "\
+Examples:
+  dquant subnet manage
+  dquant subnet manage --priority 3 --lids /var/lib/dquant/lids
+  dquant subnet manage --engine up-down --device mlx5_0 --port 1
+  kill -USR1 $(pidof dquant)"
+)]
+pub(super) struct Manage {
+    #[command(flatten)]
+    port: PortArgs,
+
+    /// Routing engine; up-down where its paths need more than one VL
+    #[arg(long, value_enum, default_value_t = Name::Balanced, value_name = "NAME")]
+    engine: Name,
+
+    /// GUIDs of the root switches for up-down, separated by commas [default: found]
+    #[arg(long, value_name = "GUID", value_parser = key, value_delimiter = ',')]
+    roots: Vec<u64>,
+
+    /// Of the election, 0 to 15: the highest becomes master
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=15))]
+    priority: u8,
+
+    /// Between light sweeps
+    #[arg(long, default_value = "10s", value_name = "TIME", value_parser = time)]
+    interval: Duration,
+
+    /// Between polls of the master while on standby
+    #[arg(long, default_value = "1s", value_name = "TIME", value_parser = time)]
+    poll: Duration,
+
+    /// Polls without a response after which the master is replaced
+    #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
+    misses: u32,
+
+    /// LID mask control: every end port gets 2^N LIDs, all on one path
+    #[arg(long, default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=7))]
+    lmc: u8,
+
+    /// The M_Key that ports have; it is sent, not set
+    #[arg(long, default_value = "0", value_name = "KEY", value_parser = key)]
+    m_key: u64,
+
+    /// The SM_Key of all managers of this subnet; opensm's is 1
+    #[arg(long, default_value = "1", value_name = "KEY", value_parser = key)]
+    sm_key: u64,
+
+    /// Keep LIDs in this file across restarts
+    #[arg(long, value_name = "FILE")]
+    lids: Option<PathBuf>,
+}
+
+/// A time that is not 0.
+fn time(text: &str) -> Result<Duration, String> {
+    let time = units::duration(text).map_err(|error| error.to_string())?;
+    match Duration::from_nanos(time.as_nanos()) {
+        Duration::ZERO => Err("it has to be more than 0".to_owned()),
+        time => Ok(time),
+    }
+}
+
+/// A key of 64 bits: `0x…` or decimal.
+fn key(text: &str) -> Result<u64, String> {
+    let parsed = match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    parsed
+        .map_err(|_| format!("'{text}' is no number of 64 bits; write it like 0x1122334455667788"))
+}
+
+/// The longest wait for a datagram: signals are noticed in between.
+const MOST_WAIT: Duration = Duration::from_millis(100);
+
+/// Nodes from which on a fabric is routed in a thread of its own, while the manager goes on answering.
+const LARGE: usize = 4_096;
+
+impl Manage {
+    pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
+        let file = self.lids.as_deref().map(LidFile::open).transpose()?;
+        let lids = file.as_ref().map(|file| file.lids.clone()).unwrap_or_default();
+        let umad = self.port.open_manager()?;
+        let config = Config {
+            engine: self.engine.engine(),
+            priority: self.priority,
+            interval: self.interval,
+            poll: self.poll,
+            misses: self.misses,
+            lmc: self.lmc,
+            m_key: self.m_key,
+            sm_key: self.sm_key,
+        };
+        // Responses to the requests of a process before this one may still be under way.
+        let transaction = clock::process_cpu().total_ns() as u32 ^ std::process::id() << 16;
+        let manager = Manager::new(config, lids, transaction).with_roots(self.roots);
+        Daemon::new(manager, umad, file)?.run(console)
+    }
+}
+
+/// The loop between the manager and the port.
+struct Daemon {
+    manager: Manager,
+    umad: Umad,
+    file: Option<LidFile>,
+    started: Instant,
+    /// Nanoseconds of CPU time in the manager, without those of the library that sends and receives.
+    cpu_ns: u64,
+    /// The outcome of work that a thread does.
+    work: Option<Receiver<(Done, u64)>>,
+    is_asked_to_end: Arc<AtomicBool>,
+    is_asked_for_status: Arc<AtomicBool>,
+}
+
+impl Daemon {
+    fn new(manager: Manager, umad: Umad, file: Option<LidFile>) -> Result<Daemon, CliError> {
+        let [is_asked_to_end, is_asked_for_status] =
+            [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+        let end = Arc::clone(&is_asked_to_end);
+        on_end_signal(move |_| end.store(true, Ordering::Relaxed))?;
+        let status = Arc::clone(&is_asked_for_status);
+        on_status_signal(move || status.store(true, Ordering::Relaxed))?;
+        let (started, cpu_ns, work) = (Instant::now(), 0, None);
+        Ok(Daemon {
+            manager,
+            umad,
+            file,
+            started,
+            cpu_ns,
+            work,
+            is_asked_to_end,
+            is_asked_for_status,
+        })
+    }
+
+    fn run(mut self, console: &mut Console) -> Result<Exit, CliError> {
+        while !self.is_asked_to_end.load(Ordering::Relaxed) {
+            self.report(console)?;
+            self.transmit()?;
+            self.work()?;
+            self.receive()?;
+        }
+        self.report(console)?;
+        console.report(&self.status())?;
+        Ok(Exit::Good)
+    }
+
+    /// Calls the manager, and counts its CPU time.
+    fn call<T>(&mut self, with: impl FnOnce(&mut Manager, Duration) -> T) -> T {
+        let (now, before) = (self.started.elapsed(), clock::thread_cpu_ns());
+        let result = with(&mut self.manager, now);
+        self.cpu_ns += clock::thread_cpu_ns() - before;
+        result
+    }
+
+    fn report(&mut self, console: &mut Console) -> Result<(), CliError> {
+        while let Some(event) = self.manager.poll_event() {
+            let time_ns = self.started.elapsed().as_nanos() as u64;
+            console.report(&EventReport::new(&event, time_ns, self.cpu_ns))?;
+        }
+        if let (Some(file), Some(lids)) = (&self.file, self.manager.take_lids()) {
+            file.write(lids)?;
+        }
+        if self.is_asked_for_status.swap(false, Ordering::Relaxed) {
+            console.report(&self.status())?;
+        }
+        Ok(())
+    }
+
+    fn transmit(&mut self) -> Result<(), CliError> {
+        let batch: Vec<Datagram> =
+            self.call(|manager, now| std::iter::from_fn(|| manager.poll_transmit(now)).collect());
+        for Datagram { peer, mad, len } in batch {
+            self.umad.send_to(&address(peer), &mad, len).map_err(broken)?;
+        }
+        Ok(())
+    }
+
+    /// Routes the fabric, here or in a thread.
+    fn work(&mut self) -> Result<(), CliError> {
+        if let Some(work) = self.manager.poll_work() {
+            if work.nodes() < LARGE {
+                self.call(|manager, now| {
+                    let done = work.run();
+                    manager.handle_work(now, done);
+                });
+            } else {
+                let (sender, receiver) = channel();
+                let run = move || {
+                    let before = clock::thread_cpu_ns();
+                    let done = work.run();
+                    // The receiver is gone when the process ends.
+                    let _ = sender.send((done, clock::thread_cpu_ns() - before));
+                };
+                let thread = std::thread::Builder::new().name("routing".into());
+                let started = thread.spawn(run);
+                started.map_err(|error| CliError::because("the thread that routes", &error))?;
+                self.work = Some(receiver);
+            }
+        }
+        let Some(receiver) = &self.work else {
+            return Ok(());
+        };
+        match receiver.try_recv() {
+            Ok((done, cpu_ns)) => {
+                self.work = None;
+                self.cpu_ns += cpu_ns;
+                self.call(|manager, now| manager.handle_work(now, done));
+            }
+            Err(TryRecvError::Empty) => {}
+            Err(TryRecvError::Disconnected) => {
+                return Err(CliError::usage("the thread that routes has ended without a result"));
+            }
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self) -> Result<(), CliError> {
+        let now = self.started.elapsed();
+        let due = self.manager.poll_timeout().map(|at| at.saturating_sub(now));
+        let wait = due.unwrap_or(MOST_WAIT).min(MOST_WAIT);
+        let received = self.umad.receive_from(wait).map_err(broken)?;
+        self.call(|manager, now| {
+            // Those that come back without a response are sent again by the manager's own clock.
+            if let Some(received) = received.filter(|received| !received.is_returned) {
+                manager.handle_datagram(now, peer(received.from), &received.mad);
+            }
+            manager.handle_timeout(now);
+        });
+        Ok(())
+    }
+
+    fn status(&self) -> StatusReport {
+        let manager = &self.manager;
+        StatusReport {
+            state: manager.standing().to_string(),
+            guid: manager.guid().map(|guid| format!("{guid:#018x}")),
+            up_ns: self.started.elapsed().as_nanos() as u64,
+            cpu_ns: self.cpu_ns,
+            lids: manager.fabric().map(|fabric| fabric.lids().count()),
+            counters: CounterReport::new(&manager.counters()),
+        }
+    }
+}
+
+fn broken(error: UmadError) -> CliError {
+    CliError::because("the InfiniBand port", &error)
+}
+
+/// The key of queue pair 1 (IBA 10.2.5).
+const GENERAL_KEY: u32 = 0x8001_0000;
+
+fn address(peer: Peer) -> Address {
+    match peer {
+        Peer::Directed => Address::DIRECTED,
+        Peer::Lid { lid, queue_pair, service_level } => {
+            let key = if queue_pair == 0 { 0 } else { GENERAL_KEY };
+            Address { lid, queue_pair, key, service_level }
+        }
+    }
+}
+
+fn peer(from: Address) -> Peer {
+    match from {
+        Address { lid: 0xffff, .. } => Peer::Directed,
+        Address { lid, queue_pair, service_level, .. } => {
+            Peer::Lid { lid, queue_pair, service_level }
+        }
+    }
+}
+
+/// One event, as a line.
+#[derive(Debug, Serialize)]
+struct EventReport {
+    /// Since the start.
+    time_ns: u64,
+    /// CPU time of the manager so far, without the library that sends and receives.
+    cpu_ns: u64,
+    event: &'static str,
+    message: String,
+    hint: Option<&'static str>,
+    is_warning: bool,
+    /// Of a fabric that was set up.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    set_up: Option<SetUpReport>,
+}
+
+impl EventReport {
+    fn new(event: &Event, time_ns: u64, cpu_ns: u64) -> EventReport {
+        let (message, hint, is_warning) = (event.to_string(), event.hint(), event.is_warning());
+        let set_up = match event {
+            Event::SetUp(summary) => Some(SetUpReport::new(summary)),
+            _ => None,
+        };
+        EventReport { time_ns, cpu_ns, event: event.name(), message, hint, is_warning, set_up }
+    }
+}
+
+/// See [`Summary`].
+#[derive(Debug, Serialize)]
+struct SetUpReport {
+    hosts: usize,
+    switches: usize,
+    links: usize,
+    lids: usize,
+    engine: String,
+    how: &'static str,
+    /// LIDs whose entries changed; of these, switch by switch, and with none for a moment.
+    changed: usize,
+    ordered: usize,
+    drained: usize,
+    /// Blocks of forwarding tables that were written.
+    blocks: usize,
+    wall_ns: u64,
+}
+
+impl SetUpReport {
+    fn new(summary: &Summary) -> SetUpReport {
+        let Summary { hosts, switches, links, lids, changed, ordered, drained, blocks, .. } =
+            *summary;
+        SetUpReport {
+            hosts,
+            switches,
+            links,
+            lids,
+            engine: summary.engine.to_string(),
+            how: match summary.how {
+                How::Kept => "kept",
+                How::Mended => "mended",
+                How::Computed => "computed",
+                How::Fallback => "fallback",
+            },
+            changed,
+            ordered,
+            drained,
+            blocks,
+            wall_ns: summary.nanoseconds,
+        }
+    }
+}
+
+impl Report for EventReport {
+    const SCHEMA: &'static str = "dquant.subnet.event/1";
+}
+
+impl fmt::Display for EventReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = if self.is_warning { "warning: " } else { "" };
+        write!(f, "{:>10.3} s  {what}{}", self.time_ns as f64 / 1e9, self.message)?;
+        self.hint.map_or(Ok(()), |hint| write!(f, "\n{:>14}hint: {hint}", ""))
+    }
+}
+
+/// See [`Counters`].
+#[derive(Debug, Serialize)]
+struct CounterReport {
+    sent: u64,
+    heavy_sweeps: u64,
+    light_sweeps: u64,
+    trap_looks: u64,
+    failed_sweeps: u64,
+    traps: u64,
+    ignored_traps: u64,
+    refused_controls: u64,
+    malformed: u64,
+    unasked: u64,
+    mismatched: u64,
+    dropped_replies: u64,
+    dropped_events: u64,
+    answered: u64,
+    unanswered: u64,
+    failed_groups: u64,
+    terms: u64,
+}
+
+impl CounterReport {
+    fn new(counters: &Counters) -> CounterReport {
+        let Counters { sent, heavy_sweeps, light_sweeps, trap_looks, failed_sweeps, .. } =
+            *counters;
+        let Counters { traps, ignored_traps, refused_controls, malformed, .. } = *counters;
+        let Counters { unasked, mismatched, dropped_replies, dropped_events, terms, .. } =
+            *counters;
+        let Counters { answered, unanswered, failed_groups, .. } = *counters;
+        CounterReport {
+            sent,
+            heavy_sweeps,
+            light_sweeps,
+            trap_looks,
+            failed_sweeps,
+            traps,
+            ignored_traps,
+            refused_controls,
+            malformed,
+            unasked,
+            mismatched,
+            dropped_replies,
+            dropped_events,
+            answered,
+            unanswered,
+            failed_groups,
+            terms,
+        }
+    }
+}
+
+/// What the manager is and has done.
+#[derive(Debug, Serialize)]
+struct StatusReport {
+    state: String,
+    /// Of its port; none before that has responded.
+    guid: Option<String>,
+    up_ns: u64,
+    /// CPU time of the manager, without the library that sends and receives.
+    cpu_ns: u64,
+    /// Ports with LIDs, if it has set the fabric up.
+    lids: Option<usize>,
+    counters: CounterReport,
+}
+
+impl Report for StatusReport {
+    const SCHEMA: &'static str = "dquant.subnet.status/1";
+}
+
+impl fmt::Display for StatusReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let StatusReport { state, guid, up_ns, cpu_ns, lids, counters } = self;
+        let guid = guid.as_deref().unwrap_or("no GUID yet");
+        write!(f, "{state} ({guid}) after {:.1} s, ", *up_ns as f64 / 1e9)?;
+        write!(f, "{:.1} ms of CPU time", *cpu_ns as f64 / 1e6)?;
+        lids.map_or(Ok(()), |lids| write!(f, ", {lids} LIDs"))?;
+        let CounterReport { heavy_sweeps, light_sweeps, failed_sweeps, traps, sent, .. } = counters;
+        write!(
+            f,
+            "\n  {heavy_sweeps} heavy and {light_sweeps} light sweeps, {failed_sweeps} failed; {traps} traps; {sent} datagrams"
+        )?;
+        let CounterReport { ignored_traps, refused_controls, malformed, unasked, .. } = counters;
+        let CounterReport { mismatched, dropped_replies, dropped_events, .. } = counters;
+        write!(
+            f,
+            "\n  not used: {ignored_traps} traps, {refused_controls} control messages, {malformed} malformed, {unasked} late or of others, {mismatched} for other requests; dropped: {dropped_replies} replies, {dropped_events} events"
+        )
+    }
+}

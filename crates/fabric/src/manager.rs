@@ -1,0 +1,1224 @@
+//! A subnet manager that stays: it discovers a fabric, sets it up, watches it, and gives way to better managers.
+//!
+//! A state machine without a clock or a socket; [`Manager`] has the order of calls.
+//!
+//! | task | begins | ends with |
+//! |---|---|---|
+//! | discover (heavy sweep) | at first, by a change, when the last one failed | nodes, links, ports |
+//! | ask | ports that say a manager runs there | the election |
+//! | read | tables of switches that another manager wrote | what they hold |
+//! | route | [`Work`], which the caller does | LIDs, tables, steps |
+//! | write | [`Setup`] | a fabric that is set up |
+//! | groups | members of multicast groups that came or went, another fabric | multicast tables |
+//! | look (light sweep) | by a trap, and at an interval | links that are gone, or a heavy sweep |
+//!
+//! Links that are gone are rerouted at once; a heavy sweep follows only where that is not all. Whatever fails leaves
+//! the last good tables as they are, and a node that stays silent behind a link that is up keeps its place in them.
+//!
+//! # Election
+//!
+//! The master is the manager with the highest priority, among equals that with the lowest GUID (IBA 14.4.1). A standby
+//! polls the master and takes its place when it stays silent. A master that finds a standby of higher priority, or a
+//! master that goes before it, hands over.
+//!
+//! # What others can do to it
+//!
+//! Whoever may send to QP 0 (root of any node) can send traps and `SMInfo`. A trap makes it look at one switch, and
+//! after traps that were wrong ever less often. A control message is taken from nodes alone that were found to be
+//! managers, with the same SM_Key. What it has to send is bounded, and so is what it reports.
+
+pub mod event;
+mod look;
+pub mod work;
+
+use alloc::boxed::Box;
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::string::ToString;
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use crate::administration::groups::{self, Groups, MulticastTables};
+use crate::administration::{self, Directory, Subnet};
+use crate::discovery::{Discovery, Place};
+use crate::exchange::{Done as Finished, Exchange, Fate, Numbering, Request, Requester};
+use crate::lids::Lids;
+use crate::mad::{
+    Attribute, DIRECTED_ROUTE, DirectedRoute, LFT_BLOCK, MAD_BYTES, NodeType, linear_top,
+    multicast_capacity,
+};
+use crate::routes::Engine;
+use crate::setup::Setup;
+use crate::sm_info::{
+    ADMINISTRATION, CAPABILITY_CHANGED, Control, Header, LID_ROUTED, NOTICE, Notice, PORT_CHANGED,
+    SmInfo, Standing, method, respond, smp_data,
+};
+use event::{Event, Refusal, Summary, Trouble, Why};
+pub use look::Change;
+use look::Look;
+use work::{Done, How, Routed, Work};
+
+/// Most datagrams that wait to be sent beside the requests of a task.
+const MAX_REPLIES: usize = 256;
+
+/// Most events that wait to be reported.
+const MAX_EVENTS: usize = 256;
+
+/// Rest after a trap that was wrong; it doubles up to [`MAX_TRAP_REST`].
+const TRAP_REST: Duration = Duration::from_millis(50);
+
+/// The longest rest between looks for traps.
+const MAX_TRAP_REST: Duration = Duration::from_secs(5);
+
+/// Before a heavy sweep that failed is repeated; it doubles up to the interval of light sweeps.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// Intervals of light sweeps in which another master may give way before its part of the fabric is taken: it finds this
+/// one at its next light sweep.
+const RIVAL_INTERVALS: u32 = 3;
+
+/// The SM_Key of managers that were given none: that of opensm, which talks to no manager with another.
+pub const DEFAULT_SM_KEY: u64 = 1;
+
+/// How it behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// The routing engine.
+    pub engine: Engine,
+    /// 0 to 15; the highest is the master.
+    pub priority: u8,
+    /// Between light sweeps.
+    pub interval: Duration,
+    /// Between polls of the master.
+    pub poll: Duration,
+    /// Polls without a response after which the master is taken for dead.
+    pub misses: u32,
+    /// Low bits of LIDs that end ports ignore.
+    pub lmc: u8,
+    /// Of all ports.
+    pub m_key: u64,
+    /// Of all managers of the subnet.
+    pub sm_key: u64,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            engine: Engine::Balanced,
+            priority: 0,
+            interval: Duration::from_secs(10),
+            poll: Duration::from_secs(1),
+            misses: 3,
+            lmc: 0,
+            m_key: 0,
+            sm_key: DEFAULT_SM_KEY,
+        }
+    }
+}
+
+/// Where a datagram goes to, or came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peer {
+    /// By the route in itself.
+    Directed,
+    /// A queue pair at a LID.
+    Lid {
+        /// The LID.
+        lid: u16,
+        /// The number of the queue pair.
+        queue_pair: u32,
+        /// The service level.
+        service_level: u8,
+    },
+}
+
+/// A datagram and its peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Datagram {
+    /// To whom, or from whom.
+    pub peer: Peer,
+    /// Its bytes.
+    pub mad: [u8; MAD_BYTES],
+    /// How many of them are sent: a table of subnet administration ends with its last record.
+    pub len: usize,
+}
+
+/// What has happened so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Requests sent, repeated ones too.
+    pub sent: u64,
+    /// Heavy sweeps that were begun.
+    pub heavy_sweeps: u64,
+    /// Light sweeps, of all switches.
+    pub light_sweeps: u64,
+    /// Looks at switches that traps came from.
+    pub trap_looks: u64,
+    /// Sweeps after which the fabric kept its last tables.
+    pub failed_sweeps: u64,
+    /// Traps of switches and ports that are known.
+    pub traps: u64,
+    /// Traps that were not heeded: of nobody that is known, or of another kind.
+    pub ignored_traps: u64,
+    /// Control messages of other managers that were refused.
+    pub refused_controls: u64,
+    /// Datagrams that are none, or of no kind that is handled.
+    pub malformed: u64,
+    /// Responses that nobody waited for.
+    pub unasked: u64,
+    /// Responses for another attribute, port or route than their requests.
+    pub mismatched: u64,
+    /// Replies that were not sent, since too many waited.
+    pub dropped_replies: u64,
+    /// Events that were not reported, for the same reason.
+    pub dropped_events: u64,
+    /// Requests of subnet administration that were answered, refusals too.
+    pub answered: u64,
+    /// Those that were not, since this manager is not master, or has not set up a fabric.
+    pub unanswered: u64,
+    /// Blocks of multicast tables that were not written.
+    pub failed_groups: u64,
+    /// Times that it became master.
+    pub terms: u64,
+}
+
+/// A fabric that is set up.
+#[derive(Debug)]
+pub struct Fabric {
+    discovery: Discovery,
+    routed: Routed,
+    lids: Lids,
+    directory: Directory,
+}
+
+impl Fabric {
+    /// The lower of the two ends of a link.
+    fn first_end(&self, end: Place) -> Place {
+        self.discovery.links().get(&end).map_or(end, |far| end.min(*far))
+    }
+
+    /// Who has which LID.
+    pub fn lids(&self) -> &Lids {
+        &self.lids
+    }
+}
+
+/// What is under way.
+#[derive(Debug)]
+enum Task {
+    Nothing,
+    Discover(Discovery),
+    Ask(Discovery, Exchange<Place>),
+    Read(Discovery, Exchange<u64>),
+    /// The caller has the work, or gets it next.
+    Route(Option<Box<Work>>),
+    Write(Box<Writing>),
+    Look(Look),
+    /// `SMInfo` of the master.
+    Poll(Exchange<()>),
+    HandOver(Exchange<Other>),
+    /// Multicast forwarding tables: those of the stage that is written, and the next stages.
+    Groups(Exchange<()>, VecDeque<MulticastTables>),
+}
+
+/// A fabric that is being set up.
+#[derive(Debug)]
+struct Writing {
+    setup: Setup,
+    discovery: Discovery,
+    routed: Routed,
+    how: How,
+}
+
+/// Another manager.
+#[derive(Clone, Copy, Debug)]
+struct Other {
+    info: SmInfo,
+    route: DirectedRoute,
+}
+
+/// The master that a standby watches.
+#[derive(Clone, Copy, Debug)]
+struct Master {
+    other: Other,
+    /// Polls without a response.
+    misses: u32,
+}
+
+/// See the module's text.
+///
+/// # Order of calls
+///
+/// `poll_event` and `poll_transmit` until they return `None`; the work of `poll_work`, if there is some, whose outcome
+/// goes to `handle_work`; then `handle_datagram` for what arrived, and `handle_timeout` once the time has come that
+/// `poll_timeout` returned; again from the beginning. Time never goes back.
+#[derive(Debug)]
+pub struct Manager {
+    config: Config,
+    standing: Standing,
+    task: Task,
+    numbering: Numbering,
+    /// The GUID of its port, once that has responded.
+    guid: Option<u64>,
+    /// Other managers that the last heavy sweep found.
+    others: BTreeMap<Place, Other>,
+    master: Option<Master>,
+    /// The master has handed over.
+    is_promoted: bool,
+    /// It is master, and has not set the fabric up yet.
+    is_new: bool,
+    /// Why it looks for the master.
+    why: Option<Why>,
+    /// By its GUID, who has not taken over, and until when it is not asked again.
+    unwilling: Option<(u64, Duration)>,
+    /// Until when another master, which goes after it, may give way.
+    rival_until: Option<Duration>,
+    /// No sweep for managers that are not known before this time.
+    stranger_at: Duration,
+    fabric: Option<Fabric>,
+    /// Tables that switches hold, by GUID.
+    held: BTreeMap<u64, Vec<u8>>,
+    roots: Vec<u64>,
+    lids: BTreeMap<Place, u16>,
+    /// Whether `lids` has changed since it was last taken.
+    lids_changed: bool,
+    groups: Groups,
+    /// Multicast forwarding tables that switches hold, and whether that is known.
+    trees: MulticastTables,
+    knows_groups: bool,
+    /// Switches that traps came from.
+    suspects: BTreeSet<u64>,
+    /// A heavy sweep is due at this time.
+    heavy_at: Option<Duration>,
+    /// A light sweep, or a poll of the master, is due at this time.
+    next_at: Duration,
+    /// No look for a trap before this time.
+    trap_at: Duration,
+    trap_rest: Duration,
+    retry: Duration,
+    began: Duration,
+    count: u32,
+    replies: VecDeque<Datagram>,
+    events: VecDeque<Event>,
+    counters: Counters,
+}
+
+impl Manager {
+    /// One that has not begun. `lids` are those that ports had before, `transaction` the first number of its requests:
+    /// a responder may still have responses to those of a process before it.
+    pub fn new(config: Config, lids: BTreeMap<Place, u16>, transaction: u32) -> Manager {
+        Manager {
+            config,
+            standing: Standing::Discovering,
+            task: Task::Nothing,
+            numbering: Numbering { next: transaction.max(1), m_key: config.m_key },
+            guid: None,
+            others: BTreeMap::new(),
+            master: None,
+            is_promoted: false,
+            is_new: true,
+            why: None,
+            unwilling: None,
+            rival_until: None,
+            stranger_at: Duration::ZERO,
+            fabric: None,
+            held: BTreeMap::new(),
+            roots: Vec::new(),
+            lids,
+            lids_changed: false,
+            groups: Groups::default(),
+            trees: MulticastTables::new(),
+            knows_groups: false,
+            suspects: BTreeSet::new(),
+            heavy_at: Some(Duration::ZERO),
+            next_at: Duration::ZERO,
+            trap_at: Duration::ZERO,
+            trap_rest: TRAP_REST,
+            retry: RETRY,
+            began: Duration::ZERO,
+            count: 0,
+            replies: VecDeque::new(),
+            events: VecDeque::new(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// With roots for Up*/Down*, by their GUIDs, in place of those that it finds.
+    pub fn with_roots(mut self, roots: Vec<u64>) -> Manager {
+        self.roots = roots;
+        self
+    }
+
+    // ---- outputs ---------------------------------------------------------------------------------
+
+    /// The next datagram to send.
+    pub fn poll_transmit(&mut self, now: Duration) -> Option<Datagram> {
+        if let Some(reply) = self.replies.pop_front() {
+            return Some(reply);
+        }
+        self.begin(now);
+        // What has nothing to ask is over at once.
+        self.advance(now);
+        let mad = match &mut self.task {
+            Task::Nothing | Task::Route(_) => None,
+            Task::Discover(discovery) => discovery.poll_transmit(now),
+            Task::Ask(_, exchange) => exchange.poll_transmit(now),
+            Task::HandOver(exchange) => exchange.poll_transmit(now),
+            Task::Groups(exchange, _) => exchange.poll_transmit(now),
+            Task::Read(_, exchange) => exchange.poll_transmit(now),
+            Task::Write(writing) => writing.setup.poll_transmit(now),
+            Task::Look(look) => look.exchange.poll_transmit(now),
+            Task::Poll(exchange) => exchange.poll_transmit(now),
+        };
+        self.counters.sent += u64::from(mad.is_some());
+        self.count = self.count.wrapping_add(u32::from(mad.is_some()));
+        Some(Datagram { peer: Peer::Directed, mad: mad?, len: MAD_BYTES })
+    }
+
+    /// The fabric to be routed, if that is due.
+    pub fn poll_work(&mut self) -> Option<Work> {
+        match &mut self.task {
+            Task::Route(work) => work.take().map(|work| *work),
+            _ => None,
+        }
+    }
+
+    /// What has happened.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// When [`handle_timeout`](Manager::handle_timeout) is wanted next; `None` while only the outcome of work is awaited.
+    pub fn poll_timeout(&self) -> Option<Duration> {
+        match &self.task {
+            Task::Nothing => self.due(),
+            Task::Route(_) => None,
+            Task::Discover(discovery) => discovery.poll_timeout(),
+            Task::Ask(_, exchange) => exchange.poll_timeout(),
+            Task::HandOver(exchange) => exchange.poll_timeout(),
+            Task::Groups(exchange, _) => exchange.poll_timeout(),
+            Task::Read(_, exchange) => exchange.poll_timeout(),
+            Task::Write(writing) => writing.setup.poll_timeout(),
+            Task::Look(look) => look.exchange.poll_timeout(),
+            Task::Poll(exchange) => exchange.poll_timeout(),
+        }
+    }
+
+    /// When a task begins, if none is under way.
+    fn due(&self) -> Option<Duration> {
+        if self.standing == Standing::NotActive {
+            return None;
+        }
+        let for_trap = (!self.suspects.is_empty()).then_some(self.trap_at);
+        let for_groups = self.has_group_changes().then_some(Duration::ZERO);
+        let dues = [self.heavy_at, Some(self.next_at), for_trap, for_groups];
+        dues.into_iter().flatten().min()
+    }
+
+    /// LIDs by port, to be remembered, if they have changed since the last call.
+    pub fn take_lids(&mut self) -> Option<&BTreeMap<Place, u16>> {
+        core::mem::take(&mut self.lids_changed).then_some(&self.lids)
+    }
+
+    /// Its state.
+    pub fn standing(&self) -> Standing {
+        self.standing
+    }
+
+    /// What has happened so far.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// The GUID of its port, once that is known.
+    pub fn guid(&self) -> Option<u64> {
+        self.guid
+    }
+
+    /// The fabric that it has set up.
+    pub fn fabric(&self) -> Option<&Fabric> {
+        self.fabric.as_ref()
+    }
+
+    /// Whether it waits for the time to pass, or for others.
+    pub fn is_idle(&self) -> bool {
+        matches!(self.task, Task::Nothing) && self.replies.is_empty()
+    }
+
+    // ---- inputs ----------------------------------------------------------------------------------
+
+    /// Time has passed.
+    pub fn handle_timeout(&mut self, now: Duration) {
+        match &mut self.task {
+            Task::Nothing | Task::Route(_) => {}
+            Task::Discover(discovery) => discovery.handle_timeout(now),
+            Task::Write(writing) => writing.setup.handle_timeout(now),
+            Task::Ask(_, exchange) => {
+                for done in exchange.handle_timeout(now) {
+                    self.handle_manager(&done);
+                }
+            }
+            Task::Read(_, exchange) => {
+                for done in exchange.handle_timeout(now) {
+                    self.handle_block(&done);
+                }
+            }
+            Task::Look(look) => {
+                for done in look.exchange.handle_timeout(now) {
+                    self.handle_look(&done);
+                }
+            }
+            Task::Poll(exchange) => {
+                for done in exchange.handle_timeout(now) {
+                    self.handle_poll(&done, now);
+                }
+            }
+            Task::HandOver(exchange) => {
+                for done in exchange.handle_timeout(now) {
+                    self.handle_handover(&done, now);
+                }
+            }
+            Task::Groups(exchange, _) => {
+                for done in exchange.handle_timeout(now) {
+                    self.handle_group_block(&done);
+                }
+            }
+        }
+        self.advance(now);
+    }
+
+    /// A datagram has arrived.
+    pub fn handle_datagram(&mut self, now: Duration, peer: Peer, bytes: &[u8]) {
+        let Ok(mad) = <&[u8; MAD_BYTES]>::try_from(bytes) else {
+            self.counters.malformed += 1;
+            return;
+        };
+        let Some(header) = Header::parse(mad) else {
+            self.counters.malformed += 1;
+            return;
+        };
+        if header.class == ADMINISTRATION {
+            return self.administer(peer, mad);
+        }
+        if !header.is_subnet_management() {
+            self.counters.malformed += 1;
+            return;
+        }
+        let is_sm_info = header.attribute == Attribute::SmInfo.id();
+        match header.method {
+            code if code & method::RESPONSE != 0 => self.handle_response(now, bytes),
+            method::GET | method::SET if is_sm_info => self.handle_sm_info(now, peer, &header, mad),
+            method::TRAP if header.class == LID_ROUTED && header.attribute == NOTICE => {
+                self.handle_trap(now, peer, mad);
+            }
+            method::TRAP_REPRESS => {}
+            _ => self.counters.malformed += 1,
+        }
+        self.advance(now);
+    }
+
+    /// The work is done.
+    pub fn handle_work(&mut self, now: Duration, done: Done) {
+        if !matches!(self.task, Task::Route(None)) {
+            return;
+        }
+        self.task = Task::Nothing;
+        if self.standing != Standing::Master {
+            return;
+        }
+        self.held = done.held;
+        match done.result {
+            Ok((routed, target, how)) => {
+                let setup = Setup::to(&done.discovery, &routed.channels, target, self.numbering);
+                let discovery = done.discovery;
+                let writing = Writing { setup, discovery, routed, how };
+                self.task = Task::Write(Box::new(writing));
+            }
+            Err(why) => self.fail(now, Trouble::Unroutable(why)),
+        }
+        self.advance(now);
+    }
+
+    fn handle_response(&mut self, now: Duration, bytes: &[u8]) {
+        match &mut self.task {
+            Task::Nothing | Task::Route(_) => self.counters.unasked += 1,
+            Task::Discover(discovery) => discovery.handle_response(bytes),
+            Task::Write(writing) => writing.setup.handle_response(bytes),
+            Task::Ask(_, exchange) => {
+                if let Some(done) = exchange.handle_response(bytes) {
+                    self.handle_manager(&done);
+                }
+            }
+            Task::Read(_, exchange) => {
+                if let Some(done) = exchange.handle_response(bytes) {
+                    self.handle_block(&done);
+                }
+            }
+            Task::Look(look) => {
+                if let Some(done) = look.exchange.handle_response(bytes) {
+                    self.handle_look(&done);
+                }
+            }
+            Task::Poll(exchange) => {
+                if let Some(done) = exchange.handle_response(bytes) {
+                    self.handle_poll(&done, now);
+                }
+            }
+            Task::HandOver(exchange) => {
+                if let Some(done) = exchange.handle_response(bytes) {
+                    self.handle_handover(&done, now);
+                }
+            }
+            Task::Groups(exchange, _) => {
+                if let Some(done) = exchange.handle_response(bytes) {
+                    self.handle_group_block(&done);
+                }
+            }
+        }
+    }
+
+    // ---- the course of a sweep ---------------------------------------------------------------------
+
+    /// Begins what is due, if nothing is under way.
+    fn begin(&mut self, now: Duration) {
+        let is_due = self.due().is_some_and(|due| due <= now);
+        if !matches!(self.task, Task::Nothing) || !is_due {
+            return;
+        }
+        if self.heavy_at.is_some_and(|at| at <= now) {
+            return self.begin_heavy(now);
+        }
+        match (self.standing, self.master) {
+            (Standing::Standby, Some(master)) => self.begin_poll(now, master),
+            (Standing::Master, _) if self.has_group_changes() => self.begin_groups(),
+            (Standing::Master, _) => self.begin_look(now),
+            // Whoever has neither a master nor a term looks for both.
+            _ => self.begin_heavy(now),
+        }
+    }
+
+    fn begin_heavy(&mut self, now: Duration) {
+        self.heavy_at = None;
+        self.began = now;
+        self.counters.heavy_sweeps += 1;
+        self.task = Task::Discover(Discovery::beginning(self.numbering));
+    }
+
+    fn begin_poll(&mut self, now: Duration, master: Master) {
+        self.next_at = now + self.config.poll;
+        let mut exchange = Exchange::beginning(self.numbering);
+        exchange.request(Request::get(master.other.route, Attribute::SmInfo, 0), ());
+        self.task = Task::Poll(exchange);
+    }
+
+    fn begin_look(&mut self, now: Duration) {
+        let Some(fabric) = &self.fabric else {
+            return self.begin_heavy(now);
+        };
+        let is_for_trap = !self.suspects.is_empty() && self.trap_at <= now;
+        let suspects =
+            if is_for_trap { core::mem::take(&mut self.suspects) } else { BTreeSet::new() };
+        self.began = now;
+        if is_for_trap {
+            self.counters.trap_looks += 1;
+        } else {
+            self.counters.light_sweeps += 1;
+            self.next_at = now + self.config.interval;
+        }
+        self.task = Task::Look(Look::at(&fabric.discovery, &suspects, self.numbering));
+    }
+
+    /// Goes on with the next task when one is over.
+    fn advance(&mut self, now: Duration) {
+        loop {
+            let is_over = match &self.task {
+                Task::Nothing | Task::Route(_) => false,
+                Task::Discover(discovery) => discovery.is_done(),
+                Task::Ask(_, exchange) => exchange.is_idle(),
+                Task::HandOver(exchange) => exchange.is_idle(),
+                Task::Groups(exchange, _) => exchange.is_idle(),
+                Task::Read(_, exchange) => exchange.is_idle(),
+                Task::Write(writing) => writing.setup.is_done(),
+                Task::Look(look) => look.exchange.is_idle(),
+                Task::Poll(exchange) => exchange.is_idle(),
+            };
+            if !is_over {
+                return;
+            }
+            let task = core::mem::replace(&mut self.task, Task::Nothing);
+            self.note_numbers(&task);
+            match task {
+                Task::Discover(discovery) => self.finish_discovery(now, discovery),
+                Task::Ask(discovery, _) => self.elect(now, discovery),
+                Task::Read(discovery, _) => self.route(discovery),
+                Task::Write(writing) => self.finish_setup(now, *writing),
+                Task::Look(look) => self.finish_look(now, look),
+                Task::Groups(_, stages) => self.write_groups(stages),
+                Task::Nothing | Task::Route(_) | Task::Poll(_) | Task::HandOver(_) => {}
+            }
+        }
+    }
+
+    fn note_numbers(&mut self, task: &Task) {
+        let (numbering, discarded) = match task {
+            Task::Nothing | Task::Route(_) => return,
+            Task::Discover(discovery) => (discovery.numbering(), discovery.discarded()),
+            Task::Ask(_, exchange) => (exchange.numbering(), exchange.discarded()),
+            Task::HandOver(exchange) => (exchange.numbering(), exchange.discarded()),
+            Task::Groups(exchange, _) => (exchange.numbering(), exchange.discarded()),
+            Task::Read(_, exchange) => (exchange.numbering(), exchange.discarded()),
+            Task::Write(writing) => (writing.setup.numbering(), writing.setup.discarded()),
+            Task::Look(look) => (look.exchange.numbering(), look.exchange.discarded()),
+            Task::Poll(exchange) => (exchange.numbering(), exchange.discarded()),
+        };
+        self.numbering = numbering;
+        self.counters.unasked += discarded.unasked;
+        self.counters.mismatched += discarded.mismatched;
+        self.counters.malformed += discarded.malformed;
+    }
+
+    fn finish_discovery(&mut self, now: Duration, mut discovery: Discovery) {
+        let Some((guid, port)) = discovery.start() else {
+            return self.fail(now, Trouble::NoPort);
+        };
+        let own = discovery.nodes().get(&guid).map(|node| node.info.port_guid);
+        self.guid = own.or(self.guid);
+        let (complaints, left_out) = discovery.complaints();
+        if let Some(first) = complaints.first() {
+            let count = complaints.len() + left_out as usize;
+            self.report(Event::Incomplete(first.to_string(), count));
+            self.heavy_at = Some(now + self.backoff());
+        }
+        if let Some(fabric) = &self.fabric {
+            discovery.keep_silent(&fabric.discovery);
+        }
+        let mut exchange = Exchange::beginning(self.numbering);
+        for place in discovery.managers().into_iter().filter(|place| *place != (guid, port)) {
+            let node = discovery.nodes().get(&place.0);
+            if let Some(route) = node.and_then(|node| node.port_routes.get(&place.1)) {
+                exchange.request(Request::get(*route, Attribute::SmInfo, 0), place);
+            }
+        }
+        self.others.clear();
+        self.task = Task::Ask(discovery, exchange);
+    }
+
+    /// The time until a sweep is repeated that has failed.
+    fn backoff(&mut self) -> Duration {
+        let rest = self.retry;
+        self.retry = (rest * 2).min(self.config.interval.max(RETRY));
+        rest
+    }
+
+    fn fail(&mut self, now: Duration, trouble: Trouble) {
+        self.counters.failed_sweeps += 1;
+        self.heavy_at = Some(now + self.backoff());
+        self.report(Event::Kept(trouble));
+    }
+
+    /// Reads the tables that another manager wrote, and forgets those of switches that lost them.
+    fn read(&mut self, discovery: Discovery) {
+        let mut exchange = Exchange::beginning(self.numbering);
+        let written = self.fabric.as_ref().map(|fabric| fabric.lids.top());
+        for (guid, node) in discovery.nodes() {
+            let Some(info) = node.switch_info else {
+                continue;
+            };
+            let top = linear_top(&info);
+            if self.held.contains_key(guid) && written.is_some_and(|written| written == top) {
+                continue;
+            }
+            self.held.remove(guid);
+            // Nothing was written where there is no last LID.
+            let blocks = if top == 0 { 0 } else { u32::from(top) / LFT_BLOCK as u32 + 1 };
+            for block in 0..blocks {
+                let attribute = Attribute::LinearForwardingTable;
+                exchange.request(Request::get(node.route, attribute, block), *guid);
+            }
+        }
+        self.task = Task::Read(discovery, exchange);
+    }
+
+    fn handle_block(&mut self, done: &Finished<u64>) {
+        let Fate::Response(data) = done.fate else {
+            return;
+        };
+        let at = done.request.modifier as usize * LFT_BLOCK;
+        let table = self.held.entry(done.context).or_default();
+        if table.len() < at + LFT_BLOCK {
+            table.resize(at + LFT_BLOCK, crate::routes::NO_ROUTE);
+        }
+        table[at..at + LFT_BLOCK].copy_from_slice(&data);
+    }
+
+    fn route(&mut self, discovery: Discovery) {
+        let previous = self.fabric.as_ref().map(|fabric| fabric.routed.clone());
+        self.task = Task::Route(Some(Box::new(Work {
+            discovery,
+            engine: self.config.engine,
+            lmc: self.config.lmc,
+            remembered: self.lids.clone(),
+            prefers_present: self.is_new,
+            held: core::mem::take(&mut self.held),
+            previous,
+            roots: self.roots.clone(),
+        })));
+    }
+
+    fn finish_setup(&mut self, now: Duration, writing: Writing) {
+        let Writing { setup, mut discovery, routed, how } = writing;
+        let target = setup.target();
+        let numbers = (0..).zip(routed.channels.switches());
+        for (number, switch) in numbers {
+            let guid = routed.guids.get(switch.index()).copied().unwrap_or(0);
+            if setup.has_table(guid) {
+                self.held.insert(guid, target.transition.target.table(number).to_vec());
+            } else {
+                self.held.remove(&guid);
+            }
+        }
+        setup.ports().for_each(|(place, info)| discovery.set_port(place, info));
+        setup.switches().for_each(|(guid, info)| discovery.set_switch_info(guid, info));
+        let nodes = discovery.nodes().values();
+        let switches = nodes.filter(|node| node.info.node_type == NodeType::Switch).count();
+        let summary = Summary {
+            hosts: discovery.nodes().len() - switches,
+            switches,
+            links: discovery.links().len() / 2,
+            lids: target.lids.count(),
+            engine: routed.engine,
+            how,
+            changed: target.transition.changed,
+            ordered: target.transition.ordered,
+            drained: target.transition.drained,
+            blocks: target.transition.blocks(),
+            nanoseconds: now.saturating_sub(self.began).as_nanos() as u64,
+        };
+        self.report(Event::SetUp(summary));
+        for (place, lid) in target.lids.iter() {
+            self.lids_changed |= self.lids.insert(place, lid) != Some(lid);
+        }
+        match setup.complaints().first() {
+            None => self.retry = RETRY,
+            Some(first) => {
+                let count = setup.complaints().len() + setup.complaints_left_out() as usize;
+                self.report(Event::Incomplete(first.to_string(), count));
+                self.heavy_at = Some(now + self.backoff());
+            }
+        }
+        self.is_new = false;
+        let directory = Directory::new(&discovery, &target.lids);
+        let tables = discovery.nodes().values().filter_map(|node| node.switch_info);
+        let capacity = tables.map(|info| multicast_capacity(&info)).min().unwrap_or(0);
+        self.groups.keep(capacity, |place| target.lids.of(place).is_some());
+        // The tree may be another.
+        self.groups.is_changed |= self.groups.has_members();
+        let lids = target.lids.clone();
+        self.fabric = Some(Fabric { discovery, routed, lids, directory });
+        self.next_at = now + self.config.interval;
+    }
+
+    // ---- light sweeps ------------------------------------------------------------------------------
+
+    fn handle_look(&mut self, done: &Finished<look::Asked>) {
+        if let (Task::Look(look), Some(fabric)) = (&mut self.task, &self.fabric) {
+            look.handle(done, &fabric.discovery, fabric.lids.top());
+        }
+    }
+
+    fn finish_look(&mut self, now: Duration, look: Look) {
+        let found = !look.down.is_empty() || look.more.is_some();
+        if look.is_partial {
+            self.trap_rest =
+                if found { TRAP_REST } else { (self.trap_rest * 2).min(MAX_TRAP_REST) };
+            self.trap_at = if found { now } else { now + self.trap_rest };
+        }
+        if let Some(change) = look.more {
+            self.report(Event::Noticed(change));
+            return self.begin_heavy(now);
+        }
+        let (Some(first), Some(fabric)) = (look.down.first(), &self.fabric) else {
+            return;
+        };
+        // Both ends may say so.
+        let links: BTreeSet<Place> = look.down.iter().map(|end| fabric.first_end(*end)).collect();
+        let event = Event::LinksDown(*first, links.len());
+        let mut discovery = fabric.discovery.clone();
+        discovery.cut(&look.down);
+        self.report(event);
+        self.route(discovery);
+    }
+
+    /// A trap: its sender hears that it has arrived, and the switch is looked at.
+    fn handle_trap(&mut self, now: Duration, peer: Peer, mad: &[u8; MAD_BYTES]) {
+        let notice = Notice::parse(&smp_data(mad));
+        let is_heeded = notice.is_generic
+            && matches!(notice.trap, PORT_CHANGED | CAPABILITY_CHANGED)
+            && self.standing == Standing::Master;
+        if !is_heeded {
+            self.counters.ignored_traps += 1;
+            return;
+        }
+        let known = self.fabric.as_ref().and_then(|fabric| {
+            let mut lids = fabric.lids.iter();
+            lids.find(|(_, lid)| *lid == notice.issuer_lid).map(|(place, _)| place)
+        });
+        let Some((guid, _)) = known else {
+            self.counters.ignored_traps += 1;
+            return;
+        };
+        self.counters.traps += 1;
+        let mut repress = *mad;
+        repress[3] = method::TRAP_REPRESS;
+        self.reply(peer, repress);
+        if notice.trap == PORT_CHANGED {
+            self.suspects.insert(guid);
+        } else {
+            // A manager may have begun or ended there.
+            self.suspect_stranger(now);
+        }
+    }
+
+    // ---- subnet administration ---------------------------------------------------------------------
+
+    fn administer(&mut self, peer: Peer, mad: &[u8; MAD_BYTES]) {
+        let (Some(fabric), Peer::Lid { lid, .. }) = (&self.fabric, peer) else {
+            self.counters.unanswered += 1;
+            return;
+        };
+        let subnet = Subnet {
+            discovery: &fabric.discovery,
+            lids: &fabric.lids,
+            directory: &fabric.directory,
+            tables: &self.held,
+            manager: self.sm_info(),
+        };
+        match administration::answer(&subnet, &mut self.groups, lid, mad) {
+            Some((response, len)) => {
+                self.counters.answered += 1;
+                self.reply_with(peer, response, len);
+            }
+            None => self.counters.malformed += 1,
+        }
+    }
+
+    fn has_group_changes(&self) -> bool {
+        self.groups.is_changed && self.fabric.is_some() && self.standing == Standing::Master
+    }
+
+    /// Writes what old and new trees have in common, and then the new trees.
+    fn begin_groups(&mut self) {
+        self.groups.is_changed = false;
+        let Some(fabric) = &self.fabric else {
+            return;
+        };
+        let routed = &fabric.routed;
+        let order: Vec<u64> =
+            routed.ranks.order().iter().map(|switch| routed.guid(*switch)).collect();
+        let target = self.groups.tables(&fabric.discovery, &order);
+        if !self.knows_groups {
+            // Another manager may have left trees behind: as if all ports were in all of them.
+            self.knows_groups = true;
+            let blocks = self.groups.blocks();
+            for (guid, node) in fabric.discovery.nodes() {
+                let positions =
+                    if node.switch_info.is_some() { node.info.ports / 16 + 1 } else { 0 };
+                let keys = (0..positions).flat_map(|at| (0..blocks).map(move |block| (at, block)));
+                self.trees.extend(keys.map(|(at, block)| ((*guid, at, block), [0xff; 64])));
+            }
+        }
+        self.trees.retain(|(guid, ..), _| fabric.discovery.nodes().contains_key(guid));
+        let common = groups::common(&self.trees, &target);
+        self.write_groups(VecDeque::from([common, target]));
+    }
+
+    fn write_groups(&mut self, mut stages: VecDeque<MulticastTables>) {
+        let (Some(stage), Some(fabric)) = (stages.pop_front(), &self.fabric) else {
+            return;
+        };
+        let mut exchange = Exchange::beginning(self.numbering);
+        for (key, data) in stage {
+            let (guid, position, block) = key;
+            let node = fabric.discovery.nodes().get(&guid);
+            let known = self.trees.get(&key).unwrap_or(&[0; 64]);
+            if let Some(node) = node.filter(|_| *known != data) {
+                let modifier = u32::from(position) << 28 | u32::from(block);
+                let attribute = Attribute::MulticastForwardingTable;
+                exchange.request(Request::set(node.route, attribute, modifier, data), ());
+                self.trees.insert(key, data);
+            }
+        }
+        self.task = Task::Groups(exchange, stages);
+    }
+
+    /// A block that was not written is unknown: the next time it is written as if all ports were in it.
+    fn handle_group_block(&mut self, done: &Finished<()>) {
+        if matches!(done.fate, Fate::Response(_)) {
+            return;
+        }
+        let route = done.request.route;
+        let nodes = self.fabric.iter().flat_map(|fabric| fabric.discovery.nodes());
+        let guid = nodes.filter(|(_, node)| node.route == route).map(|(guid, _)| *guid).next();
+        let (position, block) = (done.request.modifier >> 28, done.request.modifier & 0xffff);
+        if let Some(guid) = guid {
+            self.trees.insert((guid, position as u8, block as u16), [0xff; 64]);
+        }
+        self.counters.failed_groups += 1;
+    }
+
+    // ---- the election ------------------------------------------------------------------------------
+
+    /// What it tells others about itself.
+    fn sm_info(&self) -> SmInfo {
+        SmInfo {
+            guid: self.guid.unwrap_or(0),
+            key: self.config.sm_key,
+            count: self.count,
+            priority: self.config.priority,
+            standing: self.standing,
+        }
+    }
+
+    fn handle_manager(&mut self, done: &Finished<Place>) {
+        if let Fate::Response(data) = done.fate
+            && let Some(info) = SmInfo::parse(&data)
+        {
+            let other = Other { info, route: done.request.route };
+            self.others.insert(done.context, other);
+        }
+    }
+
+    /// The first of the other managers in a state.
+    fn first_of(&self, is_meant: impl Fn(&SmInfo) -> bool) -> Option<Other> {
+        let meant = self.others.values().filter(|other| is_meant(&other.info));
+        meant
+            .copied()
+            .reduce(|best, other| if other.info.is_before(&best.info) { other } else { best })
+    }
+
+    /// All nodes and managers are known: who is master?
+    fn elect(&mut self, now: Duration, discovery: Discovery) {
+        let own = self.sm_info();
+        if self.standing == Standing::Master {
+            return self.defend(now, discovery, &own);
+        }
+        let master = self.first_of(|other| other.standing == Standing::Master);
+        let is_candidate = |other: &SmInfo| {
+            matches!(other.standing, Standing::Standby | Standing::Discovering)
+                && other.is_before(&own)
+        };
+        let ahead = master.or_else(|| self.first_of(is_candidate));
+        match ahead.filter(|_| !self.is_promoted) {
+            Some(other) => self.stand_by(now, other),
+            None => {
+                let why = self.why.take().unwrap_or(Why::First);
+                (self.is_promoted, self.is_new) = (false, true);
+                self.counters.terms += 1;
+                self.change(Standing::Master, why);
+                self.read(discovery);
+            }
+        }
+    }
+
+    /// A master hands over to whoever goes before it, and lets others hand over to it before it goes on.
+    fn defend(&mut self, now: Duration, discovery: Discovery, own: &SmInfo) {
+        let unwilling = self.unwilling.filter(|(_, until)| now < *until).map(|(guid, _)| guid);
+        let is_ahead = |other: &SmInfo| {
+            Some(other.guid) != unwilling
+                && match other.standing {
+                    Standing::Master => other.is_before(own),
+                    Standing::Standby => other.priority > own.priority,
+                    _ => false,
+                }
+        };
+        if let Some(other) = self.first_of(is_ahead) {
+            let mut exchange = Exchange::beginning(self.numbering);
+            let (attribute, modifier) = (Attribute::SmInfo, Control::Handover.modifier());
+            exchange.request(Request::set(other.route, attribute, modifier, own.emit()), other);
+            self.task = Task::HandOver(exchange);
+            return;
+        }
+        let rival = self.first_of(|other| other.standing == Standing::Master);
+        let patience = self.config.interval * RIVAL_INTERVALS;
+        match rival {
+            Some(rival) if now < *self.rival_until.get_or_insert(now + patience) => {
+                self.report(Event::Rival(rival.info));
+                self.heavy_at = Some(now + self.backoff());
+            }
+            _ => {
+                self.rival_until = None;
+                self.read(discovery);
+            }
+        }
+    }
+
+    fn handle_handover(&mut self, done: &Finished<Other>, now: Duration) {
+        match done.fate {
+            Fate::Response(_) => self.stand_by(now, done.context),
+            // It has not taken over, so this one goes on.
+            Fate::Refused(_) | Fate::Silent => {
+                let rest = self.backoff();
+                self.unwilling = Some((done.context.info.guid, now + rest));
+                self.heavy_at = Some(now);
+            }
+        }
+    }
+
+    fn stand_by(&mut self, now: Duration, other: Other) {
+        self.master = Some(Master { other, misses: 0 });
+        self.next_at = now + self.config.poll;
+        self.give_up();
+        self.change(Standing::Standby, Why::Other(other.info));
+    }
+
+    /// Forgets what holds for a master alone. LIDs stay: they are what ports without one get later.
+    fn give_up(&mut self) {
+        self.fabric = None;
+        self.held.clear();
+        self.groups = Groups::default();
+        self.trees.clear();
+        self.knows_groups = false;
+        self.suspects.clear();
+        self.heavy_at = None;
+        self.unwilling = None;
+        self.rival_until = None;
+    }
+
+    fn handle_poll(&mut self, done: &Finished<()>, now: Duration) {
+        let Some(master) = &mut self.master else {
+            return;
+        };
+        let info = match done.fate {
+            Fate::Response(data) => SmInfo::parse(&data),
+            Fate::Refused(_) | Fate::Silent => None,
+        };
+        let guid = master.other.info.guid;
+        let why = match info.map(|info| info.standing) {
+            Some(Standing::Master | Standing::Discovering) => {
+                master.misses = 0;
+                return;
+            }
+            Some(Standing::Standby | Standing::NotActive) => Why::MasterGone(guid),
+            None => {
+                master.misses += 1;
+                if master.misses < self.config.misses {
+                    return;
+                }
+                Why::MasterSilent(guid, master.misses)
+            }
+        };
+        self.seek(now, why);
+    }
+
+    /// Looks for the master again, and becomes it if there is none.
+    fn seek(&mut self, now: Duration, why: Why) {
+        self.master = None;
+        self.heavy_at = Some(now);
+        self.why = Some(why);
+        self.change(Standing::Discovering, why);
+    }
+
+    fn handle_sm_info(
+        &mut self,
+        now: Duration,
+        peer: Peer,
+        header: &Header,
+        mad: &[u8; MAD_BYTES],
+    ) {
+        // Before the own port has responded there is nothing to tell.
+        if self.guid.is_none() {
+            return;
+        }
+        let mut status = 0;
+        if header.method == method::SET {
+            if let Err(refusal) = self.obey(now, header.modifier, &smp_data(mad)) {
+                status = INVALID;
+                self.counters.refused_controls += 1;
+                self.report(Event::Refused(refusal));
+            }
+        } else if self.standing == Standing::Master
+            && self.others.is_empty()
+            && self.stranger_at <= now
+        {
+            // Somebody asks who was not there at the last heavy sweep.
+            self.stranger_at = now + self.config.interval;
+            self.heavy_at.get_or_insert(now);
+        }
+        let response = respond(mad, status, &self.sm_info().emit());
+        let peer = if header.class == DIRECTED_ROUTE { Peer::Directed } else { peer };
+        self.reply(peer, response);
+    }
+
+    /// There may be a manager that the last heavy sweep has not found: a reason for one, but not at every datagram.
+    fn suspect_stranger(&mut self, now: Duration) {
+        if self.stranger_at <= now {
+            self.stranger_at = now + self.config.interval;
+            self.heavy_at.get_or_insert(now);
+        }
+    }
+
+    /// Does what another manager wants, if that makes sense.
+    fn obey(&mut self, now: Duration, modifier: u32, data: &[u8; 64]) -> Result<(), Refusal> {
+        let other = SmInfo::parse(data).ok_or(Refusal::Malformed)?;
+        let control = Control::of(modifier).ok_or(Refusal::Malformed)?;
+        if other.key != self.config.sm_key {
+            return Err(Refusal::WrongKey(other.guid));
+        }
+        let is_known = self.others.values().any(|known| known.info.guid == other.guid);
+        if !is_known && self.standing != Standing::NotActive {
+            // It may be new; the next sweep tells.
+            self.suspect_stranger(now);
+        }
+        match (control, self.standing) {
+            // Another master gives way.
+            (Control::Handover, Standing::Master) => self.suspect_stranger(now),
+            _ if !is_known => return Err(Refusal::Unknown(other.guid)),
+            (Control::Handover, Standing::Standby | Standing::Discovering) => {
+                self.is_promoted = true;
+                self.seek(now, Why::HandedOver(other.guid));
+            }
+            (Control::Acknowledge, _) => {}
+            (Control::Disable, Standing::Standby | Standing::Discovering) => {
+                self.task = Task::Nothing;
+                self.give_up();
+                self.change(Standing::NotActive, Why::Told);
+            }
+            (Control::Standby, Standing::NotActive) | (Control::Discover, Standing::Standby) => {
+                self.seek(now, Why::Told);
+            }
+            (_, standing) => return Err(Refusal::Standing(standing)),
+        }
+        Ok(())
+    }
+
+    fn change(&mut self, standing: Standing, why: Why) {
+        if self.standing != standing {
+            self.standing = standing;
+            self.report(Event::Became(standing, why));
+        }
+    }
+
+    // ---- queues ------------------------------------------------------------------------------------
+
+    fn reply(&mut self, peer: Peer, mad: [u8; MAD_BYTES]) {
+        self.reply_with(peer, mad, MAD_BYTES);
+    }
+
+    fn reply_with(&mut self, peer: Peer, mad: [u8; MAD_BYTES], len: usize) {
+        if self.replies.len() < MAX_REPLIES {
+            self.replies.push_back(Datagram { peer, mad, len });
+        } else {
+            self.counters.dropped_replies += 1;
+        }
+    }
+
+    fn report(&mut self, event: Event) {
+        if self.events.len() < MAX_EVENTS {
+            self.events.push_back(event);
+        } else {
+            self.counters.dropped_events += 1;
+        }
+    }
+}
+
+/// The status of a response: a field has a value that is not valid (IBA 13.4.7).
+const INVALID: u16 = 0x1c;

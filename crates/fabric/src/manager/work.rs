@@ -1,0 +1,229 @@
+//! What takes a manager longer than a datagram: routing a fabric. It needs nothing but what it carries, so the caller
+//! may do it in a thread of its own while the manager goes on answering.
+
+use alloc::collections::BTreeMap;
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+
+use crate::channels::Channels;
+use crate::discovery::{Discovery, Place};
+use crate::lids::{Lids, Order};
+use crate::routes::mend::{Rule, mend};
+use crate::routes::up_down::{self, Ranks};
+use crate::routes::{Engine, NO_ROUTE, Tables};
+use crate::setup::{SetupError, Target};
+use crate::topology::Capacity;
+
+/// See the module's text.
+#[derive(Clone, Debug)]
+pub struct Work {
+    pub(super) discovery: Discovery,
+    pub(super) engine: Engine,
+    pub(super) lmc: u8,
+    pub(super) remembered: BTreeMap<Place, u16>,
+    /// LIDs of ports that are in use stay, whatever is remembered: another manager gave them.
+    pub(super) prefers_present: bool,
+    /// The tables that switches hold, by GUID.
+    pub(super) held: BTreeMap<u64, Vec<u8>>,
+    pub(super) previous: Option<Routed>,
+    /// GUIDs of the roots of Up*/Down*; none if they are to be found.
+    pub(super) roots: Vec<u64>,
+}
+
+/// How a fabric is routed.
+#[derive(Clone, Debug)]
+pub struct Routed {
+    /// GUIDs, by place in the topology.
+    pub guids: Vec<u64>,
+    /// Its switches and channels.
+    pub channels: Channels,
+    /// The ports to leave by.
+    pub tables: Tables,
+    /// The order of the switches that paths to switches use, and those of Up*/Down*.
+    pub ranks: Ranks,
+    /// The engine that made the tables.
+    pub engine: Engine,
+}
+
+impl Routed {
+    /// The GUID of a switch, by its number.
+    pub fn guid(&self, switch: u32) -> u64 {
+        let node = self.channels.switches().get(switch as usize);
+        node.and_then(|node| self.guids.get(node.index())).copied().unwrap_or(0)
+    }
+}
+
+/// What came of it.
+#[derive(Clone, Debug)]
+pub struct Done {
+    pub(super) discovery: Discovery,
+    pub(super) held: BTreeMap<u64, Vec<u8>>,
+    /// Or why not.
+    pub(super) result: Result<(Routed, Target, How), String>,
+}
+
+/// Where the tables came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    /// Nothing has changed.
+    Kept,
+    /// Entries that led nowhere were replaced.
+    Mended,
+    /// An engine has computed them.
+    Computed,
+    /// Up*/Down* has, since the paths of the engine that was asked for need more than one VL, or it cannot route this.
+    Fallback,
+}
+
+impl Work {
+    /// Nodes of the fabric: what it takes grows with their number, and that of the switches.
+    pub fn nodes(&self) -> usize {
+        self.discovery.nodes().len()
+    }
+
+    /// Routes the fabric.
+    pub fn run(self) -> Done {
+        let result = self.route();
+        let Work { discovery, held, .. } = self;
+        Done { discovery, held, result }
+    }
+
+    fn route(&self) -> Result<(Routed, Target, How), String> {
+        let topology =
+            self.discovery.topology(Capacity::default()).map_err(|error| error.to_string())?;
+        let guids = self.discovery.guids();
+        let channels = Channels::of(&topology);
+        let order = if self.prefers_present { Order::InUseFirst } else { Order::RememberedFirst };
+        let lids = Lids::assign(&self.discovery, &self.remembered, order, self.lmc)
+            .map_err(|error| error.to_string())?;
+        let target = |routed: &Routed| self.target(routed, lids.clone());
+        if let Some((routed, how)) = self.mended(&guids, &channels)
+            && let Ok(target) = target(&routed)
+        {
+            return Ok((routed, target, how));
+        }
+        let ranks = self.ranks(&guids, &channels);
+        let is_rooted = self.engine == Engine::UpDown && !self.roots.is_empty();
+        let by_engine = self.engine.route(&topology, &channels);
+        if let Ok(mut tables) = by_engine {
+            let engine = self.engine;
+            if is_rooted {
+                tables = up_down::route_by(&channels, &ranks);
+            }
+            let (guids, channels) = (guids.clone(), channels.clone());
+            let ranks = ranks.clone();
+            let routed = Routed { guids, channels, tables, ranks, engine };
+            match target(&routed) {
+                Ok(target) => return Ok((routed, target, How::Computed)),
+                Err(SetupError::CreditLoop | SetupError::Loop(_)) => {}
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+        // Says why the topology itself cannot be routed.
+        Engine::UpDown.route(&topology, &channels).map_err(|error| error.to_string())?;
+        let tables = up_down::route_by(&channels, &ranks);
+        let routed = Routed { guids, channels, tables, ranks, engine: Engine::UpDown };
+        let target = target(&routed).map_err(|error| format!("engine up-down: {error}"))?;
+        Ok((routed, target, How::Fallback))
+    }
+
+    /// By the roots that were given, if all paths can be; by those that fit if not.
+    fn ranks(&self, guids: &[u64], channels: &Channels) -> Ranks {
+        let numbers = Numbers { guids, channels }.switches();
+        let roots: Vec<u32> =
+            self.roots.iter().filter_map(|guid| numbers.get(guid).copied()).collect();
+        Ranks::from_roots(channels, &roots).unwrap_or_else(|| Ranks::of(channels))
+    }
+
+    fn target(&self, routed: &Routed, lids: Lids) -> Result<Target, SetupError> {
+        let Routed { guids, channels, tables, ranks, .. } = routed;
+        let held =
+            |switch: &crate::topology::NodeId| self.held.get(guids.get(switch.index())?).cloned();
+        let held: Vec<Option<Vec<u8>>> = channels.switches().iter().map(held).collect();
+        Target::new(&self.discovery, channels, (tables, ranks), lids, &held)
+    }
+
+    /// The tables of before for the fabric of now, if it has lost something and gained nothing.
+    fn mended(&self, guids: &[u64], channels: &Channels) -> Option<(Routed, How)> {
+        let previous = self.previous.as_ref()?;
+        let (old, new) = (Numbers::new(previous), Numbers { guids, channels });
+        let switches = old.switches();
+        let to_old = |switch: &crate::topology::NodeId| switches.get(&new.guid(*switch)).copied();
+        let old_of: Vec<u32> = channels.switches().iter().map(to_old).collect::<Option<_>>()?;
+        let end_ports = old.end_ports();
+        let old_end: Vec<u32> = (0..channels.end_ports().len())
+            .map(|at| end_ports.get(&new.end_port(at)).copied())
+            .collect::<Option<_>>()?;
+        for channel in channels.all() {
+            let before = previous.channels.at(old_of[channel.from as usize], channel.port)?;
+            let is_same = previous.channels.get(before).to == old_of[channel.to as usize];
+            is_same.then_some(())?;
+        }
+        let mut tables = Tables::new(channels);
+        for (end_port, old_end) in (0..).zip(&old_end) {
+            for (switch, old_switch) in (0..).zip(&old_of) {
+                let port = previous.tables.port(*old_switch, *old_end);
+                if port != NO_ROUTE && channels.end_ports()[end_port as usize].switch != switch {
+                    tables.set(switch, end_port, port);
+                }
+            }
+        }
+        let mut new_of = alloc::vec![None; previous.channels.switches().len()];
+        for (switch, old) in (0..).zip(&old_of) {
+            new_of[*old as usize] = Some(switch);
+        }
+        let order = previous.ranks.order().iter().filter_map(|old| new_of[*old as usize]);
+        let ranks = Ranks::in_order(order.collect());
+        let is_same = previous.channels.all().len() == channels.all().len()
+            && previous.channels.switches().len() == channels.switches().len()
+            && old_end.len() == previous.channels.end_ports().len();
+        let how = if is_same { How::Kept } else { How::Mended };
+        let (tables, ranks) = match previous.engine {
+            Engine::UpDown => by_ranks(channels, &tables, ranks)?,
+            _ => (mend(channels, &tables, Rule::Shortest)?, ranks),
+        };
+        let (guids, channels, engine) = (guids.to_vec(), channels.clone(), previous.engine);
+        Some((Routed { guids, channels, tables, ranks, engine }, how))
+    }
+}
+
+/// Mends Up*/Down* tables by their old ranks, or by as few others as lead everywhere.
+fn by_ranks(channels: &Channels, tables: &Tables, ranks: Ranks) -> Option<(Tables, Ranks)> {
+    if let Some(tables) = mend(channels, tables, Rule::UpDown(&ranks)) {
+        return Some((tables, ranks));
+    }
+    let ranks = ranks.joined(channels);
+    Some((mend(channels, tables, Rule::UpDown(&ranks))?, ranks))
+}
+
+/// Names of switches and end ports that stay the same when their numbers do not.
+struct Numbers<'a> {
+    guids: &'a [u64],
+    channels: &'a Channels,
+}
+
+impl<'a> Numbers<'a> {
+    fn new(routed: &'a Routed) -> Numbers<'a> {
+        Numbers { guids: &routed.guids, channels: &routed.channels }
+    }
+
+    fn guid(&self, node: crate::topology::NodeId) -> u64 {
+        self.guids.get(node.index()).copied().unwrap_or(0)
+    }
+
+    fn switches(&self) -> BTreeMap<u64, u32> {
+        self.channels.switches().iter().map(|switch| self.guid(*switch)).zip(0..).collect()
+    }
+
+    /// An end port, and where it is connected.
+    fn end_port(&self, at: usize) -> (Place, Place) {
+        let end_port = self.channels.end_ports()[at];
+        let switch = self.channels.switches()[end_port.switch as usize];
+        ((self.guid(end_port.end.node), end_port.end.port), (self.guid(switch), end_port.port))
+    }
+
+    fn end_ports(&self) -> BTreeMap<(Place, Place), u32> {
+        (0..self.channels.end_ports().len()).map(|at| self.end_port(at)).zip(0..).collect()
+    }
+}

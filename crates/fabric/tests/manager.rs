@@ -1,0 +1,305 @@
+//! Managers that stay, on simulated fabrics that change under them. After every block of a forwarding table that a
+//! switch takes, all tables are walked: no packet goes round, and no cycle of channels wait for each other.
+
+mod agents;
+mod world;
+
+use std::time::Duration;
+
+use fabric::manager::event::{Event, Trouble};
+use fabric::manager::work::How;
+use fabric::manager::{Change, Config};
+use fabric::routes::Engine;
+use fabric::sm_info::Standing;
+use rand_pcg::Pcg32;
+use rand_pcg::rand_core::Rng;
+use world::World;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn config(engine: Engine, priority: u8) -> Config {
+    Config { engine, priority, ..Config::default() }
+}
+
+fn set_ups(world: &mut World) -> Vec<fabric::manager::event::Summary> {
+    let events = world.take_events();
+    let summary = |(_, event)| if let Event::SetUp(summary) = event { Some(summary) } else { None };
+    events.into_iter().filter_map(summary).collect()
+}
+
+#[test]
+fn a_dead_link_is_routed_around_by_few_blocks_and_comes_back() {
+    let cases = [
+        ("fat-tree:8", Engine::Balanced),
+        ("fat-tree:8", Engine::FatTree),
+        ("leaf-spine:10x6x24", Engine::Balanced),
+        ("dragonfly:4x2x2", Engine::UpDown),
+        ("torus:4x4:8", Engine::UpDown),
+        ("random:12x4x8:1", Engine::UpDown),
+    ];
+    for (text, engine) in cases {
+        let mut world = World::of(text);
+        world.start(0, config(engine, 0));
+        world.run(SECOND);
+        assert_eq!(world.standing(0), Standing::Master, "{text}");
+        let before = set_ups(&mut world);
+        assert!(before.len() == 1 && before[0].how == How::Computed, "{text}: {before:?}");
+        world.check_all_paths(text);
+        let tables = world.tables();
+        for link in world.links_between_switches().into_iter().step_by(5).take(4) {
+            let link = world.cut(link);
+            world.run(SECOND);
+            let mended = set_ups(&mut world);
+            assert_eq!(mended.len(), 1, "{text}: {mended:?}");
+            // Other ranks may be needed for all Up*/Down* paths.
+            assert!(mended[0].how == How::Mended || engine == Engine::UpDown, "{text}");
+            assert!(mended[0].changed < before[0].changed, "{text}: {mended:?} after {before:?}");
+            println!("{text} {engine}: {mended:?}");
+            world.check_all_paths(text);
+            world.join(link);
+            world.run(SECOND);
+            set_ups(&mut world);
+            world.check_all_paths(text);
+            // The same fabric has the same tables again.
+            assert!(world.tables() == tables || engine == Engine::Balanced, "{text}");
+        }
+    }
+}
+
+/// Links and switches die and come back at random, also while tables are written.
+#[test]
+fn no_state_in_between_has_a_loop_or_a_cycle_over_seeds() {
+    for seed in 0..60 {
+        let mut generator = Pcg32::new(seed, 7);
+        let texts = ["fat-tree:4", "torus:4x4:1", "random:10x4x2:3", "leaf-spine:5x3x3"];
+        let engines = [Engine::Balanced, Engine::UpDown, Engine::MinHop, Engine::DimensionOrder];
+        let text = texts[seed as usize % texts.len()];
+        let engine = engines[generator.next_u32() as usize % engines.len()];
+        let mut world = World::of(text);
+        world.context = format!("seed {seed}, {text}, {engine}");
+        world.start(0, config(engine, 0));
+        world.run(SECOND);
+        world.walks_links = true;
+        let mut dead = Vec::new();
+        for _ in 0..12 {
+            let links = world.links_between_switches();
+            if generator.next_u32().is_multiple_of(3) && !dead.is_empty() {
+                world.join(dead.swap_remove(generator.next_u32() as usize % dead.len()));
+            } else if let Some(link) = world.spare(&links, generator.next_u32() as usize) {
+                dead.push(world.cut(link));
+            }
+            // Sometimes the next change comes in the middle of a sweep.
+            world.step(generator.next_u32() % 200);
+            if generator.next_u32().is_multiple_of(2) {
+                world.run(SECOND);
+            }
+        }
+        world.run(20 * SECOND);
+        world.check_paths_to_hosts("in the end");
+        assert!(world.walks > 0);
+    }
+}
+
+#[test]
+fn a_switch_that_dies_is_left_out_and_taken_back() {
+    let mut world = World::of("fat-tree:4");
+    world.start(0, config(Engine::Balanced, 0));
+    world.run(SECOND);
+    set_ups(&mut world);
+    let switch = world.agents.topology.switches().next().expect("a core switch");
+    let links = world.cut_all(switch);
+    world.run(SECOND);
+    let lost = set_ups(&mut world);
+    assert_eq!(lost.last().map(|summary| summary.switches), Some(19), "{lost:?}");
+    world.check_all_paths("without a core switch");
+    links.into_iter().for_each(|link| world.join(link));
+    world.run(2 * SECOND);
+    let found = set_ups(&mut world);
+    assert_eq!(found.last().map(|summary| summary.switches), Some(20), "{found:?}");
+    world.check_all_paths("with all");
+}
+
+#[test]
+fn lids_stay_over_sweeps_restarts_and_other_managers() {
+    let mut world = World::of("leaf-spine:4x2x3");
+    world.start(0, config(Engine::Balanced, 0));
+    world.run(SECOND);
+    let before = world.lids();
+    let remembered = world.remembered(0);
+    assert_eq!(remembered.len(), before.len());
+    // A fabric that was powered off has no LIDs of its own.
+    let mut world = World::of("leaf-spine:4x2x3");
+    let moved = remembered.iter().map(|(place, lid)| (*place, lid + 100)).collect();
+    world.start_with(0, config(Engine::Balanced, 0), moved);
+    world.run(SECOND);
+    let after: Vec<u16> = world.lids().into_keys().collect();
+    assert_eq!(after, before.keys().map(|lid| lid + 100).collect::<Vec<_>>());
+    // The next manager remembers others, and leaves ports in use what they have.
+    world.kill(0);
+    world.start_with(5, config(Engine::Balanced, 0), remembered);
+    world.run(SECOND);
+    assert_eq!(world.standing(5), Standing::Master);
+    assert_eq!(world.lids().into_keys().collect::<Vec<_>>(), after);
+}
+
+#[test]
+fn an_lmc_gives_each_port_several_lids_that_all_lead_there() {
+    let mut world = World::of("leaf-spine:4x2x3");
+    world.start(0, Config { lmc: 2, ..config(Engine::Balanced, 0) });
+    world.run(SECOND);
+    let lids = world.lids();
+    assert_eq!(lids.len(), 12 * 4 + 6);
+    world.check_all_paths("LMC 2");
+}
+
+#[test]
+fn nodes_that_are_silent_for_a_while_keep_their_place_in_the_tables() {
+    for silent in ["leaf3", "spine1", "host4", "host11"] {
+        let mut world = World::of("leaf-spine:4x3x3");
+        world.start(0, config(Engine::Balanced, 0));
+        world.run(SECOND);
+        let (tables, lids) = (world.tables(), world.lids());
+        let node = world.agents.topology.named(silent).expect("a node");
+        world.agents.silent.push(node);
+        // Another link makes it sweep, if nothing else does.
+        let host = world.agents.topology.named("host7").expect("a host");
+        let links = world.cut_all(host);
+        world.run(2 * SECOND);
+        links.into_iter().for_each(|link| world.join(link));
+        world.run(30 * SECOND);
+        let events = world.take_events();
+        let is_named = |(_, event): &(usize, Event)| {
+            matches!(event, Event::Noticed(Change::Silent(_)) | Event::Incomplete(..))
+        };
+        assert!(events.iter().any(is_named), "{silent}: {events:?}");
+        world.check_all_paths(silent);
+        world.agents.silent.clear();
+        world.run(30 * SECOND);
+        assert_eq!((world.tables(), world.lids()), (tables, lids), "{silent}");
+        world.check_all_paths("all respond again");
+    }
+}
+
+/// A switch that is taken for another one, or for one that nobody knows, keeps its table.
+#[test]
+fn a_switch_with_another_guid_does_not_end_it() {
+    for other in [0x1000, 0x1004, 0x99_9999] {
+        let mut world = World::of("leaf-spine:4x3x3");
+        world.context = format!("GUID {other:#x}");
+        world.start(0, config(Engine::Balanced, 0));
+        world.run(SECOND);
+        let leaf = world.agents.topology.named("leaf3").expect("a leaf");
+        let lids = world.lids();
+        world.agents.impostors.insert(leaf, other);
+        let host = world.agents.topology.named("host4").expect("a host");
+        let links = world.cut_all(host);
+        world.run(2 * SECOND);
+        links.into_iter().for_each(|link| world.join(link));
+        world.run(30 * SECOND);
+        assert_eq!(world.standing(0), Standing::Master);
+        world.check_paths_to_hosts("with an impostor");
+        world.agents.impostors.clear();
+        let links = world.cut_all(host);
+        world.run(2 * SECOND);
+        links.into_iter().for_each(|link| world.join(link));
+        world.run(60 * SECOND);
+        world.check_all_paths("it is itself again");
+        let hosts = |lids: std::collections::BTreeMap<u16, (_, u8)>| -> Vec<u16> {
+            lids.into_iter().filter(|(_, (_, port))| *port > 0).map(|(lid, _)| lid).collect()
+        };
+        assert_eq!(hosts(world.lids()), hosts(lids), "hosts keep their LIDs");
+    }
+}
+
+#[test]
+fn a_fabric_that_cannot_be_routed_keeps_its_tables() {
+    let mut world = World::of("leaf-spine:4x3x3");
+    world.start(0, config(Engine::FatTree, 0));
+    world.run(SECOND);
+    let tables = world.tables();
+    // A switch that holds four LIDs.
+    world.shrink_table("spine1", 4);
+    let links = world.cut_all(world.agents.topology.named("host4").expect("a host"));
+    links.into_iter().for_each(|link| world.join(link));
+    world.run(5 * SECOND);
+    let events = world.take_events();
+    let is_kept =
+        |(_, event): &(usize, Event)| matches!(event, Event::Kept(Trouble::Unroutable(_)));
+    assert!(events.iter().any(is_kept), "{events:?}");
+    assert_eq!(world.tables(), tables);
+    assert!(world.counters(0).failed_sweeps > 0);
+}
+
+#[test]
+fn traps_are_repressed_and_forged_ones_cost_little() {
+    let mut world = World::of("leaf-spine:4x3x3");
+    world.start(0, config(Engine::Balanced, 0));
+    world.run(SECOND);
+    let lid = world.lid_of_switch("leaf1");
+    let repressed = world.trap(0, lid, 128);
+    assert!(repressed.is_some_and(|mad| mad[3] == 0x07 && mad[1] == 0x01), "{repressed:?}");
+    assert_eq!(world.trap(0, 4_000, 128), None, "nobody has this LID");
+    assert_eq!(world.trap(0, lid, 257), None, "no trap of subnet management");
+    assert_eq!(world.counters(0).ignored_traps, 2);
+    let before = world.counters(0);
+    for _ in 0..1_000 {
+        world.trap(0, lid, 128);
+        world.run(Duration::from_millis(10));
+    }
+    let after = world.counters(0);
+    assert_eq!(after.traps - before.traps, 1_000);
+    let looks = after.trap_looks - before.trap_looks;
+    assert!((1..20).contains(&looks), "{looks} looks in ten seconds");
+    assert_eq!(after.heavy_sweeps, before.heavy_sweeps);
+}
+
+#[test]
+fn responses_that_are_lost_repeated_or_long_past_change_nothing() {
+    for seed in 0..20 {
+        let mut world = World::of("fat-tree:4");
+        world.context = format!("seed {seed}");
+        (world.replays, world.loses) = (seed % 2 == 0, 40 + seed * 13);
+        world.start(0, config(Engine::Balanced, 0));
+        world.run(60 * SECOND);
+        let links = world.links_between_switches();
+        let link = world.cut(links[seed as usize % links.len()]);
+        world.run(60 * SECOND);
+        world.check_paths_to_hosts("without a link");
+        world.join(link);
+        world.run(120 * SECOND);
+        world.check_paths_to_hosts("with all links");
+        assert!(seed % 2 == 1 || world.counters(0).unasked > 0);
+    }
+}
+
+#[test]
+fn what_is_no_datagram_for_it_is_counted() {
+    let mut world = World::of("leaf-spine:2x1x1");
+    world.start(0, config(Engine::Balanced, 0));
+    world.run(SECOND);
+    let mut generator = Pcg32::new(3, 3);
+    let before = world.counters(0);
+    for length in [0, 1, 63, 255, 257, 4_096] {
+        world.throw(0, &vec![0x81; length]);
+    }
+    assert_eq!(world.counters(0).malformed - before.malformed, 6);
+    for _ in 0..20_000 {
+        let mut mad = [0_u8; 256];
+        mad.iter_mut().for_each(|byte| *byte = generator.next_u32() as u8);
+        // Most would be discarded by their first bytes.
+        let pick =
+            |from: &[u8], generator: &mut Pcg32| from[generator.next_u32() as usize % from.len()];
+        mad[..4].copy_from_slice(&[
+            1,
+            pick(&[0x01, 0x03, 0x81], &mut generator),
+            pick(&[1, 2], &mut generator),
+            pick(&[0x01, 0x02, 0x05, 0x07, 0x81], &mut generator),
+        ]);
+        mad[16..18].copy_from_slice(&[0, pick(&[0x02, 0x11, 0x15, 0x20], &mut generator)]);
+        world.throw(0, &mad);
+        world.step(1);
+    }
+    world.run(20 * SECOND);
+    assert_eq!(world.standing(0), Standing::Master);
+    world.check_all_paths("after noise");
+}
