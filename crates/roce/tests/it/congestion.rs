@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use roce::congestion::{CongestionControl, DcqcnParams, DelayParams};
+use roce::congestion::{AdvertisedParams, CongestionControl, DcqcnParams, DelayParams};
 use roce::endpoint::{AttrMask, Endpoint, QpAttr, QpState, Reliability, TimeoutReason, Transmit};
 use roce::verbs::{Access, MemoryRegion, SendOp, SendWr, Sge};
 use roce::wire::{Headers, Opcode, Psn};
@@ -321,4 +321,35 @@ fn after_a_timeout_what_was_lost_leaves_within_the_window() {
     }
     // Before the first timeout only probes leave; then half of the window, a quarter, and so on.
     assert_eq!(most_at_once, [1, 16, 8, 4, 2, 1, 1]);
+}
+
+/// While lost packets wait for the window, nothing new leaves: the peer would have to keep more than a window.
+#[test]
+fn nothing_new_leaves_ahead_of_what_was_lost() {
+    let mut fabric = Fabric::new(&FabricConfig::default());
+    let (a, b) = fabric.pair(|connect| {
+        // A first window of seven packets, the last of which requests no acknowledgement; after a timeout one.
+        let params = AdvertisedParams { path_bytes: 7 * 1_068, budget_per_mille: 1_000 };
+        connect.congestion = CongestionControl::Advertised(params);
+        connect.reliability = Reliability::Selective;
+        connect.window_packets = 8;
+        connect.timeout = 10;
+    });
+    let [source, target] = [0, 1]
+        .map(|node| fabric.nodes[node].register(BASE, MESSAGE_BYTES.into(), Access::ALL).unwrap());
+    let mut pair = Pair { fabric, ends: [a, b], source, target };
+    pair.write();
+    let psns = |packets: Vec<Transmit>| {
+        packets.iter().map(|packet| packet.headers.bth().psn).collect::<Vec<_>>()
+    };
+    let first = psns(pair.sent(0, Time::ZERO));
+    assert_eq!(first.len(), 7, "the first window");
+    let mut resent = 0;
+    for us in (0..30_000).step_by(100) {
+        for psn in psns(pair.sent(0, at(us))) {
+            assert!(first.contains(&psn), "{psn:?} is new, at {us} us");
+            resent += 1;
+        }
+    }
+    assert!(resent > 4 && pair.endpoint(0).counters().timeouts > 1, "{resent}");
 }
