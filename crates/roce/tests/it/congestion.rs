@@ -328,8 +328,8 @@ fn after_a_timeout_what_was_lost_leaves_within_the_window() {
 fn nothing_new_leaves_ahead_of_what_was_lost() {
     let mut fabric = Fabric::new(&FabricConfig::default());
     let (a, b) = fabric.pair(|connect| {
-        // A first window of seven packets, the last of which requests no acknowledgement; after a timeout one.
-        let params = AdvertisedParams { path_bytes: 7 * 1_068, budget_per_mille: 1_000 };
+        // The queue pair's own window is the smaller one; after a timeout there is one packet.
+        let params = AdvertisedParams { path_bytes: 100 * 1_068, budget_per_mille: 1_000 };
         connect.congestion = CongestionControl::Advertised(params);
         connect.reliability = Reliability::Selective;
         connect.window_packets = 8;
@@ -339,15 +339,20 @@ fn nothing_new_leaves_ahead_of_what_was_lost() {
         .map(|node| fabric.nodes[node].register(BASE, MESSAGE_BYTES.into(), Access::ALL).unwrap());
     let mut pair = Pair { fabric, ends: [a, b], source, target };
     pair.write();
-    let psns = |packets: Vec<Transmit>| {
-        packets.iter().map(|packet| packet.headers.bth().psn).collect::<Vec<_>>()
-    };
-    let first = psns(pair.sent(0, Time::ZERO));
-    assert_eq!(first.len(), 7, "the first window");
+    let window = pair.sent(0, Time::ZERO);
+    assert_eq!(window.len(), 8);
+    // One packet arrives and makes room for another, the only one since the last that requested an acknowledgement.
+    pair.deliver(1, at(10), &window[2], Ecn::Ect0);
+    let report = pair.sent(1, at(10));
+    pair.deliver(0, at(20), &report[0], Ecn::Ect0);
+    let psn = |packet: &Transmit| packet.headers.bth().psn;
+    let mut sent: Vec<_> = window.iter().map(psn).collect();
+    sent.extend(pair.sent(0, at(20)).iter().map(psn));
+    assert_eq!(sent.len(), 9);
     let mut resent = 0;
-    for us in (0..30_000).step_by(100) {
-        for psn in psns(pair.sent(0, at(us))) {
-            assert!(first.contains(&psn), "{psn:?} is new, at {us} us");
+    for us in (100..30_000).step_by(100) {
+        for packet in pair.sent(0, at(us)) {
+            assert!(sent.contains(&psn(&packet)), "{packet:?} is new, at {us} us");
             resent += 1;
         }
     }
