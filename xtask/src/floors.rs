@@ -271,7 +271,7 @@ const FLOORS: &[(&str, &str)] = &[
         "exit
          units
          tokenize
-         topology: exit
+         topology: exit units
          chart
          scenario: chart exit topology units
          planning: exit

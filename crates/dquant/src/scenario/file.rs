@@ -1,6 +1,6 @@
 //! Scenarios as TOML: what a file may say, and its values until they are read.
 //!
-//! Every table refuses names that it does not know, and every quantity has its unit ([`units`](crate::units)).
+//! Every table refuses names that it does not know, and every quantity has its unit ([`units`]).
 
 use std::path::PathBuf;
 

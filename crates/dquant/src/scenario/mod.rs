@@ -2,7 +2,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | [`file`] | what a file may say |
+//! | [`mod@file`] | what a file may say |
 //! | [`pictures`] | queues, slowdowns and links as SVG |
 //! | [`trace`] | flows from a file |
 //! | [`result`] | what a run came to, as text and JSON |

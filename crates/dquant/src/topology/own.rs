@@ -193,6 +193,7 @@ fn rate_text(bps: u64) -> String {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use fabric::shape::Shape;
