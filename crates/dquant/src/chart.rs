@@ -53,7 +53,10 @@ pub fn svg(title: &str, diagrams: &[Diagram]) -> String {
         .iter()
         .filter(|one| one.curves.iter().any(|curve| !curve.points.is_empty()))
         .collect();
-    let height = HEIGHT * shown.len().max(1) as f64 + 24.0;
+    let rows = shown.iter().map(|one| one.curves.len()).max().unwrap_or(0);
+    // The legend may be longer than the diagram is high.
+    let each = HEIGHT.max(MARGINS[2] + 16.0 * (rows as f64 + 1.0));
+    let height = each * shown.len().max(1) as f64 + 24.0;
     let mut text = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
          font-family=\"sans-serif\" font-size=\"12\">\n<title>{}</title>\n\
@@ -61,7 +64,7 @@ pub fn svg(title: &str, diagrams: &[Diagram]) -> String {
         escaped(title)
     );
     for (at, diagram) in shown.iter().enumerate() {
-        let _ = writeln!(text, "<g transform=\"translate(0 {})\">", HEIGHT * at as f64);
+        let _ = writeln!(text, "<g transform=\"translate(0 {})\">", each * at as f64);
         text += &drawn(diagram);
         text += "</g>\n";
     }
@@ -179,6 +182,10 @@ fn drawn(diagram: &Diagram) -> String {
         let places = curve.points.iter().filter(|point| x.shows(point.0) && y.shows(point.1));
         let places: Vec<String> =
             places.map(|point| format!("{:.1},{:.1}", x.at(point.0), y.at(point.1))).collect();
+        for place in places.iter().filter(|_| curve.points.len() == 1) {
+            let (x, y) = place.split_once(',').unwrap_or(("0", "0"));
+            let _ = writeln!(text, "<circle cx=\"{x}\" cy=\"{y}\" r=\"3\" fill=\"{colour}\"/>");
+        }
         let legend = top + 16.0 * number as f64;
         let _ = writeln!(
             text,
@@ -203,7 +210,12 @@ fn size_text(bytes: f64) -> String {
 
 /// Text between tags.
 pub fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+    let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    // What XML does not have.
+    text.replace(
+        |letter: char| letter.is_control() || matches!(letter, '\u{fffe}' | '\u{ffff}'),
+        "?",
+    )
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 
 pub mod own;
 
+use std::io::Read;
 use std::path::Path;
 
 use fabric::lingjun;
@@ -49,11 +50,15 @@ pub fn by_rule(rule: &str, capacity: Capacity) -> Result<Topology, CliError> {
 pub fn read(path: &Path, capacity: Capacity) -> Result<Topology, CliError> {
     let name = path.display();
     let cannot = |error| CliError::because(format_args!("cannot read {name}"), &error);
-    let len = std::fs::metadata(path).map_err(cannot)?.len();
-    if len > MAX_FILE {
-        return Err(CliError::usage(format_args!("{name} has {len} bytes, more than 256 MiB")));
+    if !std::fs::metadata(path).map_err(cannot)?.is_file() {
+        return Err(CliError::usage(format_args!("{name} is not a file")));
     }
-    let text = std::fs::read_to_string(path).map_err(cannot)?;
+    let mut text = String::new();
+    let file = std::fs::File::open(path).map_err(cannot)?;
+    file.take(MAX_FILE + 1).read_to_string(&mut text).map_err(cannot)?;
+    if text.len() as u64 > MAX_FILE {
+        return Err(CliError::usage(format_args!("{name} has more than 256 MiB")));
+    }
     if path.extension().is_some_and(|extension| extension == "toml") {
         return own::read(&text, capacity)
             .map_err(|error| CliError::because(format_args!("{name} is not a topology"), &error));

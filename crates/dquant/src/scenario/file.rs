@@ -38,9 +38,9 @@ pub struct File {
 pub struct Topology {
     /// As in `dquant subnet plan`: `fat-tree:8`.
     pub rule: Option<String>,
-    /// Instead: a net file, or `topo.csv`, beside the scenario.
+    /// Instead: a net file, `topo.csv` or TOML, relative to the scenario.
     pub file: Option<PathBuf>,
-    /// Rate of the links of hosts.
+    /// Rate of the links of hosts; of a file's, where it does not say so itself.
     #[serde(default = "hundred_gbit", deserialize_with = "rate")]
     pub host: u64,
     /// Rate of the links between switches, if it is another.
@@ -197,7 +197,7 @@ pub enum Workload {
         #[serde(deserialize_with = "span")]
         span: Duration,
     },
-    /// A file of flows, beside the scenario.
+    /// A file of flows, relative to the scenario.
     Trace {
         /// Its name.
         file: PathBuf,
@@ -239,7 +239,16 @@ where
     D: Deserializer<'de>,
     E: std::fmt::Display,
 {
-    let text = String::deserialize(from)?;
+    let text = match toml::Value::deserialize(from)? {
+        toml::Value::String(text) => text,
+        // Sizes and shares need no unit.
+        toml::Value::Integer(number) => number.to_string(),
+        toml::Value::Float(number) => number.to_string(),
+        other => {
+            let what = other.type_str();
+            return Err(de::Error::custom(format!("a text with a unit is expected, not {what}")));
+        }
+    };
     parse(&text).map_err(de::Error::custom)
 }
 

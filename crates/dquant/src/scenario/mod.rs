@@ -14,6 +14,8 @@ pub mod pictures;
 pub mod result;
 pub mod trace;
 
+use std::collections::BTreeSet;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use fabric::channels::Channels;
@@ -149,11 +151,12 @@ impl Scenario {
             .map_err(|error| is_no_scenario(&self.path, "", &error))?;
         let topology = self.topology(&file.topology)?;
         topology.check().map_err(CliError::from_cause)?;
+        check_hosts(&topology)?;
         let graph = graph(&file, &topology)?;
         let mtu = mtu(file.transport.mtu)?;
         let base_rtt = Network::base_rtt(&graph, mtu);
         let workload = self.workload(&file.workload, graph.nodes())?;
-        let host_bps = file.topology.host;
+        let host_bps = host_rate(&topology)?;
         let mut chance = Chance::new(file.run.seed);
         let flows = workload.flows(graph.nodes(), host_bps, &mut chance);
         let control = &file.transport.control;
@@ -183,7 +186,7 @@ impl Scenario {
         })
     }
 
-    /// A file beside the scenario.
+    /// A file by its name relative to the scenario.
     fn beside(&self, name: &Path) -> PathBuf {
         self.path.parent().unwrap_or(Path::new("")).join(name)
     }
@@ -192,6 +195,9 @@ impl Scenario {
         let capacity = Capacity { rate_bps: wanted.host, delay_ns: wanted.delay.as_nanos() };
         match (&wanted.rule, &wanted.file) {
             (Some(rule), None) => crate::topology::by_rule(rule, capacity),
+            (None, Some(_)) if wanted.fabric.is_some() => {
+                Err(CliError::usage("topology.fabric is for rules: a file has its own rates"))
+            }
             (None, Some(name)) => crate::topology::read(&self.beside(name), capacity),
             _ => Err(CliError::usage("a topology has either a rule or a file")),
         }
@@ -209,7 +215,7 @@ impl Scenario {
                 Workload::TreeAllreduce { hosts: hosts.unwrap_or(there), bytes, pieces }
             }
             file::Workload::Poisson { sizes, load, span } => {
-                Workload::Poisson { sizes, load_per_mille: load / 1_000, span }
+                Workload::Poisson { sizes, load_ppm: load, span }
             }
             file::Workload::Trace { ref file } => {
                 let path = self.beside(file);
@@ -257,14 +263,47 @@ impl Prepared {
 
 fn read_file(path: &Path, most: u64) -> Result<String, CliError> {
     let cannot = |error| CliError::because(format_args!("cannot read {}", path.display()), &error);
-    let len = std::fs::metadata(path).map_err(cannot)?.len();
-    if len > most {
+    if !std::fs::metadata(path).map_err(cannot)?.is_file() {
+        return Err(CliError::usage(format_args!("{} is not a file", path.display())));
+    }
+    let mut text = String::new();
+    let file = std::fs::File::open(path).map_err(cannot)?;
+    file.take(most + 1).read_to_string(&mut text).map_err(cannot)?;
+    if text.len() as u64 > most {
+        return Err(CliError::usage(format_args!("{} has more than {most} bytes", path.display())));
+    }
+    Ok(text)
+}
+
+/// Refuses hosts that cannot reach each other over switches, and hosts with several links: their packets would take
+/// one link at a time.
+fn check_hosts(topology: &Topology) -> Result<(), CliError> {
+    let name = |id| topology.node(id).name();
+    if let Some(several) = topology.hosts().find(|&id| topology.node(id).links().count() > 1) {
         return Err(CliError::usage(format_args!(
-            "{} has {len} bytes, more than {most}",
-            path.display()
+            "host '{}' has several links, and scenarios use one",
+            name(several)
         )));
     }
-    std::fs::read_to_string(path).map_err(cannot)
+    if let Some([a, b]) = topology::separate_hosts(topology) {
+        return Err(CliError::usage(format_args!(
+            "hosts '{}' and '{}' are not joined by switches",
+            name(a),
+            name(b)
+        )));
+    }
+    Ok(())
+}
+
+/// The rate of the hosts' links: load and congestion control are relative to it.
+fn host_rate(topology: &Topology) -> Result<u64, CliError> {
+    let links = topology.hosts().flat_map(|id| topology.node(id).links());
+    let rates = links.filter_map(|(_, id)| Some(topology.link(id)?.capacity.rate_bps));
+    let rates: BTreeSet<u64> = rates.collect();
+    match (rates.first(), rates.len()) {
+        (Some(&rate), 1) => Ok(rate),
+        _ => Err(CliError::usage("the links of hosts have different rates; scenarios need one")),
+    }
 }
 
 fn mtu(bytes: u32) -> Result<Mtu, CliError> {

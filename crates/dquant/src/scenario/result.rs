@@ -76,6 +76,10 @@ pub struct RunResult {
     pub queue_peak_at: String,
     /// Packets dropped.
     pub dropped: u64,
+    /// Packets that had no way to their host.
+    pub unrouted: u64,
+    /// Links that wait for each other for ever, where flows are missing.
+    pub deadlock: Option<String>,
     /// Packets marked.
     pub marked: u64,
     /// How often links were paused.
@@ -117,6 +121,12 @@ impl RunResult {
                 format!("{} to {}", prepared.name(link.from), prepared.name(link.to))
             }),
             dropped: outcome.total(|stats| stats.dropped),
+            unrouted: outcome.unrouted,
+            deadlock: outcome.deadlock.as_ref().map(|deadlock| {
+                let names: Vec<&str> =
+                    deadlock.at.iter().map(|&vertex| prepared.name(vertex)).collect();
+                format!("class {}: {}", deadlock.class, names.join(" -> "))
+            }),
             marked: outcome.total(|stats| stats.marked),
             pauses: outcome.total(|stats| stats.pauses),
             paused_ns: outcome.paused().as_nanos(),
@@ -193,6 +203,12 @@ impl fmt::Display for RunResult {
                 "  missing     {} flows unfinished, {} failed",
                 self.unfinished, self.failed
             )?;
+        }
+        if let Some(deadlock) = &self.deadlock {
+            writeln!(f, "  deadlock    {deadlock}")?;
+        }
+        if self.unrouted > 0 {
+            writeln!(f, "  routes      {} packets had none", self.unrouted)?;
         }
         writeln!(
             f,

@@ -1,5 +1,5 @@
 //! Flows from a file, in the text of the simulators published with HPCC: their number, then a line
-//! `source destination priority port bytes start` each, with the start in seconds.
+//! `source destination priority port bytes start` each, with the start in seconds. Time begins with the first start.
 
 use roce::Time;
 use sim::traffic::{Flow, MAX_FLOWS};
@@ -54,6 +54,8 @@ pub fn read(text: &str) -> Result<Vec<Flow>, TraceError> {
             break;
         }
     }
+    let first = flows.iter().map(|flow| flow.at).min().unwrap_or(Time::ZERO);
+    flows.iter_mut().for_each(|flow| flow.at = Time::ZERO + flow.at.since(first));
     let there = flows.len() as u64;
     if there == said { Ok(flows) } else { Err(TraceError::Missing { said, there }) }
 }
@@ -94,8 +96,8 @@ mod tests {
             read("2\n0 5 3 100 1048576 2.000000001\n7 1 3 100 1 0.13\n\n").expect("a trace");
         assert_eq!(flows.len(), 2);
         assert_eq!((flows[0].from, flows[0].to, flows[0].bytes), (0, 5, 1_048_576));
-        assert_eq!(flows[0].at.as_nanos(), 2_000_000_001);
-        assert_eq!(flows[1].at.as_nanos(), 130_000_000);
+        assert_eq!(flows[0].at.as_nanos(), 1_870_000_001);
+        assert_eq!(flows[1].at.as_nanos(), 0, "the first one");
     }
 
     #[test]

@@ -50,6 +50,13 @@ fn pictures_are_written() {
         let picture = text(&folder, &format!("pictures/{name}"));
         assert!(picture.starts_with("<svg") && picture.ends_with("</svg>\n"), "{name}");
         assert!(!picture.contains("NaN") && !picture.contains("inf"), "{name}");
+        // Curves have points, a size alone a marker, and links a colour.
+        let shown = match name {
+            "queues.svg" => picture.matches("<polyline points=\"64.0,").count(),
+            "slowdowns.svg" => picture.matches("<circle").count(),
+            _ => picture.matches("<path stroke=").count(),
+        };
+        assert_eq!(shown, if name == "links.svg" { 8 + 4 } else { 2 }, "{name}: {picture}");
     }
 }
 
@@ -82,6 +89,21 @@ fn a_sweep_runs_every_combination() {
 }
 
 #[test]
+fn a_late_trace_begins_with_its_first_flow() {
+    let folder = Folder::new("sim-trace-late");
+    let scenario = SMALL.replace("'all-to-all'\nbytes = '20KB'", "'trace'\nfile = 'flows.txt'");
+    folder.write("trace.toml", scenario);
+    let events = |gap: &str| {
+        folder.write("flows.txt", format!("2\n0 5 3 100 5000 2\n3 1 3 100 700 2.{gap}\n"));
+        let report = folder.run(&["sim", "run", "trace.toml", "--json"]).good().json();
+        report["events"].as_u64().expect("a number")
+    };
+    // Waiting costs no events; timers may.
+    let (soon, late) = (events("001"), events("9"));
+    assert!(soon.abs_diff(late) < 5, "{soon} {late}");
+}
+
+#[test]
 fn a_trace_is_read_beside_its_scenario() {
     let folder = Folder::new("sim-trace");
     let scenario = SMALL.replace("'all-to-all'\nbytes = '20KB'", "'trace'\nfile = 'flows.txt'");
@@ -104,7 +126,9 @@ fn what_is_no_scenario_is_refused_with_its_place() {
         ran.failed(2, error, "");
     };
     refused("bytes", "octets", "unknown field `octets`");
-    refused("'20KB'", "20000", "line 4: invalid type");
+    refused("'20KB'", "true", "line 4: a text with a unit is expected, not boolean");
+    refused("leaf-spine:2x2x4", "bcube:2x1", "has several links");
+    refused("[workload]", "fabric = '0Gbit'\n[workload]", "whole number of kbit/s");
     refused("'20KB'", "'20 apples'", "'apples' is no unit");
     refused("'20KB'", "'0'", "has 0 bytes");
     refused("all-to-all", "some-to-all", "unknown variant `some-to-all`");
@@ -124,6 +148,7 @@ fn what_is_no_scenario_is_refused_with_its_place() {
     set("transport.control=nothing").failed(2, "no congestion control 'nothing'", "");
     set("workload.kind.name=1").failed(2, "kind is a value and no table", "");
     set("transport.control").failed_usage();
+    folder.run(&["sim", "run", "."]).failed(2, ". is not a file", "");
     folder.run(&["sim", "run", "nowhere.toml"]).failed(2, "cannot read nowhere.toml", "");
     // It ends at its deadline, and says what is missing.
     let ran = folder.run(&["sim", "run", "small.toml", "--set", "run.deadline=2us"]);
@@ -134,6 +159,11 @@ fn what_is_no_scenario_is_refused_with_its_place() {
 #[test]
 fn what_is_shipped_can_be_run() {
     let folder = Folder::new("sim-shipped");
+    // One of them to its end.
+    let ring = shipped().join("ring-allreduce.toml");
+    let ring = ring.to_str().expect("a name");
+    let args = ["sim", "run", ring, "--set", "workload.bytes=160KB", "--json"];
+    assert_eq!(folder.run(&args).good().json()["flows"], 480);
     let mut count = 0;
     for entry in std::fs::read_dir(shipped()).expect("scenarios") {
         let path = entry.expect("a scenario").path();

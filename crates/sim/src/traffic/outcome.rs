@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use roce::{Duration, Time};
 
-use crate::fabric::{LinkReport, QueueSample};
+use crate::fabric::{Deadlock, LinkReport, QueueSample};
 use crate::link::LinkStats;
 
 /// One flow of a run.
@@ -53,6 +53,10 @@ pub struct Outcome {
     pub samples: Vec<QueueSample>,
     /// Data and other packets that hosts sent, received, and sent again.
     pub packets: [u64; 3],
+    /// Packets that had no way to their host.
+    pub unrouted: u64,
+    /// Links that wait for each other, where flows have not arrived.
+    pub deadlock: Option<Deadlock>,
     /// Events of the simulation.
     pub events: u64,
 }
@@ -108,20 +112,23 @@ impl Outcome {
         Slowdowns::of(sized.filter_map(Record::slowdown_per_mille).collect())
     }
 
-    /// Slowdowns by size: the flows that have arrived, sorted by size, in `groups` groups of the same number; the size of
-    /// the largest flow of each, and its slowdowns.
+    /// Slowdowns by size: the flows that have arrived, sorted by size, in at most `groups` groups of about the same number,
+    /// flows of one size in one group; the size of the largest flow of each, and its slowdowns.
     pub fn slowdowns_by_size(&self, groups: usize) -> Vec<(u64, Slowdowns)> {
         let arrived = self.records.iter().filter_map(|record| {
             record.slowdown_per_mille().map(|slowdown| (record.bytes, slowdown))
         });
         let mut flows: Vec<(u64, u64)> = arrived.collect();
         flows.sort_unstable();
-        let size = flows.len().div_ceil(groups.max(1)).max(1);
-        let group = |flows: &[(u64, u64)]| {
-            let largest = flows.last().map_or(0, |flow| flow.0);
-            (largest, Slowdowns::of(flows.iter().map(|flow| flow.1).collect()))
-        };
-        flows.chunks(size).map(group).collect()
+        let least = flows.len().div_ceil(groups.max(1)).max(1);
+        let (mut left, mut all) = (&flows[..], Vec::new());
+        while let Some(&(last, _)) = left.get(least - 1).or(left.last()) {
+            let end = left.partition_point(|&(bytes, _)| bytes <= last);
+            let (group, rest) = left.split_at(end);
+            all.push((last, Slowdowns::of(group.iter().map(|flow| flow.1).collect())));
+            left = rest;
+        }
+        all
     }
 
     /// Payload of the flows that have arrived, in bytes.
@@ -130,7 +137,7 @@ impl Outcome {
         arrived.map(|record| record.bytes).sum()
     }
 
-    /// Bits per second of payload, from the first start to the end.
+    /// Bits per second of the payload of flows that have arrived, from the first start to the end.
     pub fn goodput_bps(&self) -> u64 {
         let first = self.records.iter().filter_map(|record| record.started).min();
         let span = first.map_or(Duration::ZERO, |first| self.ended.since(first));
@@ -138,7 +145,7 @@ impl Outcome {
         (bits / u128::from(span.as_nanos().max(1))) as u64
     }
 
-    /// Jain's index of the flows' rates, in 1/1,000: 1,000 where all are equal, and 1,000/n where one has everything.
+    /// Jain's index of the rates of the flows that have arrived, in 1/1,000: 1,000 where all are equal, and 1,000/n where one has everything.
     pub fn fairness_per_mille(&self) -> u64 {
         let rate = |record: &Record| {
             let time = record.completion_time()?.as_nanos().max(1);
@@ -150,7 +157,7 @@ impl Outcome {
             sum += rate;
             squares += rate * rate;
         }
-        if squares > 0.0 { (1_000.0 * sum * sum / (flows * squares)) as u64 } else { 0 }
+        if squares > 0.0 { (1_000.0 * sum * sum / (flows * squares) + 0.5) as u64 } else { 0 }
     }
 
     /// How long links were paused, in all.
@@ -194,6 +201,9 @@ mod tests {
         };
         assert_eq!(outcome(&[4_000, 4_000]).fairness_per_mille(), 1_000);
         assert_eq!(outcome(&[3_000, 1_000]).fairness_per_mille(), 800);
+        let groups = outcome(&[7, 7, 7, 9, 8, 7]).slowdowns_by_size(3);
+        let groups: Vec<(u64, u64)> = groups.iter().map(|(size, of)| (*size, of.flows)).collect();
+        assert_eq!(groups, [(7, 4), (9, 2)], "flows of one size are in one group");
         assert_eq!(outcome(&[1]).records[0].slowdown_per_mille(), Some(2_000));
     }
 }

@@ -100,6 +100,8 @@ pub struct Runner {
     followers: Vec<Vec<u32>>,
     /// Flows that wait for their time only, the earliest last.
     to_come: Vec<u32>,
+    /// The time for which a wake-up is set.
+    woken_for: Option<Time>,
     open: BTreeMap<u32, Connection>,
     idle: BTreeMap<(u32, u32), Vec<Connection>>,
     /// Flows that have neither arrived nor failed.
@@ -107,6 +109,9 @@ pub struct Runner {
     failed: u32,
     sample_every: Option<Duration>,
     samples: Vec<QueueSample>,
+    /// Samples taken, and events by the last one.
+    sampled: u64,
+    events_then: u64,
 }
 
 /// The part of a [`Network`] that connections need.
@@ -156,11 +161,14 @@ impl Runner {
             records,
             followers,
             to_come,
+            woken_for: None,
             open: BTreeMap::new(),
             idle: BTreeMap::new(),
             failed: 0,
             sample_every: None,
             samples: Vec::new(),
+            sampled: 0,
+            events_then: 0,
         }
     }
 
@@ -182,7 +190,7 @@ impl Runner {
 
     /// Events so far.
     pub fn events(&self) -> u64 {
-        self.fabric.events_handled()
+        self.fabric.events_handled() - self.sampled
     }
 
     /// Goes to the next event; false when nothing is left to do, and at the deadline.
@@ -191,17 +199,27 @@ impl Runner {
     /// When a verb is refused, which would be a mistake of this module.
     pub fn advance(&mut self, deadline: Time) -> Result<bool, TrafficError> {
         self.start_due()?;
-        if self.left == 0 || self.fabric.now() >= deadline || !self.fabric.advance() {
+        // What was posted at this instant has not made its events yet.
+        self.fabric.settle_changed();
+        self.take_touched()?;
+        let is_due = self.fabric.next_at().is_some_and(|at| at <= deadline);
+        if self.left == 0 || !is_due || !self.fabric.advance() {
             return Ok(false);
         }
         if self.fabric.wakes().contains(&SAMPLE) {
             self.sample();
         }
+        self.take_touched()?;
+        Ok(true)
+    }
+
+    /// Takes the completions of all hosts that may have some.
+    fn take_touched(&mut self) -> Result<(), TrafficError> {
         for place in 0..self.fabric.touched().len() {
             let host = self.fabric.touched()[place];
             self.take_completions(host)?;
         }
-        Ok(true)
+        Ok(())
     }
 
     /// What the run has come to.
@@ -214,9 +232,11 @@ impl Runner {
             failed: self.failed,
             ended: ended.unwrap_or(self.fabric.now()),
             links: self.fabric.link_reports(),
-            samples: self.samples,
             packets,
-            events: self.fabric.events_handled(),
+            events: self.events(),
+            unrouted: self.fabric.conduct().unrouted,
+            deadlock: if self.left > 0 { self.fabric.find_deadlock() } else { None },
+            samples: self.samples,
             records: self.records,
         }
     }
@@ -229,7 +249,9 @@ impl Runner {
         while let Some(&next) = self.to_come.last() {
             let at = self.flows[next as usize].at;
             if at > now {
-                self.fabric.wake_at(at, START);
+                if self.woken_for.replace(at) != Some(at) {
+                    self.fabric.wake_at(at, START);
+                }
                 break;
             }
             self.to_come.pop();
@@ -389,6 +411,13 @@ impl Runner {
     // ---- queues --------------------------------------------------------------------------------
 
     fn sample(&mut self) {
+        // Where nothing but samples happens any more, they end, too.
+        let events = self.fabric.events_handled();
+        let is_over = core::mem::replace(&mut self.events_then, events) + 1 == events;
+        self.sampled += 1;
+        if is_over && self.to_come.is_empty() {
+            return;
+        }
         self.samples.push(self.fabric.queues());
         let Some(span) = self.sample_every else {
             return;

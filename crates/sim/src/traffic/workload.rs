@@ -77,8 +77,8 @@ pub enum Workload {
     Poisson {
         /// How large they are.
         sizes: FlowSizes,
-        /// Payload that every host offers on average, in 1/1,000 of the rate of its link.
-        load_per_mille: u32,
+        /// Payload that every host offers on average, in parts per million of the rate of its link; not 0.
+        load_ppm: u32,
         /// No flow starts later.
         span: Duration,
     },
@@ -158,8 +158,8 @@ impl Workload {
             Workload::AllToAll { bytes } => all_to_all(hosts, bytes),
             Workload::RingAllreduce { hosts, bytes } => ring(hosts, bytes),
             Workload::TreeAllreduce { hosts, bytes, pieces } => tree(hosts, bytes, pieces),
-            Workload::Poisson { sizes, load_per_mille, span } => {
-                let gap = mean_gap(sizes, load_per_mille, rate_bps);
+            Workload::Poisson { sizes, load_ppm, span } => {
+                let gap = mean_gap(sizes, load_ppm, rate_bps);
                 poisson(hosts, sizes, gap, span, chance)
             }
             Workload::Trace(ref flows) => flows.clone(),
@@ -181,9 +181,12 @@ impl Workload {
             Workload::TreeAllreduce { hosts, pieces, .. } => {
                 (hosts.max(2), 2 * u64::from(hosts) * u64::from(pieces))
             }
-            Workload::Poisson { sizes, load_per_mille, span } => {
-                let gap = mean_gap(sizes, load_per_mille, rate_bps).max(1);
-                (2, hosts.saturating_mul(span.as_nanos() / gap))
+            Workload::Poisson { sizes, load_ppm, span } => {
+                if sizes.mean_bytes() == 0 || load_ppm == 0 {
+                    return Err(WorkloadError::Nothing);
+                }
+                let gap = mean_gap(sizes, load_ppm, rate_bps);
+                (2, (hosts as f64 * span.as_nanos() as f64 / gap) as u64)
             }
             Workload::Trace(ref flows) => (2, flows.len() as u64),
         };
@@ -272,17 +275,16 @@ fn tree(hosts: u32, bytes: u64, pieces: u32) -> Vec<Flow> {
     flows
 }
 
-/// Nanoseconds between the flows of a host, on average.
-fn mean_gap(sizes: FlowSizes, load_per_mille: u32, rate_bps: u64) -> u64 {
-    let bits = u128::from(sizes.mean_bytes()) * 8 * 1_000_000_000 * 1_000;
-    let offered = u128::from(rate_bps) * u128::from(load_per_mille.max(1));
-    u64::try_from(bits / offered.max(1)).unwrap_or(u64::MAX)
+/// Nanoseconds between the flows of a host, on average; positive.
+fn mean_gap(sizes: FlowSizes, load_ppm: u32, rate_bps: u64) -> f64 {
+    let bits = sizes.mean_bytes() as f64 * 8e9 * 1e6;
+    bits / (rate_bps as f64 * f64::from(load_ppm)).max(1.0)
 }
 
 fn poisson(
     hosts: u32,
     sizes: FlowSizes,
-    gap_ns: u64,
+    gap_ns: f64,
     span: Duration,
     chance: &mut Chance,
 ) -> Vec<Flow> {
@@ -290,12 +292,13 @@ fn poisson(
     for from in 0..hosts {
         let mut own = chance.fork();
         let mut at = exponential(gap_ns, &mut own);
-        while at < span.as_nanos() {
+        while at < span.as_nanos() as f64 && (flows.len() as u64) < MAX_FLOWS {
             let other = own.below(u64::from(hosts) - 1) as u32;
             let to = if other < from { other } else { other + 1 };
             let bytes = sizes.draw(&mut own);
-            flows.push(Flow { at: Time::from_nanos(at), ..Flow::at_once(from, to, bytes) });
-            at = at.saturating_add(exponential(gap_ns, &mut own));
+            let start = Time::from_nanos(at as u64);
+            flows.push(Flow { at: start, ..Flow::at_once(from, to, bytes) });
+            at += exponential(gap_ns, &mut own);
         }
     }
     flows.sort_by_key(|flow| flow.at);
@@ -303,10 +306,10 @@ fn poisson(
 }
 
 /// A time at random with this mean.
-fn exponential(mean_ns: u64, chance: &mut Chance) -> u64 {
+fn exponential(mean_ns: f64, chance: &mut Chance) -> f64 {
     // 53 bits are what a double holds; never 0.
     let uniform = ((chance.word() >> 11) + 1) as f64 / (1_u64 << 53) as f64;
-    (mean_ns as f64 * -libm::log(uniform)) as u64
+    mean_ns * -libm::log(uniform)
 }
 
 #[cfg(test)]
@@ -365,7 +368,7 @@ mod tests {
     fn random_flows_offer_the_load() {
         let sizes = FlowSizes::Storage;
         let span = Duration::from_millis(50);
-        let workload = Workload::Poisson { sizes, load_per_mille: 300, span };
+        let workload = Workload::Poisson { sizes, load_ppm: 300_000, span };
         let flows = flows(&workload, 16);
         let bits = flows.iter().map(|flow| 8 * flow.bytes).sum::<u64>();
         let offered = 16 * RATE / 20 * 3 / 10;
@@ -390,9 +393,15 @@ mod tests {
         );
         let endless = Workload::Poisson {
             sizes: FlowSizes::Fixed(1),
-            load_per_mille: 1_000,
+            load_ppm: 1_000_000,
+            span: Duration::from_micros(400),
+        };
+        let idle = Workload::Poisson {
+            sizes: FlowSizes::Fixed(0),
+            load_ppm: 1_000_000,
             span: Duration::from_millis(1_000),
         };
+        assert_eq!(refused(idle, 4), WorkloadError::Nothing);
         assert!(matches!(refused(endless, 4), WorkloadError::Flows { .. }));
         assert_eq!(
             trace(Flow { to: 0, ..flow.clone() }),

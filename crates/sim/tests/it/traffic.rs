@@ -70,7 +70,7 @@ fn a_flow_alone_takes_its_ideal_time() {
 fn every_flow_arrives_and_runs_repeat() {
     let poisson = Workload::Poisson {
         sizes: FlowSizes::Hadoop,
-        load_per_mille: 500,
+        load_ppm: 500_000,
         span: Duration::from_micros(500),
     };
     let workloads = [

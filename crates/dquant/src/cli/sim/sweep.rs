@@ -50,7 +50,7 @@ pub(super) struct SweepCommand {
     #[arg(long)]
     threads: Option<NonZeroUsize>,
 
-    /// Write slowdown by size as a picture, two curves for each combination
+    /// Write slowdown by size as a picture: two curves for each combination, of its first seed
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 }
@@ -82,6 +82,8 @@ impl Choices {
 #[derive(Clone, Debug)]
 struct Job {
     row: usize,
+    /// Whether its flows are drawn: of the first run of each combination.
+    is_drawn: bool,
     settings: Vec<Setting>,
 }
 
@@ -100,17 +102,22 @@ impl SweepCommand {
         for job in &jobs {
             prepared(&scenario, job)?;
         }
+        if let Some(path) = &self.plot {
+            std::fs::write(path, "").map_err(|error| cannot_write(path, &error))?;
+        }
         let results = self.run_all(&scenario, &jobs, console)?;
         let mut first: Vec<Option<Outcome>> = rows.iter().map(|_| None).collect();
         for (job, (result, outcome)) in jobs.iter().zip(results) {
             rows[job.row].runs.push(result);
-            first[job.row].get_or_insert(outcome);
+            first[job.row] = first[job.row].take().or(outcome);
         }
         let report = SweepReport {
             title: self.file.display().to_string(),
             keys: self.choices.iter().map(|choices| choices.key.join(".")).collect(),
             rows,
         };
+        let is_complete = report.rows.iter().flat_map(|row| &row.runs).all(RunResult::is_complete);
+        console.report(&report)?;
         if let Some(path) = &self.plot {
             let runs: Vec<(String, &Outcome)> = report
                 .rows
@@ -123,8 +130,6 @@ impl SweepCommand {
             std::fs::write(path, pictures::slowdowns(&title, &runs))
                 .map_err(|error| cannot_write(path, &error))?;
         }
-        let is_complete = report.rows.iter().flat_map(|row| &row.runs).all(RunResult::is_complete);
-        console.report(&report)?;
         Ok(if is_complete { Exit::Good } else { Exit::CheckFailed })
     }
 
@@ -150,11 +155,12 @@ impl SweepCommand {
         }
         let mut jobs = Vec::new();
         for (row, settings) in combinations.iter().enumerate() {
-            for &seed in &seeds {
+            for (number, &seed) in seeds.iter().enumerate() {
                 let key = || vec!["run".to_owned(), "seed".to_owned()];
                 let seed = seed.map(|seed| Setting::new(key(), &seed.to_string()));
                 let settings = settings.iter().cloned().chain(seed).collect();
-                jobs.push(Job { row, settings });
+                let is_drawn = number == 0 && self.plot.is_some();
+                jobs.push(Job { row, is_drawn, settings });
             }
         }
         let row = |settings: &Vec<Setting>| Row {
@@ -170,12 +176,13 @@ impl SweepCommand {
         scenario: &Scenario,
         jobs: &[Job],
         console: &mut Console,
-    ) -> Result<Vec<(RunResult, Outcome)>, CliError> {
+    ) -> Result<Vec<(RunResult, Option<Outcome>)>, CliError> {
         let cores = || thread::available_parallelism().map_or(1, NonZeroUsize::get);
         let threads = self.threads.map_or_else(cores, NonZeroUsize::get).min(jobs.len());
         let next = AtomicUsize::new(0);
         let (sender, receiver) = mpsc::sync_channel(threads);
-        let mut results: Vec<Option<(RunResult, Outcome)>> = jobs.iter().map(|_| None).collect();
+        let mut results: Vec<Option<(RunResult, Option<Outcome>)>> =
+            jobs.iter().map(|_| None).collect();
         thread::scope(|scope| {
             for _ in 0..threads {
                 let (sender, next) = (sender.clone(), &next);
@@ -211,11 +218,13 @@ fn prepared(scenario: &Scenario, job: &Job) -> Result<crate::scenario::Prepared,
     job.settings.iter().try_fold(scenario.clone(), with)?.prepare()
 }
 
-fn run_one(scenario: &Scenario, job: &Job) -> Result<(RunResult, Outcome), CliError> {
+/// The result of a run, and its flows where they are drawn.
+fn run_one(scenario: &Scenario, job: &Job) -> Result<(RunResult, Option<Outcome>), CliError> {
     let prepared = prepared(scenario, job)?;
     let before = cpu_time();
     let outcome = simulate(&prepared, false, |_| {})?;
-    Ok((RunResult::new(&prepared, &outcome, cpu_time() - before), outcome))
+    let result = RunResult::new(&prepared, &outcome, cpu_time() - before);
+    Ok((result, job.is_drawn.then_some(outcome)))
 }
 
 /// The result of a sweep.
@@ -238,14 +247,27 @@ impl Row {
         self.runs.iter().map(value).sum::<f64>() / self.runs.len().max(1) as f64
     }
 
-    /// The 99th percentiles of short flows in all runs: their mean, and their range where there are several.
+    /// The mean slowdown of flows of these sizes, over the runs that have some.
+    fn slowdown(&self, above: u64, up_to: Option<u64>) -> String {
+        let rows: Vec<f64> =
+            self.runs.iter().filter_map(|run| Some(run.row(above, up_to)?.mean)).collect();
+        match rows.len() {
+            0 => "-".to_owned(),
+            count => format!("{:.2}", rows.iter().sum::<f64>() / count as f64),
+        }
+    }
+
+    /// The 99th percentiles of short flows, over the runs that have some: their mean, and their range where there are
+    /// several.
     fn short(&self) -> String {
-        let p99 = |run: &RunResult| run.row(0, SHORT).map_or(0.0, |row| row.p99);
-        let mean = self.mean(p99);
-        let values = || self.runs.iter().map(p99);
-        let (least, most) = (values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
-        match self.runs.len() {
-            0 | 1 => format!("{mean:.2}"),
+        let p99: Vec<f64> =
+            self.runs.iter().filter_map(|run| Some(run.row(0, SHORT)?.p99)).collect();
+        let mean = p99.iter().sum::<f64>() / p99.len().max(1) as f64;
+        let least = p99.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = p99.iter().copied().fold(0.0, f64::max);
+        match p99.len() {
+            0 => "-".to_owned(),
+            1 => format!("{mean:.2}"),
             _ => format!("{mean:.2} ({least:.2}-{most:.2})"),
         }
     }
@@ -281,16 +303,14 @@ impl fmt::Display for SweepReport {
             for (column, value) in row.values.iter().enumerate() {
                 write!(f, "{value:<width$}", width = width(column))?;
             }
-            let mean_of =
-                |above, up_to| row.mean(|run| run.row(above, up_to).map_or(0.0, |row| row.mean));
             write!(
                 f,
-                "{:>8.0}{:>11.2}{:>20}{:>10.2}{:>9.2}{:>10.1}{:>9.0}{:>9.0}{:>10.2}{:>10.0}",
+                "{:>8.0}{:>11}{:>20}{:>10}{:>9}{:>10.1}{:>9.0}{:>9.0}{:>10.2}{:>10.0}",
                 row.mean(|run| run.flows as f64),
-                mean_of(0, SHORT),
+                row.slowdown(0, SHORT),
                 row.short(),
-                mean_of(1_000_000, None),
-                mean_of(0, None),
+                row.slowdown(1_000_000, None),
+                row.slowdown(0, None),
                 row.mean(|run| run.goodput_bps as f64 / 1e9),
                 row.mean(|run| run.queue_peak_bytes as f64 / 1e3),
                 row.mean(|run| run.dropped as f64),
