@@ -6,7 +6,8 @@
 //!
 //! The work per packet is bounded and independent of the number of queue pairs: a packet finds its
 //! queue pair by index, queue pairs with something to send are in a queue, and deadlines in a heap.
-//! Nothing is allocated after a queue pair has been created and connected, but for the telemetry that one returns.
+//! Nothing is allocated after a queue pair has been created and connected, but for the telemetry that one returns, and the
+//! order of senders whose windows are advertised.
 
 mod device;
 
@@ -364,7 +365,14 @@ impl Endpoint {
     /// range. Nothing is changed then.
     pub fn modify_qp(&mut self, now: Time, qpn: Qpn, attr: &QpAttr) -> Result<(), VerbsError> {
         let mtu = self.config.mtu;
-        self.on_qp(now, qpn, |qp, cx| qp.modify(cx, attr, mtu))
+        self.on_qp(now, qpn, |qp, cx| qp.modify(cx, attr, mtu))?;
+        let is_over = |state| matches!(state, QpState::Reset | QpState::Error);
+        if self.qp_state(qpn).is_some_and(is_over)
+            && let Ok(slot) = self.slot(qpn)
+        {
+            self.advertiser.forget(slot);
+        }
+        Ok(())
     }
 
     /// The transport service of a queue pair.
@@ -650,9 +658,8 @@ impl Endpoint {
             return;
         };
         let mut told = ArrayVec::<u32, MOST_TOLD>::new();
-        self.advertiser.heard(now, slot, (&params, mtu), demand, |slot| {
-            let _ = told.try_push(slot);
-        });
+        self.advertiser
+            .heard(now, slot, (&params, mtu), demand, |slot| told.try_push(slot).is_ok());
         for slot in told {
             self.with_qp(slot, now, &mut Delivery::default(), |qp, _| qp.owe_window());
         }
@@ -781,7 +788,13 @@ impl Endpoint {
         if !self.qps.at(slot).is_some_and(|entry| entry.qp.is_advertised()) {
             return;
         }
-        let window = self.advertiser.window(slot);
+        let is_ack = |(_, headers): &(Path, Headers)| {
+            headers.bth().opcode.operation() == Operation::Acknowledge
+        };
+        let window = match output.packet.as_ref().is_some_and(is_ack) {
+            true => self.advertiser.window(slot),
+            false => None,
+        };
         let (delivery, packet) = output.parts();
         self.poll_qp(slot, now, (delivery, packet), |qp, cx| qp.put_hint(cx, window));
     }

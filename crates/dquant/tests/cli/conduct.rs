@@ -118,7 +118,8 @@ fn congestion_control_is_explained_and_a_wrong_name_refused_with_the_right_ones(
             assert_eq!((ran.exit, ran.stdout.as_str()), (Some(2), ""), "{ran:?}");
             assert!(ran.stderr.starts_with("error: ") && ran.stderr.contains("--cc"), "{ran:?}");
             assert!(
-                ran.stderr.contains("expected auto, off, delay, swift, or one of dcqcn-mlnx"),
+                ran.stderr
+                    .contains("expected auto, off, delay, swift, or one of advertised, dcqcn-mlnx"),
                 "{ran:?}"
             );
         }

@@ -76,7 +76,11 @@ fn what_cannot_be_routed_is_said() {
         "",
     );
     folder.run(&["subnet", "plan", "torus:3x3:1", "--engine", "fat-tree"]).failed(2, "level 0", "");
-    folder.run(&["subnet", "plan", "fat-tree:4", "--write", "x.png"]).failed(2, ".net, .dot", "");
+    folder.run(&["subnet", "plan", "fat-tree:4", "--write", "x.png"]).failed(
+        2,
+        ".net, .toml, .dot",
+        "",
+    );
     folder.write("bad.net", "Switch 2 \"s\"\n[1] \"x\"[1]\n");
     plan("bad.net").failed(2, "line 2: there is no node 'x'", "");
 }

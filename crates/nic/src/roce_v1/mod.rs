@@ -302,7 +302,8 @@ impl RoceV1Wire {
                     done += sent;
                 }
                 Err(libc::EINTR) => {}
-                Err(libc::EAGAIN | libc::ENOBUFS) if deadline.wait(&socket.fd, &mut tx.waits) => {}
+                Err(errno @ (libc::EAGAIN | libc::ENOBUFS))
+                    if deadline.wait(&socket.fd, errno, &mut tx.waits) => {}
                 Err(libc::EAGAIN | libc::ENOBUFS) => {
                     tx.dropped.full += (burst.len() - done) as u64;
                     break;

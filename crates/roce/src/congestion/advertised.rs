@@ -9,7 +9,8 @@
 //! - A receiver divides a budget of about the same size among the senders with the least demand
 //!   ([`Advertiser`]). The others have a window of one packet, which is enough to be heard again every round trip. As the
 //!   demand of a sender runs out, the next one gets what it no longer needs, so the link does not run dry in between.
-//! - A sender that has waited for [`PATIENCE`] gets a turn of a few budgets, whatever its demand: none starves.
+//! - A sender that has waited for [`PATIENCE`] gets a turn of a few budgets, and of no longer than that time, whatever its
+//!   demand: none starves.
 //!
 //! Unlike credits, a window is a state and no quantity: an acknowledgement that is lost, repeated or late does no harm.
 //! Shortest remaining first and the unasked first window are those of pHost (CoNEXT 2015) and Homa (SIGCOMM 2018); that one
@@ -29,8 +30,14 @@ pub const PATIENCE: Duration = Duration::from_millis(2);
 /// A turn, in budgets.
 const TURN: u64 = 4;
 
-/// A sender that was not heard for so long is not counted any more.
+/// A turn ends after this time, too: its sender may be limited elsewhere.
+const LONGEST_TURN: Duration = PATIENCE;
+
+/// A sender that was not heard for so long is not counted any more. How long it has waited is remembered.
 const STALE: Duration = Duration::from_millis(1);
+
+/// One that was not heard for so long is a new one.
+const FORGOTTEN: Duration = Duration::from_millis(100);
 
 /// Most senders whose windows are decided for one packet: what one packet costs is bounded.
 const MOST_OPEN: usize = 32;
@@ -117,13 +124,15 @@ pub struct Advertised {
     /// Packets that still take the higher class: all that was posted when it started, if that fits the first window. None
     /// before the first packet.
     urgent: Option<u32>,
+    /// Whether the receiver has advertised anything since it started, or since the last timeout.
+    is_advertised: bool,
 }
 
 impl Advertised {
     /// A sender of packets of `packet_bytes` that starts.
     pub fn new(params: AdvertisedParams, packet_bytes: u32) -> Advertised {
         let first = params.first_packets(packet_bytes);
-        Advertised { first, window: first, urgent: None }
+        Advertised { first, window: first, urgent: None, is_advertised: false }
     }
 
     /// Counts a packet that leaves, with so many to be sent behind it; returns whether it is urgent. What is posted later is
@@ -139,9 +148,15 @@ impl Advertised {
 impl Controller for Advertised {
     fn handle(&mut self, _now: Time, event: Event<'_>) {
         match event {
-            Event::Advertised { packets } => self.window = packets.max(1),
+            Event::Advertised { packets } => {
+                (self.window, self.is_advertised) = (packets.max(1), true);
+            }
             Event::Idle => (self.window, self.urgent) = (self.first, None),
-            Event::TimedOut => self.window = 1,
+            Event::TimedOut => (self.window, self.is_advertised) = (1, false),
+            // A peer that advertises nothing does not open the window again.
+            Event::Acknowledged { packets, .. } if !self.is_advertised => {
+                self.window = self.window.saturating_add(packets).min(self.first.max(self.window));
+            }
             Event::Acknowledged { .. } | Event::Notified | Event::Telemetry(_) => {}
             Event::Lost { .. } | Event::Sent { .. } | Event::Timer => {}
         }
@@ -185,20 +200,29 @@ pub struct Advertiser {
     by_wait: BTreeSet<(Time, u32)>,
     /// Those with more than one packet.
     open: ArrayVec<u32, MOST_OPEN>,
-    /// Who has its turn, and the bytes that are left of it.
-    turn: Option<(u32, u64)>,
+    turn: Option<Turn>,
+}
+
+/// The turn of a sender that has waited.
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    number: u32,
+    /// Bytes that are left of it.
+    left: u64,
+    until: Time,
 }
 
 impl Advertiser {
     /// A packet has arrived from a sender with these parameters, behind which it has `demand` packets to send. `tell` gets
-    /// the senders that have to know at once of a larger window: the others learn theirs from the next acknowledgement.
+    /// the senders that have to know at once of a larger window, and returns whether they will: the others learn theirs from
+    /// the next acknowledgement.
     pub fn heard(
         &mut self,
         now: Time,
         number: u32,
         (params, packet_bytes): (&AdvertisedParams, u32),
         demand: u32,
-        mut tell: impl FnMut(u32),
+        mut tell: impl FnMut(u32) -> bool,
     ) {
         self.path_bytes = self.path_bytes.max(params.path_bytes);
         self.budget_bytes = self.budget_bytes.max(params.budget_bytes());
@@ -214,9 +238,8 @@ impl Advertiser {
                 continue;
             };
             // Its own acknowledgement may be a while off, too, if it does not come for every packet.
-            if sender.window >= sender.told.saturating_add(step) {
+            if sender.window >= sender.told.saturating_add(step) && tell(open) {
                 sender.told = sender.window;
-                tell(open);
             }
         }
     }
@@ -230,11 +253,17 @@ impl Advertiser {
 
     /// A sender is gone, or has nothing more to send.
     pub fn forget(&mut self, number: u32) {
-        if let Some(sender) = self.senders.remove(&number) {
+        self.leave_out(number);
+        self.senders.remove(&number);
+    }
+
+    /// A sender is not counted until it is heard again.
+    fn leave_out(&mut self, number: u32) {
+        if let Some(sender) = self.senders.get(&number) {
             self.by_demand.remove(&(sender.demand, number));
             self.by_wait.remove(&(sender.served, number));
             self.open.retain(|open| *open != number);
-            self.turn = self.turn.filter(|&(turn, _)| turn != number);
+            self.turn = self.turn.filter(|turn| turn.number != number);
         }
     }
 
@@ -242,20 +271,21 @@ impl Advertiser {
         // A sender that starts has its first window.
         let first = packets_in(self.path_bytes, packet_bytes);
         let new = Sender { packet_bytes, demand, window: 1, told: first, heard: now, served: now };
-        let before = self.senders.insert(number, new);
+        let before = self.senders.get(&number).copied();
         if let Some(before) = before {
             self.by_demand.remove(&(before.demand, number));
             self.by_wait.remove(&(before.served, number));
         }
+        let before = before.filter(|before| now.since(before.heard) < FORGOTTEN);
         let Sender { window, told, served, .. } = before.unwrap_or(new);
         let is_served = before.is_none_or(|before| before.window > 1);
         let served = if is_served { now } else { served };
         self.senders.insert(number, Sender { window, told, served, ..new });
         self.by_demand.insert((demand, number));
         self.by_wait.insert((served, number));
-        if let Some((turn, left)) = self.turn.filter(|&(turn, _)| turn == number) {
-            let left = left.saturating_sub(packet_bytes.into());
-            self.turn = (left > 0).then_some((turn, left));
+        if let Some(turn) = self.turn.filter(|turn| turn.number == number) {
+            let left = turn.left.saturating_sub(packet_bytes.into());
+            self.turn = (left > 0).then_some(Turn { left, ..turn });
         }
     }
 
@@ -268,7 +298,7 @@ impl Advertiser {
         }
         self.forget_stale(now);
         self.take_turn(now);
-        let turn = self.turn.map(|(number, _)| number);
+        let turn = self.turn.map(|turn| turn.number);
         let by_demand = self.by_demand.iter().map(|&(_, number)| number);
         let by_demand = by_demand.filter(|&number| Some(number) != turn);
         let mut left = self.budget_bytes;
@@ -288,26 +318,35 @@ impl Advertiser {
     }
 
     /// Senders that have gone silent are not counted: as many as windows are decided for, and the others with the next
-    /// packets. One that is heard again is a new one.
+    /// packets.
     fn forget_stale(&mut self, now: Time) {
         let first = self.by_demand.iter().map(|&(_, number)| number).take(MOST_OPEN);
         let longest = self.by_wait.first().map(|&(_, number)| number);
-        let turn = self.turn.map(|(number, _)| number);
+        let turn = self.turn.map(|turn| turn.number);
         let is_stale = |number: &u32| {
             self.senders.get(number).is_some_and(|sender| now.since(sender.heard) > STALE)
         };
         let looked_at = first.chain(longest).chain(turn).filter(is_stale);
         let stale: ArrayVec<u32, { MOST_OPEN + 2 }> = looked_at.collect();
-        stale.into_iter().for_each(|number| self.forget(number));
+        stale.into_iter().for_each(|number| self.leave_out(number));
     }
 
     /// Gives the sender that has waited longest its turn, if nobody has one.
     fn take_turn(&mut self, now: Time) {
+        if let Some(turn) = self.turn.filter(|turn| turn.until <= now)
+            && let Some(sender) = self.senders.get_mut(&turn.number)
+        {
+            self.by_wait.remove(&(sender.served, turn.number));
+            sender.served = now;
+            self.by_wait.insert((now, turn.number));
+            self.turn = None;
+        }
         if self.turn.is_none()
             && let Some(&(served, number)) = self.by_wait.first()
             && now.since(served) >= PATIENCE
         {
-            self.turn = Some((number, TURN * self.budget_bytes));
+            let left = TURN * self.budget_bytes;
+            self.turn = Some(Turn { number, left, until: now + LONGEST_TURN });
         }
     }
 }
@@ -342,7 +381,10 @@ mod tests {
 
     fn heard(advertiser: &mut Advertiser, us: u64, number: u32, demand: u32) -> Vec<u32> {
         let mut told = vec![];
-        advertiser.heard(at(us), number, (&PARAMS, PACKET), demand, |number| told.push(number));
+        advertiser.heard(at(us), number, (&PARAMS, PACKET), demand, |number| {
+            told.push(number);
+            true
+        });
         told
     }
 
@@ -404,7 +446,37 @@ mod tests {
             heard(&mut advertiser, 2_000 + us, 5_001, 900);
         }
         assert_eq!(advertiser.window(5_000).max(advertiser.window(5_001)), Some(100));
-        assert_eq!(advertiser.senders.len(), 2);
+        assert_eq!(advertiser.by_demand.len(), 2);
+    }
+
+    #[test]
+    fn one_that_is_heard_seldom_gets_its_turn_and_loses_it() {
+        let mut advertiser = Advertiser::default();
+        let mut had = 0;
+        // Senders 1 and 2 have less to send; sender 3 is heard every 1.5 ms only.
+        for us in (0..60_000).step_by(10) {
+            heard(&mut advertiser, us, 1, 5_000);
+            heard(&mut advertiser, us, 2, 6_000);
+            if us % 1_500 == 0 {
+                heard(&mut advertiser, us, 3, 50_000);
+            }
+            had += u32::from(advertiser.senders.get(&3).is_some_and(|sender| sender.window > 1));
+            assert!(advertiser.turn.is_none_or(|turn| turn.until > at(us)));
+        }
+        assert!((300..4_000).contains(&had), "{had} of 6,000");
+    }
+
+    #[test]
+    fn a_peer_that_advertises_nothing_opens_the_window_again() {
+        let mut sender = Advertised::new(PARAMS, PACKET);
+        sender.handle(at(1), Event::TimedOut);
+        let acknowledged = |packets| Event::Acknowledged { packets, in_flight: 1, rtt: None };
+        (0..200).for_each(|us| sender.handle(at(2 + us), acknowledged(1)));
+        assert_eq!(sender.window, 100);
+        // One that does decides alone.
+        sender.handle(at(300), Event::Advertised { packets: 3 });
+        sender.handle(at(301), acknowledged(5));
+        assert_eq!(sender.window, 3);
     }
 
     #[test]

@@ -64,6 +64,9 @@ pub(super) struct Congestion {
     /// The parameters, where the receiver advertises windows; and what the peer's latest data said of its demand.
     advertised: Option<AdvertisedParams>,
     demand: Option<u32>,
+    /// READs or atomics, or responses to them, have left: from then on all packets stay in the class of the path, since
+    /// others must not overtake these.
+    has_responses: bool,
 }
 
 impl Congestion {
@@ -240,20 +243,21 @@ impl Congestion {
         unsent: u32,
         window: Option<u32>,
     ) {
-        let hint = match headers.bth().opcode.operation() {
+        let (hint, is_urgent) = match headers.bth().opcode.operation() {
             Operation::Send | Operation::Write => {
-                let urgent = self.controller.advertised().map(|sender| sender.is_urgent(unsent));
-                if urgent == Some(true) {
-                    path.dscp = URGENT_DSCP;
-                }
-                Some(unsent)
+                let sender = self.controller.advertised();
+                (Some(unsent), sender.is_some_and(|sender| sender.is_urgent(unsent)))
             }
-            Operation::Acknowledge => {
-                path.dscp = URGENT_DSCP;
-                window
+            Operation::Acknowledge => (window, true),
+            Operation::Cnp => (None, false),
+            _ => {
+                self.has_responses = true;
+                (None, false)
             }
-            _ => None,
         };
+        if is_urgent && !self.has_responses {
+            path.dscp = URGENT_DSCP;
+        }
         if let Some(packets) = hint {
             *headers = headers.with_hint(Level::of(packets).bits());
         }

@@ -773,10 +773,12 @@ impl Qp {
             cx.events.raise(AsyncEvent::CommunicationEstablished(self.qpc.qpn));
         }
         self.established = true;
-        if let Some(level) = Level::from_bits(headers.hint()) {
-            self.handle_hint(cx, headers, level);
-        }
+        let level = Level::from_bits(headers.hint()).filter(|_| self.is_advertised());
+        let expected = level.and_then(|level| self.handle_window(cx, headers, level));
         self.execute(cx, origin, RxPacket { headers, payload_len });
+        if let (Some(level), Some(expected)) = (level, expected) {
+            self.handle_demand(cx, headers, level, expected);
+        }
         self.tell_controller(cx);
         let placed = sg::placed_bytes(cx.pieces);
         cx.add(placed, |c| &mut c.bytes_received);
@@ -835,12 +837,32 @@ impl Qp {
         }
     }
 
-    /// What an accepted packet says about demand, or our window.
+    /// What an acknowledgement says about our window. It has to acknowledge something that is under way, or everything before
+    /// it: one from another time says nothing any more. Returns the PSN of the peer's next request.
     #[cold]
-    fn handle_hint(&mut self, cx: &Context<'_>, headers: &Headers, level: Level) {
-        self.congestion.handle_hint(cx.now, headers.bth().opcode.operation(), level);
-        if let Kind::Rc(rc) = &mut self.kind {
+    fn handle_window(&mut self, cx: &Context<'_>, headers: &Headers, level: Level) -> Option<Psn> {
+        let Kind::Rc(rc) = &mut self.kind else {
+            return None;
+        };
+        let bth = headers.bth();
+        if bth.opcode.operation() == Operation::Acknowledge && rc.requester.is_current(bth.psn) {
+            self.congestion.handle_hint(cx.now, Operation::Acknowledge, level);
             rc.requester.limit_window(self.congestion.window_packets());
+        }
+        Some(rc.responder.expected())
+    }
+
+    /// What data says about the peer's demand: data that was executed, or came early.
+    #[cold]
+    fn handle_demand(&mut self, cx: &Context<'_>, headers: &Headers, level: Level, expected: Psn) {
+        let Kind::Rc(rc) = &self.kind else {
+            return;
+        };
+        let bth = headers.bth();
+        let is_executed = rc.responder.expected() != expected;
+        let is_early = self.qpc.is_selective() && expected.is_before(bth.psn);
+        if bth.opcode.is_request() && (is_executed || is_early) {
+            self.congestion.handle_hint(cx.now, bth.opcode.operation(), level);
         }
     }
 
@@ -858,8 +880,10 @@ impl Qp {
 
     /// The peer has another window: an acknowledgement says so.
     pub(crate) fn owe_window(&mut self) {
+        let is_connected = matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
         if let Kind::Rc(rc) = &mut self.kind
             && self.established
+            && is_connected
         {
             rc.responder.acknowledge_again();
         }

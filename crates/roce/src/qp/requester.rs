@@ -105,6 +105,12 @@ impl Requester {
         self.requests.unsent()
     }
 
+    /// Whether an acknowledgement with this PSN is about what is under way, or about all before it.
+    pub(super) fn is_current(&self, psn: Psn) -> bool {
+        let Requests { una, sent_end, .. } = self.requests;
+        una != sent_end && !psn.next().is_before(una) && psn.is_before(sent_end)
+    }
+
     /// Limits the request packets in flight to what congestion control allows.
     pub(super) fn limit_window(&mut self, window_packets: Option<u32>) {
         self.requests.congestion_window = window_packets;
