@@ -773,7 +773,7 @@ impl Endpoint {
                     *telemetry = qp.take_telemetry(cx);
                 }
             });
-            self.put_hint(slot, now, output);
+            self.put_hint(slot, output);
             if output.packet.is_some() {
                 self.end_turn_if_due(slot);
                 return true;
@@ -784,19 +784,15 @@ impl Endpoint {
     }
 
     /// Completes a packet of a queue pair whose receiver advertises windows.
-    fn put_hint(&mut self, slot: u32, now: Time, output: &mut Output) {
-        if !self.qps.at(slot).is_some_and(|entry| entry.qp.is_advertised()) {
+    fn put_hint(&mut self, slot: u32, output: &mut Output) {
+        let Some(entry) = self.qps.at_mut(slot).filter(|entry| entry.qp.is_advertised()) else {
             return;
+        };
+        if let Some(packet) = &mut output.packet {
+            let is_ack = packet.1.bth().opcode.operation() == Operation::Acknowledge;
+            let window = if is_ack { self.advertiser.window(slot) } else { None };
+            entry.qp.put_hint(packet, window);
         }
-        let is_ack = |(_, headers): &(Path, Headers)| {
-            headers.bth().opcode.operation() == Operation::Acknowledge
-        };
-        let window = match output.packet.as_ref().is_some_and(is_ack) {
-            true => self.advertiser.window(slot),
-            false => None,
-        };
-        let (delivery, packet) = output.parts();
-        self.poll_qp(slot, now, (delivery, packet), |qp, cx| qp.put_hint(cx, window));
     }
 
     /// The queue pair at the front of the ready queue has nothing more to send.

@@ -889,10 +889,10 @@ impl Qp {
         }
     }
 
-    /// Completes the packet in `cx.packet` with what is left to be sent, or the window of the peer.
+    /// Completes a packet with what is left to be sent, or the window of the peer.
     #[cold]
-    pub(crate) fn put_hint(&mut self, cx: &mut Context<'_>, window: Option<u32>) {
-        if let (Kind::Rc(rc), Some(packet)) = (&self.kind, cx.packet.as_mut()) {
+    pub(crate) fn put_hint(&mut self, packet: &mut (Path, Headers), window: Option<u32>) {
+        if let Kind::Rc(rc) = &self.kind {
             self.congestion.put_hint(packet, rc.requester.unsent(), window);
         }
     }
