@@ -109,9 +109,8 @@ pub struct Runner {
     failed: u32,
     sample_every: Option<Duration>,
     samples: Vec<QueueSample>,
-    /// Samples taken, and events by the last one.
+    /// Samples taken.
     sampled: u64,
-    events_then: u64,
 }
 
 /// The part of a [`Network`] that connections need.
@@ -168,7 +167,6 @@ impl Runner {
             sample_every: None,
             samples: Vec::new(),
             sampled: 0,
-            events_then: 0,
         }
     }
 
@@ -411,11 +409,9 @@ impl Runner {
     // ---- queues --------------------------------------------------------------------------------
 
     fn sample(&mut self) {
-        // Where nothing but samples happens any more, they end, too.
-        let events = self.fabric.events_handled();
-        let is_over = core::mem::replace(&mut self.events_then, events) + 1 == events;
         self.sampled += 1;
-        if is_over && self.to_come.is_empty() {
+        // Where nothing else is to happen, samples end, too.
+        if self.fabric.next_at().is_none() {
             return;
         }
         self.samples.push(self.fabric.queues());
