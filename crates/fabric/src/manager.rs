@@ -43,8 +43,8 @@ use crate::discovery::{Discovery, Place};
 use crate::exchange::{Done as Finished, Exchange, Fate, Numbering, Request, Requester};
 use crate::lids::Lids;
 use crate::mad::{
-    Attribute, DIRECTED_ROUTE, DirectedRoute, LFT_BLOCK, MAD_BYTES, NodeType, linear_top,
-    multicast_capacity,
+    Attribute, DIRECTED_ROUTE, DirectedRoute, LFT_BLOCK, MAD_BYTES, NodeType, PortInfo, PortState,
+    linear_top, multicast_capacity,
 };
 use crate::routes::Engine;
 use crate::setup::Setup;
@@ -410,7 +410,10 @@ impl Manager {
         }
         let for_trap = (!self.suspects.is_empty()).then_some(self.trap_at);
         let for_groups = self.has_group_changes().then_some(Duration::ZERO);
-        let dues = [self.heavy_at, Some(self.next_at), for_trap, for_groups];
+        // Where there is no fabric to look at, the next heavy sweep keeps its backoff.
+        let has_regular = self.fabric.is_some() || self.standing == Standing::Standby;
+        let regular = (has_regular || self.heavy_at.is_none()).then_some(self.next_at);
+        let dues = [self.heavy_at, regular, for_trap, for_groups];
         dues.into_iter().flatten().min()
     }
 
@@ -682,6 +685,9 @@ impl Manager {
         };
         let own = discovery.nodes().get(&guid).map(|node| node.info.port_guid);
         self.guid = own.or(self.guid);
+        if let Some(trouble) = own_trouble(&discovery, (guid, port)) {
+            return self.fail(now, trouble);
+        }
         let (complaints, left_out) = discovery.complaints();
         if let Some(first) = complaints.first() {
             let count = complaints.len() + left_out as usize;
@@ -1217,6 +1223,18 @@ impl Manager {
         } else {
             self.counters.dropped_events += 1;
         }
+    }
+}
+
+/// Why nothing beyond the own port was found. Port 0 of a switch has no link.
+fn own_trouble(discovery: &Discovery, (guid, port): Place) -> Option<Trouble> {
+    let node = discovery.nodes().get(&guid)?;
+    if node.info.node_type == NodeType::Switch {
+        return None;
+    }
+    match node.ports.get(&port).map(|info| PortInfo::parse(info).state) {
+        None => Some(Trouble::NoPort),
+        Some(state) => (state <= Some(PortState::Down)).then_some(Trouble::PortDown),
     }
 }
 

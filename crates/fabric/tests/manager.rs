@@ -303,3 +303,50 @@ fn what_is_no_datagram_for_it_is_counted() {
     assert_eq!(world.standing(0), Standing::Master);
     world.check_all_paths("after noise");
 }
+
+/// A cable of the manager's own node is unplugged for half a minute.
+#[test]
+fn the_link_of_the_manager_goes_down_and_comes_back() {
+    let mut world = World::of("leaf-spine:4x3x3");
+    world.start(0, config(Engine::Balanced, 0));
+    world.run(SECOND);
+    let (tables, lids) = (world.tables(), world.lids());
+    set_ups(&mut world);
+    let host = world.host(0);
+    let links = world.cut_all(host);
+    world.run(30 * SECOND);
+    let events = world.take_events();
+    let is_down = |(_, event): &(usize, Event)| *event == Event::Kept(Trouble::PortDown);
+    assert!(events.iter().any(is_down), "{events:?}");
+    assert!(!events.iter().any(|(_, event)| matches!(event, Event::SetUp(_))), "{events:?}");
+    // Meanwhile another link dies.
+    let link = world.links_between_switches()[0];
+    let link = world.cut(link);
+    links.into_iter().for_each(|link| world.join(link));
+    world.run(30 * SECOND);
+    assert_eq!(world.standing(0), Standing::Master);
+    world.check_all_paths("the manager is back");
+    world.join(link);
+    world.run(SECOND);
+    world.check_all_paths("all links are up");
+    assert_eq!(world.lids(), lids);
+    assert_eq!(world.tables().len(), tables.len());
+}
+
+/// Nothing can be set up: sweeps are repeated at growing intervals.
+#[test]
+fn sweeps_that_fail_from_the_start_back_off() {
+    for is_down in [false, true] {
+        let mut world = World::of("leaf-spine:2x1x2");
+        world.shrink_table("spine0", 4);
+        if is_down {
+            let host = world.host(0);
+            world.cut_all(host);
+        }
+        world.start(0, config(Engine::Balanced, 0));
+        // A millisecond passes where there is nothing to send.
+        world.step(20_000);
+        let failed = world.counters(0).failed_sweeps;
+        assert!((2..10).contains(&failed), "{failed} sweeps in at most 20 s");
+    }
+}

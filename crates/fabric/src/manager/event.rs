@@ -54,6 +54,8 @@ pub enum Trouble {
     Unroutable(String),
     /// This node's own port does not respond.
     NoPort,
+    /// The link of this node's port is down.
+    PortDown,
 }
 
 /// Why a request of another manager was refused.
@@ -117,7 +119,10 @@ impl Event {
             Event::Kept(Trouble::Unroutable(_)) => {
                 Some("try --engine up-down; the next sweep tries again")
             }
-            Event::Kept(Trouble::NoPort) => Some("is the link of this node's port up?"),
+            Event::Kept(Trouble::NoPort) => Some("is the driver of this node's device loaded?"),
+            Event::Kept(Trouble::PortDown) => {
+                Some("check the cable of this node's port; the next sweep tries again")
+            }
             Event::Incomplete(..) => Some(
                 "the next sweep tries again; a port that stays silent is broken, or has an M_Key: see --m-key",
             ),
@@ -165,6 +170,9 @@ impl fmt::Display for Event {
             }
             Event::Kept(Trouble::NoPort) => f.write_str(
                 "the fabric keeps its last tables: this node's own port does not respond",
+            ),
+            Event::Kept(Trouble::PortDown) => f.write_str(
+                "the fabric keeps its last tables: the link of this node's port is down",
             ),
             Event::Incomplete(complaint, 1) => f.write_str(complaint),
             Event::Incomplete(complaint, count) => {

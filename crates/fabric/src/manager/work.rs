@@ -147,6 +147,8 @@ impl Work {
     /// The tables of before for the fabric of now, if it has lost something and gained nothing.
     fn mended(&self, guids: &[u64], channels: &Channels) -> Option<(Routed, How)> {
         let previous = self.previous.as_ref()?;
+        // Tables that lead nowhere are a fault of the sweep, not of the fabric.
+        (!channels.end_ports().is_empty()).then_some(())?;
         let (old, new) = (Numbers::new(previous), Numbers { guids, channels });
         let switches = old.switches();
         let to_old = |switch: &crate::topology::NodeId| switches.get(&new.guid(*switch)).copied();

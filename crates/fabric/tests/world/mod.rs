@@ -287,6 +287,7 @@ impl World {
             .iter()
             .filter(|(_, manager)| manager.standing() == Standing::Master)
             .map(|(at, _)| *at)
+            .filter(|at| self.agents.topology.neighbours(self.host(*at)).next().is_some())
             .collect();
         for end in link.ends {
             let lid = self.agents.written.get(&(end.node, Attribute::PortInfo.id(), 0));
