@@ -460,6 +460,16 @@ impl Discovery {
         ports.filter(|(_, info)| info.is_manager).map(|(place, _)| place).collect()
     }
 
+    /// The way to a port that has a LID: of an adapter, one that ends there; of a switch, port 0 is meant.
+    pub fn route(&self, (guid, port): Place) -> Option<DirectedRoute> {
+        let node = self.nodes.get(&guid)?;
+        let is_switch = node.info.node_type == NodeType::Switch;
+        match port {
+            0 => is_switch.then_some(node.route),
+            _ => node.port_routes.get(&port).copied(),
+        }
+    }
+
     /// The graph. Nodes have the names that they call themselves; where two call themselves alike, their GUIDs are
     /// behind. Links get `capacity`.
     ///

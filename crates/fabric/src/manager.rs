@@ -699,9 +699,8 @@ impl Manager {
         }
         let mut exchange = Exchange::beginning(self.numbering);
         for place in discovery.managers().into_iter().filter(|place| *place != (guid, port)) {
-            let node = discovery.nodes().get(&place.0);
-            if let Some(route) = node.and_then(|node| node.port_routes.get(&place.1)) {
-                exchange.request(Request::get(*route, Attribute::SmInfo, 0), place);
+            if let Some(route) = discovery.route(place) {
+                exchange.request(Request::get(route, Attribute::SmInfo, 0), place);
             }
         }
         self.others.clear();
