@@ -491,10 +491,17 @@ pub fn has_port_change(switch_info: &[u8; 64]) -> bool {
     switch_info[11] & 1 << 2 != 0
 }
 
-/// The attribute `SwitchInfo` that sets the last LID of the linear table, and clears PortStateChange.
+/// The attribute `SwitchInfo` that sets the last LID of the linear table, and leaves PortStateChange: a zero is ignored.
 pub fn switch_setting(own: &[u8; 64], top: u16) -> [u8; 64] {
     let mut data = *own;
     data[6..8].copy_from_slice(&top.to_be_bytes());
+    data[11] &= !(1 << 2);
+    data
+}
+
+/// The attribute `SwitchInfo` that clears PortStateChange, and sets nothing else.
+pub fn port_change_clearing(own: &[u8; 64]) -> [u8; 64] {
+    let mut data = *own;
     data[11] |= 1 << 2;
     data
 }

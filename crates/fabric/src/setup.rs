@@ -25,7 +25,7 @@ use crate::forwarding::{Detour, Forwarding};
 use crate::lids::{Lids, Order, Owner, TooFewLids};
 use crate::mad::{
     Attribute, DirectedRoute, MAD_BYTES, NodeType, PortInfo, PortSetting, PortState,
-    has_port_change, linear_capacity, linear_top, switch_setting,
+    linear_capacity, linear_top, switch_setting,
 };
 use crate::routes::{Tables, up_down::Ranks};
 use crate::topology::NodeId;
@@ -481,16 +481,16 @@ impl<'a> Plan<'a> {
         writes.iter().filter_map(request).collect()
     }
 
-    /// Of switches whose last LID is another, or whose ports have changed.
+    /// Of switches whose last LID is another. PortStateChange stays: a port may have changed since it was read, so only
+    /// a look clears it, which reads all ports afterwards.
     fn switches(&self) -> Vec<(Request, Why)> {
         let top = self.target.lids.top();
         let request = |switch: &NodeId| {
             let guid = self.guid(*switch);
             let node = self.discovery.nodes().get(&guid)?;
             let info = node.switch_info?;
-            let is_as_wanted = linear_top(&info) == top && !has_port_change(&info);
             let setting = switch_setting(&info, top);
-            (!is_as_wanted).then(|| {
+            (linear_top(&info) != top).then(|| {
                 (Request::set(node.route, Attribute::SwitchInfo, 0, setting), Why::Switch(guid))
             })
         };
