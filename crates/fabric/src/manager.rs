@@ -69,6 +69,9 @@ const TRAP_REST: Duration = Duration::from_millis(50);
 /// The longest rest between looks for traps.
 const MAX_TRAP_REST: Duration = Duration::from_secs(5);
 
+/// Rest after multicast tables were written: however fast members come and go, the fabric is looked at in between.
+const GROUPS_REST: Duration = Duration::from_millis(50);
+
 /// Before a heavy sweep that failed is repeated; it doubles up to the interval of light sweeps.
 const RETRY: Duration = Duration::from_millis(500);
 
@@ -285,6 +288,8 @@ pub struct Manager {
     /// Multicast forwarding tables that switches hold, and whether that is known.
     trees: MulticastTables,
     knows_groups: bool,
+    /// Multicast tables are not written before this time.
+    groups_at: Duration,
     /// Switches that traps came from.
     suspects: BTreeSet<u64>,
     /// A heavy sweep is due at this time.
@@ -328,6 +333,7 @@ impl Manager {
             groups: Groups::default(),
             trees: MulticastTables::new(),
             knows_groups: false,
+            groups_at: Duration::ZERO,
             suspects: BTreeSet::new(),
             heavy_at: Some(Duration::ZERO),
             next_at: Duration::ZERO,
@@ -409,7 +415,7 @@ impl Manager {
             return None;
         }
         let for_trap = (!self.suspects.is_empty()).then_some(self.trap_at);
-        let for_groups = self.has_group_changes().then_some(Duration::ZERO);
+        let for_groups = self.has_group_changes().then_some(self.groups_at);
         // Where there is no fabric to look at, the next heavy sweep keeps its backoff.
         let has_regular = self.fabric.is_some() || self.standing == Standing::Standby;
         let regular = (has_regular || self.heavy_at.is_none()).then_some(self.next_at);
@@ -592,11 +598,16 @@ impl Manager {
         }
         match (self.standing, self.master) {
             (Standing::Standby, Some(master)) => self.begin_poll(now, master),
-            (Standing::Master, _) if self.has_group_changes() => self.begin_groups(),
-            (Standing::Master, _) => self.begin_look(now),
+            (Standing::Master, _) if self.is_look_due(now) => self.begin_look(now),
+            (Standing::Master, _) => self.begin_groups(),
             // Whoever has neither a master nor a term looks for both.
             _ => self.begin_heavy(now),
         }
+    }
+
+    /// For a trap, or since the interval is over.
+    fn is_look_due(&self, now: Duration) -> bool {
+        self.next_at <= now || !self.suspects.is_empty() && self.trap_at <= now
     }
 
     fn begin_heavy(&mut self, now: Duration) {
@@ -655,7 +666,10 @@ impl Manager {
                 Task::Read(discovery, _) => self.route(discovery),
                 Task::Write(writing) => self.finish_setup(now, *writing),
                 Task::Look(look) => self.finish_look(now, look),
-                Task::Groups(_, stages) => self.write_groups(stages),
+                Task::Groups(_, stages) => {
+                    self.groups_at = now + GROUPS_REST;
+                    self.write_groups(stages);
+                }
                 Task::Nothing | Task::Route(_) | Task::Poll(_) | Task::HandOver(_) => {}
             }
         }
