@@ -72,6 +72,9 @@ const MAX_TRAP_REST: Duration = Duration::from_secs(5);
 /// Rest after multicast tables were written: however fast members come and go, the fabric is looked at in between.
 const GROUPS_REST: Duration = Duration::from_millis(50);
 
+/// Most managers with another SM_Key that are reported.
+const MAX_FOREIGN: usize = 64;
+
 /// Before a heavy sweep that failed is repeated; it doubles up to the interval of light sweeps.
 const RETRY: Duration = Duration::from_millis(500);
 
@@ -247,6 +250,16 @@ struct Master {
     misses: u32,
 }
 
+/// A manager of higher priority that has not taken over.
+#[derive(Clone, Copy, Debug)]
+struct Unwilling {
+    guid: u64,
+    /// It is not asked again before this time,
+    until: Duration,
+    /// nor before a fabric was set up.
+    has_set_up: bool,
+}
+
 /// See the module's text.
 ///
 /// # Order of calls
@@ -271,10 +284,12 @@ pub struct Manager {
     is_new: bool,
     /// Why it looks for the master.
     why: Option<Why>,
-    /// By its GUID, who has not taken over, and until when it is not asked again.
-    unwilling: Option<(u64, Duration)>,
-    /// Until when another master, which goes after it, may give way.
-    rival_until: Option<Duration>,
+    /// Who has not taken over.
+    unwilling: Option<Unwilling>,
+    /// Another master, which goes after it, by its GUID, and until when it may give way.
+    rival: Option<(u64, Duration)>,
+    /// GUIDs of managers with another SM_Key that were reported.
+    foreign: BTreeSet<u64>,
     /// No sweep for managers that are not known before this time.
     stranger_at: Duration,
     fabric: Option<Fabric>,
@@ -323,7 +338,8 @@ impl Manager {
             is_new: true,
             why: None,
             unwilling: None,
-            rival_until: None,
+            rival: None,
+            foreign: BTreeSet::new(),
             stranger_at: Duration::ZERO,
             fabric: None,
             held: BTreeMap::new(),
@@ -825,6 +841,9 @@ impl Manager {
             }
         }
         self.is_new = false;
+        if let Some(other) = &mut self.unwilling {
+            other.has_set_up = true;
+        }
         let directory = Directory::new(&discovery, &target.lids);
         let tables = discovery.nodes().values().filter_map(|node| node.switch_info);
         let capacity = tables.map(|info| multicast_capacity(&info)).min().unwrap_or(0);
@@ -998,13 +1017,19 @@ impl Manager {
     }
 
     fn handle_manager(&mut self, done: &Finished<Place>) {
-        if let Fate::Response(data) = done.fate
-            && let Some(info) = SmInfo::parse(&data)
-        {
-            let other = Other { info, route: done.request.route };
-            self.others.insert(done.context, other);
+        let Fate::Response(data) = done.fate else {
+            return;
+        };
+        let Some(info) = SmInfo::parse(&data) else {
+            return;
+        };
+        if is_of_subnet(&info, self.config.sm_key) {
+            self.others.insert(done.context, Other { info, route: done.request.route });
+        } else if self.foreign.len() < MAX_FOREIGN && self.foreign.insert(info.guid) {
+            self.report(Event::Foreign(info.guid));
         }
     }
+
 
     /// The first of the other managers in a state.
     fn first_of(&self, is_meant: impl Fn(&SmInfo) -> bool) -> Option<Other> {
@@ -1040,7 +1065,8 @@ impl Manager {
 
     /// A master hands over to whoever goes before it, and lets others hand over to it before it goes on.
     fn defend(&mut self, now: Duration, discovery: Discovery, own: &SmInfo) {
-        let unwilling = self.unwilling.filter(|(_, until)| now < *until).map(|(guid, _)| guid);
+        let rests = |other: &Unwilling| now < other.until || !other.has_set_up;
+        let unwilling = self.unwilling.filter(rests).map(|other| other.guid);
         let is_ahead = |other: &SmInfo| {
             Some(other.guid) != unwilling
                 && match other.standing {
@@ -1058,15 +1084,17 @@ impl Manager {
         }
         let rival = self.first_of(|other| other.standing == Standing::Master);
         let patience = self.config.interval * RIVAL_INTERVALS;
-        match rival {
-            Some(rival) if now < *self.rival_until.get_or_insert(now + patience) => {
-                self.report(Event::Rival(rival.info));
-                self.heavy_at = Some(now + self.backoff());
-            }
-            _ => {
-                self.rival_until = None;
-                self.read(discovery);
-            }
+        // Whoever has not given way in that time is not waited for again as long as it is there.
+        let known = |rival: Other| {
+            let before = self.rival.filter(|(guid, _)| *guid == rival.info.guid);
+            before.unwrap_or((rival.info.guid, now + patience))
+        };
+        self.rival = rival.map(known);
+        if let Some((rival, _)) = rival.zip(self.rival).filter(|(_, (_, until))| now < *until) {
+            self.report(Event::Rival(rival.info));
+            self.heavy_at = Some(now + self.backoff());
+        } else {
+            self.read(discovery);
         }
     }
 
@@ -1076,7 +1104,8 @@ impl Manager {
             // It has not taken over, so this one goes on.
             Fate::Refused(_) | Fate::Silent => {
                 let rest = self.backoff();
-                self.unwilling = Some((done.context.info.guid, now + rest));
+                let (guid, until) = (done.context.info.guid, now + rest);
+                self.unwilling = Some(Unwilling { guid, until, has_set_up: false });
                 self.heavy_at = Some(now);
             }
         }
@@ -1099,15 +1128,16 @@ impl Manager {
         self.suspects.clear();
         self.heavy_at = None;
         self.unwilling = None;
-        self.rival_until = None;
+        self.rival = None;
     }
 
     fn handle_poll(&mut self, done: &Finished<()>, now: Duration) {
+        let key = self.config.sm_key;
         let Some(master) = &mut self.master else {
             return;
         };
         let info = match done.fate {
-            Fate::Response(data) => SmInfo::parse(&data),
+            Fate::Response(data) => SmInfo::parse(&data).filter(|info| is_of_subnet(info, key)),
             Fate::Refused(_) | Fate::Silent => None,
         };
         let guid = master.other.info.guid;
@@ -1237,6 +1267,11 @@ impl Manager {
             self.counters.dropped_events += 1;
         }
     }
+}
+
+/// Whether another manager has this SM_Key. It tells 0 to those whom it does not take for the master, as opensm does.
+fn is_of_subnet(other: &SmInfo, key: u64) -> bool {
+    other.key == 0 || other.key == key
 }
 
 /// Why nothing beyond the own port was found. Port 0 of a switch has no link.

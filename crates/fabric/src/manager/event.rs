@@ -26,6 +26,8 @@ pub enum Event {
     Incomplete(String, usize),
     /// Another manager is master, too; it has to give way.
     Rival(SmInfo),
+    /// A manager, by its GUID, has another SM_Key and is ignored.
+    Foreign(u64),
     /// A request of another manager was refused.
     Refused(Refusal),
 }
@@ -109,6 +111,7 @@ impl Event {
             Event::Kept(_) => "kept",
             Event::Incomplete(..) => "incomplete",
             Event::Rival(_) => "rival",
+            Event::Foreign(_) => "foreign",
             Event::Refused(_) => "refused",
         }
     }
@@ -129,7 +132,7 @@ impl Event {
             Event::Rival(_) => {
                 Some("it gives way at its next sweep; if not, give it a lower priority")
             }
-            Event::Refused(Refusal::WrongKey(_)) => {
+            Event::Foreign(_) | Event::Refused(Refusal::WrongKey(_)) => {
                 Some("managers of one subnet need the same --sm-key")
             }
             Event::Refused(Refusal::Unknown(_)) => {
@@ -141,7 +144,14 @@ impl Event {
 
     /// Whether something is wrong.
     pub fn is_warning(&self) -> bool {
-        matches!(self, Event::Kept(_) | Event::Incomplete(..) | Event::Rival(_) | Event::Refused(_))
+        matches!(
+            self,
+            Event::Kept(_)
+                | Event::Incomplete(..)
+                | Event::Rival(_)
+                | Event::Foreign(_)
+                | Event::Refused(_)
+        )
     }
 }
 
@@ -180,6 +190,9 @@ impl fmt::Display for Event {
             }
             Event::Rival(other) => {
                 write!(f, "{:#018x} is master, too, with priority {}", other.guid, other.priority)
+            }
+            Event::Foreign(guid) => {
+                write!(f, "the manager {guid:#018x} has another SM_Key and is ignored")
             }
             Event::Refused(Refusal::Unknown(guid)) => {
                 write!(f, "refused a control message of {guid:#018x}, which is no known manager")
