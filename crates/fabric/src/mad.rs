@@ -425,6 +425,11 @@ impl PortInfo {
     }
 }
 
+/// Whether a port can tell its clients to register anew (IsClientReregistrationSupported); from attribute `PortInfo`.
+pub fn can_reregister(port_info: &[u8; 64]) -> bool {
+    port_info[20] & 1 << 1 != 0
+}
+
 /// What a manager sets of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortSetting {
@@ -464,8 +469,7 @@ impl PortSetting {
             data[43] = data[43] & 0xf | lanes << 4;
         }
         // Clients have to register anew with whoever manages now, where the port can tell them.
-        let can_tell = own[20] & 1 << 1 != 0;
-        data[51] = data[51] & 0x7f | if can_tell && self.state.is_none() { 0x80 } else { 0 };
+        data[51] = data[51] & 0x7f | if can_reregister(own) && self.state.is_none() { 0x80 } else { 0 };
         data[63] &= 0xe0;
         data
     }

@@ -553,8 +553,12 @@ impl Manager {
         self.held = done.held;
         match done.result {
             Ok((routed, target, how)) => {
-                let setup = Setup::to(&done.discovery, &routed.channels, target, self.numbering);
                 let discovery = done.discovery;
+                // A new manager knows no members of groups; neither does it know those that were cut off.
+                let known = self.fabric.as_ref().filter(|_| !self.is_new);
+                let is_new = |place| known.is_none_or(|fabric| fabric.lids.of(place).is_none());
+                let (channels, numbering) = (&routed.channels, self.numbering);
+                let setup = Setup::to(&discovery, channels, target, numbering, is_new);
                 let writing = Writing { setup, discovery, routed, how };
                 self.task = Task::Write(Box::new(writing));
             }

@@ -24,7 +24,7 @@ use crate::exchange::{Discarded, Done, Exchange, Fate, Numbering, Request, Reque
 use crate::forwarding::{Detour, Forwarding};
 use crate::lids::{Lids, Order, Owner, TooFewLids};
 use crate::mad::{
-    Attribute, DirectedRoute, MAD_BYTES, NodeType, PortInfo, PortSetting, PortState,
+    Attribute, DirectedRoute, MAD_BYTES, NodeType, PortInfo, PortSetting, PortState, can_reregister,
     linear_capacity, linear_top, switch_setting,
 };
 use crate::routes::{Tables, up_down::Ranks};
@@ -210,17 +210,19 @@ impl Setup {
         let lids = Lids::assign(discovery, &BTreeMap::new(), Order::RememberedFirst, 0)?;
         let ranks = Ranks::of(channels);
         let target = Target::new(discovery, channels, (tables, &ranks), lids, &[])?;
-        Ok(Setup::to(discovery, channels, target, Numbering::default()))
+        Ok(Setup::to(discovery, channels, target, Numbering::default(), |_| false))
     }
 
-    /// Of a fabric to a target. The numbering is that of the requests.
+    /// Of a fabric to a target. The numbering is that of the requests. Clients of ports that `is_new` names have to
+    /// register with subnet administration anew, even if their port is in use and stays as it is.
     pub fn to(
         discovery: &Discovery,
         channels: &Channels,
         target: Target,
         numbering: Numbering,
+        is_new: impl Fn(Place) -> bool,
     ) -> Setup {
-        let steps = Plan::new(discovery, channels, &target).steps();
+        let steps = Plan::new(discovery, channels, &target, &is_new).steps();
         Setup {
             exchange: Exchange::beginning(numbering),
             steps,
@@ -394,16 +396,23 @@ struct Plan<'a> {
     discovery: &'a Discovery,
     channels: &'a Channels,
     target: &'a Target,
+    /// Ports whose clients register anew.
+    is_new: &'a dyn Fn(Place) -> bool,
     /// By node of the topology.
     guids: Vec<u64>,
     manager_lid: u16,
 }
 
 impl<'a> Plan<'a> {
-    fn new(discovery: &'a Discovery, channels: &'a Channels, target: &'a Target) -> Plan<'a> {
+    fn new(
+        discovery: &'a Discovery,
+        channels: &'a Channels,
+        target: &'a Target,
+        is_new: &'a dyn Fn(Place) -> bool,
+    ) -> Plan<'a> {
         let of = |(guid, port)| target.lids.of((guid, port)).or(target.lids.of((guid, 0)));
         let manager_lid = discovery.start().and_then(of).unwrap_or(0);
-        Plan { discovery, channels, target, guids: discovery.guids(), manager_lid }
+        Plan { discovery, channels, target, is_new, guids: discovery.guids(), manager_lid }
     }
 
     fn steps(&self) -> VecDeque<Step> {
@@ -446,11 +455,12 @@ impl<'a> Plan<'a> {
     fn identities(&self) -> Vec<(Request, Why)> {
         let is_wrong = |(place, lid): &(Place, u16)| {
             let node = self.discovery.nodes().get(&place.0);
-            let info = node.and_then(|node| node.ports.get(&place.1)).map(PortInfo::parse);
             let wanted = (*lid, self.manager_lid, self.target.lids.lmc(*place));
-            info.is_some_and(|info| {
+            node.and_then(|node| node.ports.get(&place.1)).is_some_and(|own| {
+                let info = PortInfo::parse(own);
                 let is_unused = place.1 > 0 && info.state < Some(PortState::Armed);
-                is_unused || (info.lid, info.manager_lid, info.lmc) != wanted
+                let is_told = place.1 > 0 && can_reregister(own) && (self.is_new)(*place);
+                is_unused || is_told || (info.lid, info.manager_lid, info.lmc) != wanted
             })
         };
         let wrong = self.target.lids.iter().filter(is_wrong);
