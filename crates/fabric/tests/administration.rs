@@ -259,3 +259,58 @@ fn groups_are_created_by_full_members_for_their_own_port_and_are_bounded() {
     assert_eq!(leave(&mut world, 2, &group(65)).status, 0);
     assert_eq!(leave(&mut world, 2, &group(65)).status, 0x0300);
 }
+
+#[test]
+fn a_member_that_comes_and_goes_holds_up_no_sweep() {
+    let mut world = managed("leaf-spine:4x2x3");
+    let links = world.links_between_switches();
+    world.cut_silently(links[0]);
+    // As fast as one datagram every ten milliseconds.
+    for round in 0..3_000 {
+        match round % 2 {
+            0 => assert_eq!(join(&mut world, 5, &BROADCAST, 1, false).status, 0),
+            _ => assert_eq!(leave(&mut world, 5, &BROADCAST).status, 0),
+        }
+        world.step(1);
+        world.now += Duration::from_millis(10);
+    }
+    assert!(world.counters(0).light_sweeps >= 2, "{:?}", world.counters(0));
+    world.check_paths_to_hosts("around the dead link");
+    let members = BTreeSet::from([5, 8]);
+    members.iter().for_each(|host| drop(join(&mut world, *host, &BROADCAST, 1, false)));
+    world.run(SECOND);
+    check_group(&world, 0xc000, &members);
+}
+
+#[test]
+fn clients_register_anew_with_a_new_manager_and_after_a_partition() {
+    let mut world = managed("leaf-spine:4x2x3");
+    let hosts: BTreeSet<NodeId> = world.agents.topology.hosts().collect();
+    let told = |world: &mut World| -> BTreeSet<NodeId> {
+        let told: BTreeSet<NodeId> =
+            std::mem::take(&mut world.agents.reregistered).into_iter().collect();
+        told.intersection(&hosts).copied().collect()
+    };
+    assert_eq!(told(&mut world), hosts, "at first");
+    // The process is restarted on a fabric that is in use.
+    world.kill(0);
+    world.start(0, Config::default());
+    world.run(SECOND);
+    assert_eq!(told(&mut world), hosts, "after a restart");
+    // The uplinks of a leaf die; its hosts stay up.
+    let leaf = world.agents.topology.named("leaf3").expect("a leaf");
+    let topology = &world.agents.topology;
+    let up = world.links_between_switches().into_iter();
+    let up: Vec<_> = up
+        .filter(|link| {
+            topology.link(*link).is_some_and(|link| link.ends.iter().any(|end| end.node == leaf))
+        })
+        .collect();
+    let cut: Vec<_> = up.into_iter().map(|link| world.cut(link)).collect();
+    world.run(20 * SECOND);
+    assert_eq!(told(&mut world), BTreeSet::new(), "nobody is new");
+    cut.into_iter().for_each(|link| world.join(link));
+    world.run(20 * SECOND);
+    let below: BTreeSet<NodeId> = (9..12).map(|host| world.host(host)).collect();
+    assert_eq!(told(&mut world), below, "those that were cut off");
+}

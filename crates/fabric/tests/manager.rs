@@ -350,3 +350,24 @@ fn sweeps_that_fail_from_the_start_back_off() {
         assert!((2..10).contains(&failed), "{failed} sweeps in at most 20 s");
     }
 }
+
+/// Light sweeps find it later, since setting a switch up clears nothing that was not read.
+#[test]
+fn a_link_that_dies_unnoticed_in_the_middle_of_a_sweep_is_found_by_the_next() {
+    for datagrams in (0..300).step_by(3) {
+        let mut world = World::of("leaf-spine:4x3x3");
+        world.context = format!("after {datagrams} datagrams");
+        let host = world.agents.topology.named("host11").expect("a host");
+        let first = world.cut_all(host);
+        world.start(0, config(Engine::Balanced, 0));
+        world.run(SECOND);
+        // It gets a LID behind the last one, which all switches are told.
+        first.into_iter().for_each(|link| world.join(link));
+        world.step(datagrams);
+        // No shortest route of the manager leads over the last link, so nothing that it sends gets lost.
+        let link = world.links_between_switches().pop().expect("a link");
+        world.cut_silently(link);
+        world.run(25 * SECOND);
+        world.check_paths_to_hosts("after a light sweep");
+    }
+}

@@ -20,6 +20,10 @@ const INVALID: u16 = 0x1c;
 /// In `SwitchInfo`: the state of a port has changed.
 const PORT_CHANGE: u8 = 1 << 2;
 
+/// In `PortInfo`, byte 51: clients have to register anew; in byte 20: the port can tell them.
+const REREGISTER: u8 = 1 << 7;
+const CAN_REREGISTER: u8 = 1 << 1;
+
 /// See the module's text.
 pub(crate) struct Agents {
     pub(crate) topology: Topology,
@@ -34,6 +38,8 @@ pub(crate) struct Agents {
     pub(crate) managers: Vec<NodeId>,
     /// Nodes that refuse to have their tables written.
     pub(crate) stubborn: Vec<NodeId>,
+    /// Nodes whose clients were told to register anew.
+    pub(crate) reregistered: Vec<NodeId>,
     /// What was written, by node, attribute and modifier.
     pub(crate) written: BTreeMap<(NodeId, u16, u32), [u8; 64]>,
 }
@@ -46,9 +52,19 @@ impl Agents {
 
     pub(crate) fn of_topology(topology: Topology) -> Agents {
         let start = topology.hosts().next().expect("a host");
-        let [silent, deaf, stubborn, managers] = [const { Vec::new() }; 4];
+        let [silent, deaf, stubborn, managers, reregistered] = [const { Vec::new() }; 5];
         let (impostors, written) = (BTreeMap::new(), BTreeMap::new());
-        Agents { topology, start, silent, deaf, impostors, managers, stubborn, written }
+        Agents {
+            topology,
+            start,
+            silent,
+            deaf,
+            impostors,
+            managers,
+            stubborn,
+            reregistered,
+            written,
+        }
     }
 
     pub(crate) fn guid(node: NodeId) -> u64 {
@@ -88,6 +104,10 @@ impl Agents {
             } else if !self.deaf.contains(&node) {
                 // A state of 0 changes nothing.
                 let keeps = is_port && data[32] & 0xf == 0;
+                if is_port && data[51] & REREGISTER != 0 {
+                    data[51] &= !REREGISTER;
+                    self.reregistered.push(node);
+                }
                 data[32] |= if keeps { old[32] & 0xf } else { 0 };
                 if smp.attribute == Attribute::SwitchInfo {
                     data[11] = if data[11] & PORT_CHANGE != 0 { 0 } else { old[11] & PORT_CHANGE };
@@ -97,7 +117,9 @@ impl Agents {
         }
         smp.method = Method::Response;
         smp.data = self.read(node, by, smp.attribute, smp.modifier)?;
-        if smp.attribute == Attribute::PortInfo && self.managers.contains(&node) {
+        // Of a switch, port 0 says so.
+        let is_own_port = smp.attribute == Attribute::PortInfo && (is_host || smp.modifier == 0);
+        if is_own_port && self.managers.contains(&node) {
             smp.data[23] |= 1 << 1;
         }
         Some(smp.emit())
@@ -148,7 +170,10 @@ impl Agents {
                 let is_up = link.is_some() || modifier == 0;
                 let state = Some(if is_up { PortState::Initialize } else { PortState::Down });
                 let (lid, manager_lid, lmc, lanes, is_manager) = (0, 0, 0, 4, false);
-                PortInfo { lid, manager_lid, state, lmc, lanes, is_manager }.emit()
+                let mut data =
+                    PortInfo { lid, manager_lid, state, lmc, lanes, is_manager }.emit();
+                data[20] = CAN_REREGISTER;
+                data
             }
             Attribute::SwitchInfo => {
                 let mut data = [0; 64];
