@@ -469,7 +469,8 @@ impl PortSetting {
             data[43] = data[43] & 0xf | lanes << 4;
         }
         // Clients have to register anew with whoever manages now, where the port can tell them.
-        data[51] = data[51] & 0x7f | if can_reregister(own) && self.state.is_none() { 0x80 } else { 0 };
+        data[51] =
+            data[51] & 0x7f | if can_reregister(own) && self.state.is_none() { 0x80 } else { 0 };
         data[63] &= 0xe0;
         data
     }

@@ -75,6 +75,9 @@ const GROUPS_REST: Duration = Duration::from_millis(50);
 /// Most managers with another SM_Key that are reported.
 const MAX_FOREIGN: usize = 64;
 
+/// Rest after a report of a control message that was refused.
+const REFUSAL_REST: Duration = Duration::from_secs(1);
+
 /// Before a heavy sweep that failed is repeated; it doubles up to the interval of light sweeps.
 const RETRY: Duration = Duration::from_millis(500);
 
@@ -290,6 +293,9 @@ pub struct Manager {
     rival: Option<(u64, Duration)>,
     /// GUIDs of managers with another SM_Key that were reported.
     foreign: BTreeSet<u64>,
+    /// No refusal is reported before this time, and so many were not.
+    refusal_at: Duration,
+    unreported: u64,
     /// No sweep for managers that are not known before this time.
     stranger_at: Duration,
     fabric: Option<Fabric>,
@@ -340,6 +346,8 @@ impl Manager {
             unwilling: None,
             rival: None,
             foreign: BTreeSet::new(),
+            refusal_at: Duration::ZERO,
+            unreported: 0,
             stranger_at: Duration::ZERO,
             fabric: None,
             held: BTreeMap::new(),
@@ -1034,7 +1042,6 @@ impl Manager {
         }
     }
 
-
     /// The first of the other managers in a state.
     fn first_of(&self, is_meant: impl Fn(&SmInfo) -> bool) -> Option<Other> {
         let meant = self.others.values().filter(|other| is_meant(&other.info));
@@ -1186,7 +1193,7 @@ impl Manager {
             if let Err(refusal) = self.obey(now, header.modifier, &smp_data(mad)) {
                 status = INVALID;
                 self.counters.refused_controls += 1;
-                self.report(Event::Refused(refusal));
+                self.report_refusal(now, refusal);
             }
         } else if self.standing == Standing::Master
             && self.others.is_empty()
@@ -1231,7 +1238,9 @@ impl Manager {
             }
             (Control::Acknowledge, _) => {}
             (Control::Disable, Standing::Standby | Standing::Discovering) => {
-                self.task = Task::Nothing;
+                let task = core::mem::replace(&mut self.task, Task::Nothing);
+                // Responses may still be under way to numbers that must not be used again.
+                self.note_numbers(&task);
                 self.give_up();
                 self.change(Standing::NotActive, Why::Told);
             }
@@ -1241,6 +1250,16 @@ impl Manager {
             (_, standing) => return Err(Refusal::Standing(standing)),
         }
         Ok(())
+    }
+
+    fn report_refusal(&mut self, now: Duration, refusal: Refusal) {
+        if now < self.refusal_at {
+            self.unreported += 1;
+            return;
+        }
+        self.refusal_at = now + REFUSAL_REST;
+        let before = core::mem::take(&mut self.unreported);
+        self.report(Event::Refused(refusal, before));
     }
 
     fn change(&mut self, standing: Standing, why: Why) {

@@ -24,8 +24,8 @@ use crate::exchange::{Discarded, Done, Exchange, Fate, Numbering, Request, Reque
 use crate::forwarding::{Detour, Forwarding};
 use crate::lids::{Lids, Order, Owner, TooFewLids};
 use crate::mad::{
-    Attribute, DirectedRoute, MAD_BYTES, NodeType, PortInfo, PortSetting, PortState, can_reregister,
-    linear_capacity, linear_top, switch_setting,
+    Attribute, DirectedRoute, MAD_BYTES, NodeType, PortInfo, PortSetting, PortState,
+    can_reregister, linear_capacity, linear_top, switch_setting,
 };
 use crate::routes::{Tables, up_down::Ranks};
 use crate::topology::NodeId;

@@ -172,9 +172,16 @@ fn control_messages_of_strangers_are_refused() {
     assert_eq!(world.counters(5).refused_controls, 8);
     let events = world.take_events();
     let is_refusal = |(_, event): &(usize, Event)| {
-        matches!(event, Event::Refused(Refusal::Unknown(0xbad) | Refusal::WrongKey(_)))
+        matches!(event, Event::Refused(Refusal::Unknown(0xbad) | Refusal::WrongKey(_), _))
     };
-    assert!(events.iter().any(is_refusal), "{events:?}");
+    // One of each manager, since all came at once.
+    assert_eq!(events.iter().filter(|event| is_refusal(event)).count(), 2, "{events:?}");
+    assert_ne!(send(&mut world, 5, 0xbad, 77, Control::Disable), 0);
+    world.run(SECOND);
+    let again = world.take_events();
+    let refused =
+        |(_, event): &(usize, Event)| *event == Event::Refused(Refusal::Unknown(0xbad), 7);
+    assert!(again.iter().any(refused), "{again:?}");
 }
 
 fn foreign(priority: u8, key: u64, standing: Standing) -> SmInfo {

@@ -28,8 +28,8 @@ pub enum Event {
     Rival(SmInfo),
     /// A manager, by its GUID, has another SM_Key and is ignored.
     Foreign(u64),
-    /// A request of another manager was refused.
-    Refused(Refusal),
+    /// A request of another manager was refused; at most one such event a second, with the number of those in between.
+    Refused(Refusal, u64),
 }
 
 /// Why a manager is in another state.
@@ -112,7 +112,7 @@ impl Event {
             Event::Incomplete(..) => "incomplete",
             Event::Rival(_) => "rival",
             Event::Foreign(_) => "foreign",
-            Event::Refused(_) => "refused",
+            Event::Refused(..) => "refused",
         }
     }
 
@@ -132,10 +132,10 @@ impl Event {
             Event::Rival(_) => {
                 Some("it gives way at its next sweep; if not, give it a lower priority")
             }
-            Event::Foreign(_) | Event::Refused(Refusal::WrongKey(_)) => {
+            Event::Foreign(_) | Event::Refused(Refusal::WrongKey(_), _) => {
                 Some("managers of one subnet need the same --sm-key")
             }
-            Event::Refused(Refusal::Unknown(_)) => {
+            Event::Refused(Refusal::Unknown(_), _) => {
                 Some("a node that is no subnet manager asks; find it, only root there can do that")
             }
             _ => None,
@@ -150,7 +150,7 @@ impl Event {
                 | Event::Incomplete(..)
                 | Event::Rival(_)
                 | Event::Foreign(_)
-                | Event::Refused(_)
+                | Event::Refused(..)
         )
     }
 }
@@ -194,19 +194,28 @@ impl fmt::Display for Event {
             Event::Foreign(guid) => {
                 write!(f, "the manager {guid:#018x} has another SM_Key and is ignored")
             }
-            Event::Refused(Refusal::Unknown(guid)) => {
+            Event::Refused(refusal, 0) => refusal.fmt(f),
+            Event::Refused(refusal, more) => write!(f, "{refusal}; and {more} before"),
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refusal::Unknown(guid) => {
                 write!(f, "refused a control message of {guid:#018x}, which is no known manager")
             }
-            Event::Refused(Refusal::WrongKey(guid)) => {
+            Refusal::WrongKey(guid) => {
                 write!(f, "refused a control message of {guid:#018x} with another SM_Key")
             }
-            Event::Refused(Refusal::Standing(standing)) => {
+            Refusal::Standing(standing) => {
                 write!(
                     f,
                     "refused a control message that makes no sense for a manager that is {standing}"
                 )
             }
-            Event::Refused(Refusal::Malformed) => f.write_str("refused a malformed SMInfo"),
+            Refusal::Malformed => f.write_str("refused a malformed SMInfo"),
         }
     }
 }

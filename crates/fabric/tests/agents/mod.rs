@@ -170,8 +170,7 @@ impl Agents {
                 let is_up = link.is_some() || modifier == 0;
                 let state = Some(if is_up { PortState::Initialize } else { PortState::Down });
                 let (lid, manager_lid, lmc, lanes, is_manager) = (0, 0, 0, 4, false);
-                let mut data =
-                    PortInfo { lid, manager_lid, state, lmc, lanes, is_manager }.emit();
+                let mut data = PortInfo { lid, manager_lid, state, lmc, lanes, is_manager }.emit();
                 data[20] = CAN_REREGISTER;
                 data
             }
