@@ -908,10 +908,8 @@ impl Manager {
             self.counters.ignored_traps += 1;
             return;
         }
-        let known = self.fabric.as_ref().and_then(|fabric| {
-            let mut lids = fabric.lids.iter();
-            lids.find(|(_, lid)| *lid == notice.issuer_lid).map(|(place, _)| place)
-        });
+        let fabric = self.fabric.as_ref();
+        let known = fabric.and_then(|fabric| fabric.directory.at(notice.issuer_lid));
         let Some((guid, _)) = known else {
             self.counters.ignored_traps += 1;
             return;
