@@ -33,7 +33,7 @@ pub mod work;
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
-use alloc::string::ToString;
+use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::time::Duration;
 
@@ -47,7 +47,7 @@ use crate::mad::{
     linear_top, multicast_capacity,
 };
 use crate::routes::Engine;
-use crate::setup::Setup;
+use crate::setup::{Setup, SetupComplaint};
 use crate::sm_info::{
     ADMINISTRATION, CAPABILITY_CHANGED, Control, Header, LID_ROUTED, NOTICE, Notice, PORT_CHANGED,
     SmInfo, Standing, method, respond, smp_data,
@@ -306,11 +306,14 @@ pub struct Manager {
     /// Whether `lids` has changed since it was last taken.
     lids_changed: bool,
     groups: Groups,
-    /// Multicast forwarding tables that switches hold, and whether that is known.
+    /// Multicast forwarding tables that switches hold, and GUIDs of switches of which that is not known.
     trees: MulticastTables,
-    knows_groups: bool,
-    /// Multicast tables are not written before this time.
+    unknown_trees: BTreeSet<u64>,
+    /// Multicast tables are not written before this time, and so long after blocks of them that were not written.
     groups_at: Duration,
+    groups_retry: Duration,
+    /// Of the tables that are being written: the first block that was not, and how many.
+    failed_blocks: Option<(String, usize)>,
     /// Switches that traps came from.
     suspects: BTreeSet<u64>,
     /// A heavy sweep is due at this time.
@@ -356,8 +359,10 @@ impl Manager {
             lids_changed: false,
             groups: Groups::default(),
             trees: MulticastTables::new(),
-            knows_groups: false,
+            unknown_trees: BTreeSet::new(),
             groups_at: Duration::ZERO,
+            groups_retry: RETRY,
+            failed_blocks: None,
             suspects: BTreeSet::new(),
             heavy_at: Some(Duration::ZERO),
             next_at: Duration::ZERO,
@@ -694,10 +699,8 @@ impl Manager {
                 Task::Read(discovery, _) => self.route(discovery),
                 Task::Write(writing) => self.finish_setup(now, *writing),
                 Task::Look(look) => self.finish_look(now, look),
-                Task::Groups(_, stages) => {
-                    self.groups_at = now + GROUPS_REST;
-                    self.write_groups(stages);
-                }
+                Task::Groups(_, stages) if stages.is_empty() => self.finish_groups(now),
+                Task::Groups(_, stages) => self.write_groups(stages),
                 Task::Nothing | Task::Route(_) | Task::Poll(_) | Task::HandOver(_) => {}
             }
         }
@@ -775,6 +778,7 @@ impl Manager {
                 continue;
             }
             self.held.remove(guid);
+            self.unknown_trees.insert(*guid);
             // Nothing was written where there is no last LID.
             let blocks = if top == 0 { 0 } else { u32::from(top) / LFT_BLOCK as u32 + 1 };
             for block in 0..blocks {
@@ -963,16 +967,13 @@ impl Manager {
         let order: Vec<u64> =
             routed.ranks.order().iter().map(|switch| routed.guid(*switch)).collect();
         let target = self.groups.tables(&fabric.discovery, &order);
-        if !self.knows_groups {
-            // Another manager may have left trees behind: as if all ports were in all of them.
-            self.knows_groups = true;
-            let blocks = self.groups.blocks();
-            for (guid, node) in fabric.discovery.nodes() {
-                let positions =
-                    if node.switch_info.is_some() { node.info.ports / 16 + 1 } else { 0 };
-                let keys = (0..positions).flat_map(|at| (0..blocks).map(move |block| (at, block)));
-                self.trees.extend(keys.map(|(at, block)| ((*guid, at, block), [0xff; 64])));
-            }
+        // A switch may be new, may have lost its tables, or have those of another manager: as if all ports were in all trees.
+        let blocks = self.groups.blocks();
+        for guid in core::mem::take(&mut self.unknown_trees) {
+            let node = fabric.discovery.nodes().get(&guid);
+            let positions = node.map_or(0, |node| node.info.ports / 16 + 1);
+            let keys = (0..positions).flat_map(|at| (0..blocks).map(move |block| (at, block)));
+            self.trees.extend(keys.map(|(at, block)| ((guid, at, block), [0xff; 64])));
         }
         self.trees.retain(|(guid, ..), _| fabric.discovery.nodes().contains_key(guid));
         let common = groups::common(&self.trees, &target);
@@ -1011,6 +1012,25 @@ impl Manager {
             self.trees.insert((guid, position as u8, block as u16), [0xff; 64]);
         }
         self.counters.failed_groups += 1;
+        let Request { attribute, modifier, .. } = done.request;
+        let complaint = match done.fate {
+            Fate::Refused(status) => SetupComplaint::Refused(route, attribute, modifier, status),
+            _ => SetupComplaint::Silent(route, attribute, modifier),
+        };
+        self.failed_blocks.get_or_insert_with(|| (complaint.to_string(), 0)).1 += 1;
+    }
+
+    /// What was not written is written again later.
+    fn finish_groups(&mut self, now: Duration) {
+        let Some((complaint, count)) = self.failed_blocks.take() else {
+            self.groups_at = now + GROUPS_REST;
+            self.groups_retry = RETRY;
+            return;
+        };
+        self.report(Event::Incomplete(complaint, count));
+        self.groups.is_changed = true;
+        self.groups_at = now + self.groups_retry;
+        self.groups_retry = (self.groups_retry * 2).min(self.config.interval.max(RETRY));
     }
 
     // ---- the election ------------------------------------------------------------------------------
@@ -1133,7 +1153,8 @@ impl Manager {
         self.held.clear();
         self.groups = Groups::default();
         self.trees.clear();
-        self.knows_groups = false;
+        self.unknown_trees.clear();
+        self.failed_blocks = None;
         self.suspects.clear();
         self.heavy_at = None;
         self.unwilling = None;

@@ -323,3 +323,30 @@ fn clients_register_anew_with_a_new_manager_and_after_a_partition() {
     let below: BTreeSet<NodeId> = (9..12).map(|host| world.host(host)).collect();
     assert_eq!(told(&mut world), below, "those that were cut off");
 }
+
+#[test]
+fn multicast_tables_are_written_again_that_got_lost_or_were_not_taken() {
+    let mut world = managed("leaf-spine:4x2x3");
+    let members = BTreeSet::from([1, 5, 8, 11]);
+    members.iter().for_each(|host| drop(join(&mut world, *host, &BROADCAST, 1, false)));
+    world.run(SECOND);
+    check_group(&world, 0xc000, &members);
+    for name in ["leaf2", "spine0", "spine1"] {
+        world.restart(name);
+        world.run(25 * SECOND);
+        world.check_all_paths(name);
+        check_group(&world, 0xc000, &members);
+    }
+    // A leaf does not respond for three seconds, in which one of its hosts joins.
+    let leaf = world.agents.topology.named("leaf2").expect("a leaf");
+    world.agents.silent.push(leaf);
+    let members = BTreeSet::from([1, 5, 7, 8, 11]);
+    assert_eq!(join(&mut world, 7, &BROADCAST, 1, false).status, 0);
+    let sweeps = world.counters(0).heavy_sweeps;
+    world.run(3 * SECOND);
+    world.agents.silent.clear();
+    world.run(5 * SECOND);
+    assert!(world.counters(0).failed_groups > 0);
+    assert_eq!(world.counters(0).heavy_sweeps, sweeps, "no sweep has helped");
+    check_group(&world, 0xc000, &members);
+}

@@ -312,6 +312,12 @@ impl World {
         }
     }
 
+    /// A switch loses all that was written to it.
+    pub(crate) fn restart(&mut self, switch: &str) {
+        let switch = self.agents.topology.named(switch).expect("a switch");
+        self.agents.written.retain(|(node, ..), _| *node != switch);
+    }
+
     pub(crate) fn shrink_table(&mut self, switch: &str, capacity: u16) {
         let node = self.agents.topology.named(switch).expect("a switch");
         let key = (node, Attribute::SwitchInfo.id(), 0);
