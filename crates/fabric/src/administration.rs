@@ -15,6 +15,7 @@ pub mod groups;
 mod wire;
 
 use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use crate::discovery::{Discovery, FoundNode, Place};
@@ -76,7 +77,7 @@ pub struct Subnet<'a> {
     /// Ports by LID and GID.
     pub directory: &'a Directory,
     /// The tables of switches, by GUID.
-    pub tables: &'a BTreeMap<u64, Vec<u8>>,
+    pub tables: &'a BTreeMap<u64, Arc<Vec<u8>>>,
     /// The manager.
     pub manager: SmInfo,
 }

@@ -34,6 +34,7 @@ pub mod work;
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::string::{String, ToString};
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::time::Duration;
 
@@ -197,6 +198,8 @@ pub struct Fabric {
     routed: Routed,
     lids: Lids,
     directory: Directory,
+    /// The tables that it was set up to, by the GUID of the switch, also while the next are computed and written.
+    tables: BTreeMap<u64, Arc<Vec<u8>>>,
 }
 
 impl Fabric {
@@ -300,7 +303,7 @@ pub struct Manager {
     stranger_at: Duration,
     fabric: Option<Fabric>,
     /// Tables that switches hold, by GUID.
-    held: BTreeMap<u64, Vec<u8>>,
+    held: BTreeMap<u64, Arc<Vec<u8>>>,
     roots: Vec<u64>,
     lids: BTreeMap<Place, u16>,
     /// Whether `lids` has changed since it was last taken.
@@ -794,7 +797,7 @@ impl Manager {
             return;
         };
         let at = done.request.modifier as usize * LFT_BLOCK;
-        let table = self.held.entry(done.context).or_default();
+        let table = Arc::make_mut(self.held.entry(done.context).or_default());
         if table.len() < at + LFT_BLOCK {
             table.resize(at + LFT_BLOCK, crate::routes::NO_ROUTE);
         }
@@ -818,14 +821,17 @@ impl Manager {
     fn finish_setup(&mut self, now: Duration, writing: Writing) {
         let Writing { setup, mut discovery, routed, how } = writing;
         let target = setup.target();
+        let mut tables = BTreeMap::new();
         let numbers = (0..).zip(routed.channels.switches());
         for (number, switch) in numbers {
             let guid = routed.guids.get(switch.index()).copied().unwrap_or(0);
+            let table = Arc::new(target.transition.target.table(number).to_vec());
             if setup.has_table(guid) {
-                self.held.insert(guid, target.transition.target.table(number).to_vec());
+                self.held.insert(guid, Arc::clone(&table));
             } else {
                 self.held.remove(&guid);
             }
+            tables.insert(guid, table);
         }
         setup.ports().for_each(|(place, info)| discovery.set_port(place, info));
         setup.switches().for_each(|(guid, info)| discovery.set_switch_info(guid, info));
@@ -861,13 +867,13 @@ impl Manager {
             other.has_set_up = true;
         }
         let directory = Directory::new(&discovery, &target.lids);
-        let tables = discovery.nodes().values().filter_map(|node| node.switch_info);
-        let capacity = tables.map(|info| multicast_capacity(&info)).min().unwrap_or(0);
+        let switches = discovery.nodes().values().filter_map(|node| node.switch_info);
+        let capacity = switches.map(|info| multicast_capacity(&info)).min().unwrap_or(0);
         self.groups.keep(capacity, |place| target.lids.of(place).is_some());
         // The tree may be another.
         self.groups.is_changed |= self.groups.has_members();
         let lids = target.lids.clone();
-        self.fabric = Some(Fabric { discovery, routed, lids, directory });
+        self.fabric = Some(Fabric { discovery, routed, lids, directory, tables });
         self.next_at = now + self.config.interval;
     }
 
@@ -941,7 +947,7 @@ impl Manager {
             discovery: &fabric.discovery,
             lids: &fabric.lids,
             directory: &fabric.directory,
-            tables: &self.held,
+            tables: &fabric.tables,
             manager: self.sm_info(),
         };
         match administration::answer(&subnet, &mut self.groups, lid, mad) {

@@ -350,3 +350,27 @@ fn multicast_tables_are_written_again_that_got_lost_or_were_not_taken() {
     assert_eq!(world.counters(0).heavy_sweeps, sweeps, "no sweep has helped");
     check_group(&world, 0xc000, &members);
 }
+
+#[test]
+fn paths_are_answered_while_the_fabric_is_rerouted_and_when_a_switch_takes_no_table() {
+    let path = |world: &mut World| {
+        let (from, to) = (lid(world, 2).to_be_bytes(), lid(world, 11).to_be_bytes());
+        let own = u16::from_be_bytes(from);
+        ask(world, own, (GET, PATH), &[4, 5], &[(40, &to), (42, &from)]).status
+    };
+    for datagrams in 0..150 {
+        let mut world = managed("leaf-spine:4x2x3");
+        world.context = format!("after {datagrams} datagrams");
+        let links = world.links_between_switches();
+        let link = world.cut(links[0]);
+        world.step(datagrams);
+        assert_eq!(path(&mut world), 0, "{}", world.context);
+        if datagrams.is_multiple_of(10) {
+            let leaf = world.agents.topology.named("leaf0").expect("a leaf");
+            world.agents.stubborn.push(leaf);
+            world.join(link);
+            world.run(5 * SECOND);
+            assert_eq!(path(&mut world), 0, "{}, stubborn", world.context);
+        }
+    }
+}
