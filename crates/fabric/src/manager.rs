@@ -42,7 +42,7 @@ use crate::administration::groups::{self, Groups, MulticastTables};
 use crate::administration::{self, Directory, Subnet};
 use crate::discovery::{Discovery, Place};
 use crate::exchange::{Done as Finished, Exchange, Fate, Numbering, Request, Requester};
-use crate::lids::Lids;
+use crate::lids::{LAST_LID, Lids};
 use crate::mad::{
     Attribute, DIRECTED_ROUTE, DirectedRoute, LFT_BLOCK, MAD_BYTES, NodeType, PortInfo, PortState,
     linear_top, multicast_capacity,
@@ -78,6 +78,9 @@ const MAX_FOREIGN: usize = 64;
 
 /// Rest after a report of a control message that was refused.
 const REFUSAL_REST: Duration = Duration::from_secs(1);
+
+/// Most ports that are away and whose LIDs are remembered: as many as there are LIDs.
+const MAX_ABSENT: usize = LAST_LID as usize;
 
 /// Before a heavy sweep that failed is repeated; it doubles up to the interval of light sweeps.
 const RETRY: Duration = Duration::from_millis(500);
@@ -869,12 +872,23 @@ impl Manager {
         let directory = Directory::new(&discovery, &target.lids);
         let switches = discovery.nodes().values().filter_map(|node| node.switch_info);
         let capacity = switches.map(|info| multicast_capacity(&info)).min().unwrap_or(0);
+        self.forget_lids(&directory, &target.lids);
         self.groups.keep(capacity, |place| target.lids.of(place).is_some());
         // The tree may be another.
         self.groups.is_changed |= self.groups.has_members();
         let lids = target.lids.clone();
         self.fabric = Some(Fabric { discovery, routed, lids, directory, tables });
         self.next_at = now + self.config.interval;
+    }
+
+    /// Forgets LIDs of ports that are away and that others have now; of all ports that are away, if there are too many.
+    fn forget_lids(&mut self, directory: &Directory, lids: &Lids) {
+        let before = self.lids.len();
+        let is_crowded = before - lids.count() > MAX_ABSENT;
+        self.lids.retain(|place, lid| {
+            lids.of(*place).is_some() || !is_crowded && directory.at(*lid).is_none()
+        });
+        self.lids_changed |= self.lids.len() != before;
     }
 
     // ---- light sweeps ------------------------------------------------------------------------------

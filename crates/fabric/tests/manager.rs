@@ -6,6 +6,7 @@ mod world;
 
 use std::time::Duration;
 
+use fabric::mad::Attribute;
 use fabric::manager::event::{Event, Trouble};
 use fabric::manager::work::How;
 use fabric::manager::{Change, Config};
@@ -370,4 +371,33 @@ fn a_link_that_dies_unnoticed_in_the_middle_of_a_sweep_is_found_by_the_next() {
         world.run(25 * SECOND);
         world.check_paths_to_hosts("after a light sweep");
     }
+}
+
+/// A node with another GUID says that it has the LID of a port that is away.
+#[test]
+fn the_lid_of_a_port_that_is_away_is_not_given_to_a_stranger() {
+    let mut world = World::of("leaf-spine:4x2x3");
+    world.start(0, config(Engine::Balanced, 0));
+    world.run(SECOND);
+    let [stranger, away] = ["host7", "host11"].map(|name| world.agents.topology.named(name));
+    let [stranger, away] = [stranger, away].map(|node| node.expect("a host"));
+    let lid = |world: &World, node| {
+        let lids = world.lids();
+        lids.into_iter().find(|(_, place)| place.0 == node).expect("it has one").0
+    };
+    let wanted = lid(&world, away);
+    let links = [away, stranger].map(|node| world.cut_all(node));
+    world.run(SECOND);
+    let key = (away, Attribute::PortInfo.id(), 1);
+    let info = world.agents.written.remove(&key).expect("it was set up");
+    world.agents.written.insert((stranger, Attribute::PortInfo.id(), 1), info);
+    world.agents.impostors.insert(stranger, 0x77);
+    let [of_away, of_stranger] = links;
+    of_stranger.into_iter().for_each(|link| world.join(link));
+    world.run(5 * SECOND);
+    assert_ne!(lid(&world, stranger), wanted);
+    of_away.into_iter().for_each(|link| world.join(link));
+    world.run(5 * SECOND);
+    assert_eq!(lid(&world, away), wanted);
+    world.check_all_paths("with a stranger");
 }
