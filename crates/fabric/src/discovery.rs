@@ -337,9 +337,17 @@ impl Discovery {
         self.links.retain(|near, far| nodes.contains_key(&near.0) && nodes.contains_key(&far.0));
     }
 
-    /// Takes nodes over from an earlier discovery that have not responded now although a link to them is up: a node that
-    /// is too slow for its manager may well forward packets.
+    /// Takes nodes over from an earlier discovery that have not responded now although a link to them is up, and what nodes
+    /// have not responded to: a node that is too slow for its manager may well forward packets.
     pub fn keep_silent(&mut self, before: &Discovery) {
+        for (guid, node) in &mut self.nodes {
+            if let Some(known) = before.nodes.get(guid) {
+                node.switch_info = node.switch_info.or(known.switch_info);
+                known.ports.iter().for_each(|(port, info)| {
+                    node.ports.entry(*port).or_insert(*info);
+                });
+            }
+        }
         loop {
             let mut is_changed = false;
             for (near, far) in &before.links {
@@ -357,6 +365,22 @@ impl Discovery {
             if !is_changed {
                 return;
             }
+        }
+    }
+
+    /// Cuts switches off that did not say how large their tables are: one that is broken must not keep all others from
+    /// being routed.
+    pub fn cut_unreadable(&mut self) {
+        let is_unreadable = |guid: &u64| {
+            let node = self.nodes.get(guid);
+            node.is_some_and(|node| {
+                node.info.node_type == NodeType::Switch && node.switch_info.is_none()
+            })
+        };
+        let ends = self.links.keys().filter(|end| is_unreadable(&end.0)).copied();
+        let ends: Vec<Place> = ends.collect();
+        if !ends.is_empty() {
+            self.cut(&ends);
         }
     }
 

@@ -748,6 +748,7 @@ impl Manager {
         if let Some(fabric) = &self.fabric {
             discovery.keep_silent(&fabric.discovery);
         }
+        discovery.cut_unreadable();
         let mut exchange = Exchange::beginning(self.numbering);
         for place in discovery.managers().into_iter().filter(|place| *place != (guid, port)) {
             if let Some(route) = discovery.route(place) {

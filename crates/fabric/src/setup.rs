@@ -58,7 +58,7 @@ pub enum SetupError {
     #[error("packets for LID {0} would go round")]
     Loop(u16),
     /// A switch or port did not respond when it was discovered.
-    #[error("{guid:#018x} did not say enough when it was discovered")]
+    #[error("switch {guid:#018x} did not respond to Get(SwitchInfo) when it was discovered")]
     Incomplete {
         /// The node.
         guid: u64,

@@ -401,3 +401,43 @@ fn the_lid_of_a_port_that_is_away_is_not_given_to_a_stranger() {
     assert_eq!(lid(&world, away), wanted);
     world.check_all_paths("with a stranger");
 }
+
+/// What a node does not say any more is taken from before; a new switch that says nothing is left out.
+#[test]
+fn nodes_that_only_say_who_they_are_keep_their_place_and_end_no_sweep() {
+    for (curt, is_new) in [("leaf3", false), ("spine1", false), ("host11", false), ("spine1", true)]
+    {
+        let mut world = World::of("leaf-spine:4x3x3");
+        world.context = format!("{curt}, new: {is_new}");
+        let node = world.agents.topology.named(curt).expect("a node");
+        if is_new {
+            world.agents.curt.push(node);
+        }
+        world.start(0, config(Engine::Balanced, 0));
+        world.run(30 * SECOND);
+        let lids = world.lids();
+        world.agents.curt.push(node);
+        let host = world.agents.topology.named("host4").expect("a host");
+        let links = world.cut_all(host);
+        world.run(2 * SECOND);
+        links.into_iter().for_each(|link| world.join(link));
+        world.run(30 * SECOND);
+        let events = world.take_events();
+        let is_named = |(_, event): &(usize, Event)| matches!(event, Event::Incomplete(..));
+        assert!(events.iter().any(is_named), "{events:?}");
+        if is_new {
+            assert_eq!(world.standing(0), Standing::Master);
+            assert!(!lids.is_empty() && set_up_count(&events) > 0, "the others are set up");
+        } else {
+            world.check_all_paths("nothing is lost");
+            assert_eq!(world.lids(), lids, "{}", world.context);
+        }
+        world.agents.curt.clear();
+        world.run(30 * SECOND);
+        world.check_all_paths("it responds again");
+    }
+}
+
+fn set_up_count(events: &[(usize, Event)]) -> usize {
+    events.iter().filter(|(_, event)| matches!(event, Event::SetUp(_))).count()
+}

@@ -30,6 +30,8 @@ pub(crate) struct Agents {
     start: NodeId,
     /// Nodes that response nothing.
     pub(crate) silent: Vec<NodeId>,
+    /// Nodes that say who they are, and respond to nothing else.
+    pub(crate) curt: Vec<NodeId>,
     /// Nodes that take nothing, and say that they did.
     pub(crate) deaf: Vec<NodeId>,
     /// GUIDs that nodes give for theirs.
@@ -52,12 +54,13 @@ impl Agents {
 
     pub(crate) fn of_topology(topology: Topology) -> Agents {
         let start = topology.hosts().next().expect("a host");
-        let [silent, deaf, stubborn, managers, reregistered] = [const { Vec::new() }; 5];
+        let [silent, curt, deaf, stubborn, managers, reregistered] = [const { Vec::new() }; 6];
         let (impostors, written) = (BTreeMap::new(), BTreeMap::new());
         Agents {
             topology,
             start,
             silent,
+            curt,
             deaf,
             impostors,
             managers,
@@ -84,7 +87,8 @@ impl Agents {
         response[4] = 0x80;
         let mut smp = Smp::parse_response(&response).expect("our own request");
         let (node, by) = self.walk(start, smp.route)?;
-        if self.silent.contains(&node) {
+        let is_curt = self.curt.contains(&node) && smp.attribute != Attribute::NodeInfo;
+        if is_curt || self.silent.contains(&node) {
             return None;
         }
         let is_table = smp.attribute == Attribute::LinearForwardingTable;
