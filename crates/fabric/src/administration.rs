@@ -51,7 +51,10 @@ impl Directory {
         for (place, first) in lids.iter() {
             let last = usize::from(first) + (1 << lids.lmc(place));
             by_lid[usize::from(first)..last].fill(Some(place));
-            by_guid.extend(discovery.port_guid(place).map(|guid| (guid, place)));
+            // Of two ports with one GUID the first has it.
+            if let Some(guid) = discovery.port_guid(place) {
+                by_guid.entry(guid).or_insert(place);
+            }
         }
         Directory { by_lid, by_guid }
     }

@@ -739,6 +739,7 @@ impl Manager {
         if let Some(trouble) = own_trouble(&discovery, (guid, port)) {
             return self.fail(now, trouble);
         }
+        discovery.cut_contradictory();
         let (complaints, left_out) = discovery.complaints();
         if let Some(first) = complaints.first() {
             let count = complaints.len() + left_out as usize;

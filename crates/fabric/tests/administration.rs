@@ -72,8 +72,7 @@ fn managed(text: &str) -> World {
 fn gid(world: &World, host: usize) -> [u8; 16] {
     let mut gid = [0; 16];
     gid[..2].copy_from_slice(&[0xfe, 0x80]);
-    // The agents count ports into their port GUIDs.
-    gid[8..].copy_from_slice(&(agents::Agents::guid(world.host(host)) + 1).to_be_bytes());
+    gid[8..].copy_from_slice(&agents::Agents::port_guid(world.host(host), 1).to_be_bytes());
     gid
 }
 

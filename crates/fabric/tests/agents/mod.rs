@@ -74,6 +74,11 @@ impl Agents {
         0x1000 + node.index() as u64
     }
 
+    /// Of a port of a host.
+    pub(crate) fn port_guid(node: NodeId, port: u8) -> u64 {
+        0x10_0000 + 0x100 * node.index() as u64 + u64::from(port)
+    }
+
     /// The response to a request of the node that everything begins at, as bytes; `None` where there is none.
     pub(crate) fn response(&mut self, request: &[u8; 256]) -> Option<[u8; 256]> {
         self.response_to(self.start, request)
@@ -159,7 +164,7 @@ impl Agents {
                 node_type: if is_switch { NodeType::Switch } else { NodeType::ChannelAdapter },
                 ports: self.topology.node(node).ports(),
                 guid: self.impostors.get(&node).copied().unwrap_or(Agents::guid(node)),
-                port_guid: Agents::guid(node) + u64::from(by),
+                port_guid: if is_switch { Agents::guid(node) } else { Agents::port_guid(node, by) },
                 local_port: by,
             }
             .emit(),
