@@ -307,6 +307,8 @@ pub struct Manager {
     fabric: Option<Fabric>,
     /// Tables that switches hold, by GUID.
     held: BTreeMap<u64, Arc<Vec<u8>>>,
+    /// GUIDs of switches of whose tables a block could not be read.
+    unreadable: BTreeSet<u64>,
     roots: Vec<u64>,
     lids: BTreeMap<Place, u16>,
     /// Whether `lids` has changed since it was last taken.
@@ -360,6 +362,7 @@ impl Manager {
             stranger_at: Duration::ZERO,
             fabric: None,
             held: BTreeMap::new(),
+            unreadable: BTreeSet::new(),
             roots: Vec::new(),
             lids,
             lids_changed: false,
@@ -797,8 +800,10 @@ impl Manager {
         self.task = Task::Read(discovery, exchange);
     }
 
+    /// A table of which a block is missing is unknown as a whole.
     fn handle_block(&mut self, done: &Finished<u64>) {
         let Fate::Response(data) = done.fate else {
+            self.unreadable.insert(done.context);
             return;
         };
         let at = done.request.modifier as usize * LFT_BLOCK;
@@ -810,6 +815,9 @@ impl Manager {
     }
 
     fn route(&mut self, discovery: Discovery) {
+        for guid in core::mem::take(&mut self.unreadable) {
+            self.held.remove(&guid);
+        }
         let previous = self.fabric.as_ref().map(|fabric| fabric.routed.clone());
         self.task = Task::Route(Some(Box::new(Work {
             discovery,
@@ -1173,6 +1181,7 @@ impl Manager {
     fn give_up(&mut self) {
         self.fabric = None;
         self.held.clear();
+        self.unreadable.clear();
         self.groups = Groups::default();
         self.trees.clear();
         self.unknown_trees.clear();

@@ -2,7 +2,8 @@
 //!
 //! Steps, each of which begins when every request of the one before has its response or was given up: LIDs are
 //! assigned before tables are written, and tables before ports are armed. A request that fails is listed as a
-//! complaint, and the setup goes on; but a stage of tables is left out where one before it was not written.
+//! complaint, and the setup goes on; but of later stages of tables what depends on a block that was not written is left
+//! out, and the last one, that of drained LIDs, if any block was not: together with old entries it could close a cycle.
 //!
 //! | step | what is written |
 //! |---|---|
@@ -174,8 +175,18 @@ struct Step {
     requests: Vec<(Request, Why)>,
     /// Before it.
     rest: Duration,
-    /// Only if all tables were written.
-    needs_tables: bool,
+    needs: Needs,
+}
+
+/// What a step needs of those before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Needs {
+    #[default]
+    Nothing,
+    /// Of its own blocks, that all switches have taken those of earlier stages.
+    SameBlocks,
+    /// That all tables were written.
+    AllTables,
 }
 
 /// See the module's text.
@@ -191,6 +202,8 @@ pub struct Setup {
     switches: BTreeMap<u64, [u8; 64]>,
     /// Switches whose tables are not as they should be.
     failed: BTreeSet<u64>,
+    /// Blocks that a switch has not taken.
+    failed_blocks: BTreeSet<u32>,
     /// Drained LIDs have no route, since a table was not written.
     is_cut_short: bool,
     complaints: Vec<SetupComplaint>,
@@ -231,6 +244,7 @@ impl Setup {
             ports: BTreeMap::new(),
             switches: BTreeMap::new(),
             failed: BTreeSet::new(),
+            failed_blocks: BTreeSet::new(),
             is_cut_short: false,
             complaints: Vec::new(),
             complaints_left_out: 0,
@@ -272,7 +286,7 @@ impl Setup {
         while self.exchange.is_idle()
             && let Some(step) = self.steps.front()
         {
-            if step.needs_tables && !self.failed.is_empty() {
+            if step.needs == Needs::AllTables && !self.failed.is_empty() {
                 self.is_cut_short = true;
                 self.steps.pop_front();
                 continue;
@@ -282,8 +296,18 @@ impl Setup {
                 return;
             }
             self.rests_until = None;
-            let requests = self.steps.pop_front().unwrap_or_default().requests;
-            requests.into_iter().for_each(|(request, why)| self.exchange.request(request, why));
+            let Step { requests, needs, .. } = self.steps.pop_front().unwrap_or_default();
+            for (request, why) in requests {
+                match why {
+                    Why::Table(guid)
+                        if needs == Needs::SameBlocks
+                            && self.failed_blocks.contains(&request.modifier) =>
+                    {
+                        self.failed.insert(guid);
+                    }
+                    _ => self.exchange.request(request, why),
+                }
+            }
         }
     }
 
@@ -313,6 +337,7 @@ impl Setup {
         }
         if let (Some(_), Why::Table(guid)) = (complaint, done.context) {
             self.failed.insert(guid);
+            self.failed_blocks.insert(modifier);
         }
         match complaint {
             Some(complaint) if self.complaints.len() < MAX_COMPLAINTS => {
@@ -421,8 +446,12 @@ impl<'a> Plan<'a> {
         let mut steps = VecDeque::from([at_once(self.identities())]);
         for (at, stage) in stages.iter().enumerate() {
             let is_last = at + 1 == stages.len();
-            let rest = if is_last && *rests { REST } else { Duration::ZERO };
-            steps.push_back(Step { requests: self.blocks(stage), rest, needs_tables: at > 0 });
+            let (rest, needs) = match at {
+                _ if is_last && *rests => (REST, Needs::AllTables),
+                0 => (Duration::ZERO, Needs::Nothing),
+                _ => (Duration::ZERO, Needs::SameBlocks),
+            };
+            steps.push_back(Step { requests: self.blocks(stage), rest, needs });
         }
         steps.push_back(at_once(self.switches()));
         steps.push_back(at_once(self.states(PortState::Armed)));

@@ -443,3 +443,28 @@ fn set_ups_of(events: &[(usize, Event)]) -> Vec<fabric::manager::event::Summary>
     };
     events.iter().filter_map(summary).collect()
 }
+
+/// Others get their new entries as far as that closes no loop and no cycle, which is walked after every block.
+#[test]
+fn a_switch_that_takes_no_table_for_a_while_does_no_harm_over_seeds() {
+    for seed in 0..40 {
+        let mut generator = Pcg32::new(seed, 21);
+        let text = ["torus:4x4:1", "random:10x4x2:3", "fat-tree:4"][seed as usize % 3];
+        let mut world = World::of(text);
+        world.context = format!("seed {seed}, {text}");
+        world.start(0, config(Engine::UpDown, 0));
+        world.run(SECOND);
+        let switches: Vec<_> = world.agents.topology.switches().collect();
+        let stubborn = switches[generator.next_u32() as usize % switches.len()];
+        world.agents.stubborn.push(stubborn);
+        let links = world.links_between_switches();
+        let link = world.spare(&links, generator.next_u32() as usize).expect("a spare link");
+        let link = world.cut(link);
+        world.run(20 * SECOND);
+        world.join(link);
+        world.run(20 * SECOND);
+        world.agents.stubborn.clear();
+        world.run(20 * SECOND);
+        world.check_paths_to_hosts("it takes tables again");
+    }
+}
