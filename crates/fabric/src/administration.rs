@@ -15,6 +15,7 @@ pub mod groups;
 mod wire;
 
 use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use crate::discovery::{Discovery, FoundNode, Place};
@@ -23,7 +24,7 @@ use crate::mad::{DEFAULT_PREFIX, MAD_BYTES, NodeType, PortInfo, PortState};
 use crate::routes::NO_ROUTE;
 use crate::sm_info::{SmInfo, method};
 use groups::{Groups, Terms};
-use wire::{DELETE, GET_TABLE, Query, attribute, refuse};
+use wire::{DELETE, GET_TABLE, Query, TOO_MANY, attribute, refuse};
 pub use wire::{Gid, Status};
 
 /// The partition that every port is a full member of.
@@ -50,7 +51,10 @@ impl Directory {
         for (place, first) in lids.iter() {
             let last = usize::from(first) + (1 << lids.lmc(place));
             by_lid[usize::from(first)..last].fill(Some(place));
-            by_guid.extend(discovery.port_guid(place).map(|guid| (guid, place)));
+            // Of two ports with one GUID the first has it.
+            if let Some(guid) = discovery.port_guid(place) {
+                by_guid.entry(guid).or_insert(place);
+            }
         }
         Directory { by_lid, by_guid }
     }
@@ -76,7 +80,7 @@ pub struct Subnet<'a> {
     /// Ports by LID and GID.
     pub directory: &'a Directory,
     /// The tables of switches, by GUID.
-    pub tables: &'a BTreeMap<u64, Vec<u8>>,
+    pub tables: &'a BTreeMap<u64, Arc<Vec<u8>>>,
     /// The manager.
     pub manager: SmInfo,
 }
@@ -297,16 +301,11 @@ impl Subnet<'_> {
     // ---- nodes and ports -------------------------------------------------------------------------
 
     /// Ports that are given by LID, or all.
-    fn places(&self, lid: Option<u16>) -> Vec<(Place, u16)> {
-        match lid {
-            Some(lid) => self
-                .directory
-                .at(lid)
-                .into_iter()
-                .filter_map(|place| Some((place, self.lids.of(place)?)))
-                .collect(),
-            None => self.lids.iter().collect(),
-        }
+    fn places(&self, lid: Option<u16>) -> impl Iterator<Item = (Place, u16)> {
+        let one = lid.and_then(|lid| self.directory.at(lid));
+        let one = one.and_then(|place| Some((place, self.lids.of(place)?)));
+        let all = lid.is_none().then(|| self.lids.iter());
+        one.into_iter().chain(all.into_iter().flatten())
     }
 
     fn nodes(&self, query: &Query<'_>) -> Result<Vec<Vec<u8>>, Status> {
@@ -316,9 +315,15 @@ impl Subnet<'_> {
         }
         let record = |(place, lid): (Place, u16)| {
             let node = self.node(place)?;
+            let port_guid = self.discovery.port_guid(place)?;
+            let is_meant = query.byte(4, 6).is_none_or(|wanted| wanted == node.raw_info[2])
+                && query.long(7, 16).is_none_or(|wanted| wanted == node.info.guid)
+                && query.long(8, 24).is_none_or(|wanted| wanted == port_guid);
+            if !is_meant {
+                return None;
+            }
             let mut record = alloc::vec![0; 112];
             record[..2].copy_from_slice(&lid.to_be_bytes());
-            let port_guid = self.discovery.port_guid(place)?;
             let mut info = node.raw_info;
             info[20..28].copy_from_slice(&port_guid.to_be_bytes());
             info[36] = place.1;
@@ -326,12 +331,9 @@ impl Subnet<'_> {
             let name = node.description.as_bytes();
             let len = name.len().min(64);
             record[44..44 + len].copy_from_slice(&name[..len]);
-            let is_meant = query.byte(4, 6).is_none_or(|wanted| wanted == info[2])
-                && query.long(7, 16).is_none_or(|wanted| wanted == node.info.guid)
-                && query.long(8, 24).is_none_or(|wanted| wanted == port_guid);
-            is_meant.then_some(record)
+            Some(record)
         };
-        Ok(self.places(query.short(0, 0)).into_iter().filter_map(record).collect())
+        Ok(self.places(query.short(0, 0)).filter_map(record).take(TOO_MANY).collect())
     }
 
     fn ports(&self, query: &Query<'_>) -> Result<Vec<Vec<u8>>, Status> {
@@ -342,13 +344,17 @@ impl Subnet<'_> {
         let wanted = query.byte(1, 2);
         let mut records = Vec::new();
         for (place, lid) in self.places(query.short(0, 0)) {
+            if records.len() >= TOO_MANY {
+                break;
+            }
             let Some(node) = self.node(place) else {
                 continue;
             };
             let is_switch = node.info.node_type == NodeType::Switch;
             let ports = node.ports.iter().filter(|(port, _)| is_switch || **port == place.1);
+            let room = TOO_MANY.saturating_sub(records.len());
             for (port, info) in
-                ports.filter(|(port, _)| wanted.is_none_or(|wanted| wanted == **port))
+                ports.filter(|(port, _)| wanted.is_none_or(|wanted| wanted == **port)).take(room)
             {
                 let mut record = alloc::vec![0; 72];
                 record[..2].copy_from_slice(&lid.to_be_bytes());

@@ -74,6 +74,18 @@ pub enum Complaint {
         /// The way of the second.
         route: DirectedRoute,
     },
+    /// A node was reached by a port that says it is down.
+    #[error(
+        "port {port} of {guid:#018x} is down, but a link leads to it from {far:#018x}: two nodes have the GUID {guid:#018x}, or the link died just now"
+    )]
+    DownBehindLink {
+        /// The node.
+        guid: u64,
+        /// Its port.
+        port: u8,
+        /// The node at the other end.
+        far: u64,
+    },
     /// A route cannot be longer.
     #[error("what is beyond {0} is too far away")]
     TooFar(DirectedRoute),
@@ -337,9 +349,22 @@ impl Discovery {
         self.links.retain(|near, far| nodes.contains_key(&near.0) && nodes.contains_key(&far.0));
     }
 
-    /// Takes nodes over from an earlier discovery that have not responded now although a link to them is up: a node that
-    /// is too slow for its manager may well forward packets.
+    /// Takes nodes over from an earlier discovery that have not responded now although a link to them is up, and what nodes
+    /// have not responded to: a node that is too slow for its manager may well forward packets.
     pub fn keep_silent(&mut self, before: &Discovery) {
+        for (guid, node) in &mut self.nodes {
+            let Some(known) = before.nodes.get(guid) else {
+                continue;
+            };
+            node.switch_info = node.switch_info.or(known.switch_info);
+            let is_switch = node.info.node_type == NodeType::Switch;
+            // A port of an adapter that was not reached now is not there.
+            for (port, info) in &known.ports {
+                if is_switch || node.port_routes.contains_key(port) {
+                    node.ports.entry(*port).or_insert(*info);
+                }
+            }
+        }
         loop {
             let mut is_changed = false;
             for (near, far) in &before.links {
@@ -357,6 +382,40 @@ impl Discovery {
             if !is_changed {
                 return;
             }
+        }
+    }
+
+    /// Cuts links of which one end is up and the other says that it is down: a GUID that two nodes have makes such links.
+    /// A link that died in the middle of the discovery looks the same.
+    pub fn cut_contradictory(&mut self) {
+        let is_down = |end: &Place| {
+            let info = self.nodes.get(&end.0).and_then(|node| node.ports.get(&end.1));
+            info.is_some_and(|info| PortInfo::parse(info).state == Some(PortState::Down))
+        };
+        let links = self.links.iter().filter(|(end, _)| is_down(end));
+        let links: Vec<(Place, Place)> = links.map(|(end, far)| (*end, *far)).collect();
+        for ((guid, port), far) in &links {
+            self.complain(Complaint::DownBehindLink { guid: *guid, port: *port, far: far.0 });
+        }
+        if !links.is_empty() {
+            let ends: Vec<Place> = links.into_iter().map(|(end, _)| end).collect();
+            self.cut(&ends);
+        }
+    }
+
+    /// Cuts switches off that did not say how large their tables are: one that is broken must not keep all others from
+    /// being routed.
+    pub fn cut_unreadable(&mut self) {
+        let is_unreadable = |guid: &u64| {
+            let node = self.nodes.get(guid);
+            node.is_some_and(|node| {
+                node.info.node_type == NodeType::Switch && node.switch_info.is_none()
+            })
+        };
+        let ends = self.links.keys().filter(|end| is_unreadable(&end.0)).copied();
+        let ends: Vec<Place> = ends.collect();
+        if !ends.is_empty() {
+            self.cut(&ends);
         }
     }
 
@@ -458,6 +517,16 @@ impl Discovery {
             node.ports.iter().map(move |(port, info)| ((*guid, *port), PortInfo::parse(info)))
         });
         ports.filter(|(_, info)| info.is_manager).map(|(place, _)| place).collect()
+    }
+
+    /// The way to a port that has a LID: of an adapter, one that ends there; of a switch, port 0 is meant.
+    pub fn route(&self, (guid, port): Place) -> Option<DirectedRoute> {
+        let node = self.nodes.get(&guid)?;
+        let is_switch = node.info.node_type == NodeType::Switch;
+        match port {
+            0 => is_switch.then_some(node.route),
+            _ => node.port_routes.get(&port).copied(),
+        }
     }
 
     /// The graph. Nodes have the names that they call themselves; where two call themselves alike, their GUIDs are

@@ -1,8 +1,9 @@
 //! Local identifiers (LIDs): who has which, now and after a restart.
 //!
 //! A port keeps its LID for as long as it can: what a manager remembers comes first, then what the port says itself,
-//! then what is free. A manager that takes over leaves ports in use what they have. Of two ports with one LID the first
-//! keeps it, and the other gets a new one. With an LMC each end port has 2^LMC consecutive LIDs that begin at a multiple
+//! then what is free. A manager that takes over leaves ports in use what they have. Of two ports with one LID the one that
+//! is remembered with it keeps it, or else the first, and the other gets a new one. The LID of a port that is away is not
+//! given to a port that merely says it has it. With an LMC each end port has 2^LMC consecutive LIDs that begin at a multiple
 //! of their number; port 0 of a switch has one.
 
 use alloc::collections::BTreeMap;
@@ -42,6 +43,8 @@ pub enum Order {
 
 #[derive(Clone, Copy)]
 enum Source {
+    /// It is in use and remembered.
+    Confirmed,
     InUse,
     Remembered,
     Present,
@@ -51,7 +54,9 @@ impl Order {
     fn sources(self) -> &'static [Source] {
         match self {
             Order::RememberedFirst => &[Source::Remembered, Source::Present],
-            Order::InUseFirst => &[Source::InUse, Source::Remembered, Source::Present],
+            Order::InUseFirst => {
+                &[Source::Confirmed, Source::InUse, Source::Remembered, Source::Present]
+            }
         }
     }
 }
@@ -83,27 +88,29 @@ impl Lids {
         let smallest = tables.map(|info| linear_capacity(&info)).min();
         let most = smallest.map_or(LAST_LID, |smallest| LAST_LID.min(smallest.saturating_sub(1)));
         let mut pool = Pool::up_to(most);
+        // Ports that are away for a while find their LIDs free when they are back, if that is possible.
+        for (place, lid) in remembered {
+            pool.reserve(*lid, if place.1 == 0 { 1 } else { 1 << lmc });
+        }
         let mut first = BTreeMap::new();
         for source in order.sources() {
             for (place, info, width) in ports.iter().map(|port| port.with_width(lmc)) {
                 let info = PortInfo::parse(info);
+                let own = remembered.get(&place).copied().unwrap_or(0);
+                // Port 0 of a switch has no link.
+                let is_in_use = place.1 == 0 || info.state >= Some(PortState::Armed);
                 let lid = match source {
-                    // Port 0 of a switch has no link.
-                    Source::InUse if place.1 == 0 || info.state >= Some(PortState::Armed) => {
-                        info.lid
-                    }
-                    Source::InUse => 0,
-                    Source::Remembered => remembered.get(&place).copied().unwrap_or(0),
+                    Source::Confirmed if is_in_use && info.lid == own => own,
+                    Source::InUse if is_in_use => info.lid,
+                    Source::Confirmed | Source::InUse => 0,
+                    Source::Remembered => own,
+                    Source::Present if info.lid != own && pool.is_reserved(info.lid, width) => 0,
                     Source::Present => info.lid,
                 };
                 if !first.contains_key(&place) && pool.take(lid, width) {
                     first.insert(place, lid);
                 }
             }
-        }
-        // Ports that are away for a while find their LIDs free when they are back, if that is possible.
-        for (place, lid) in remembered {
-            pool.reserve(*lid, if place.1 == 0 { 1 } else { 1 << lmc });
         }
         let too_few = TooFewLids { ports: ports.len(), each: 1 << lmc };
         for (place, _, width) in ports.iter().map(|port| port.with_width(lmc)) {
@@ -230,6 +237,11 @@ impl Pool {
         if let Some(lids) = self.reserved.get_mut(usize::from(first)..end) {
             lids.fill(true);
         }
+    }
+
+    fn is_reserved(&self, first: u16, width: u16) -> bool {
+        let range = usize::from(first)..usize::from(first) + usize::from(width);
+        self.reserved.get(range).is_some_and(|lids| lids.contains(&true))
     }
 
     /// The next that are free; those reserved only when there are no others.

@@ -425,6 +425,11 @@ impl PortInfo {
     }
 }
 
+/// Whether a port can tell its clients to register anew (IsClientReregistrationSupported); from attribute `PortInfo`.
+pub fn can_reregister(port_info: &[u8; 64]) -> bool {
+    port_info[20] & 1 << 1 != 0
+}
+
 /// What a manager sets of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortSetting {
@@ -464,8 +469,8 @@ impl PortSetting {
             data[43] = data[43] & 0xf | lanes << 4;
         }
         // Clients have to register anew with whoever manages now, where the port can tell them.
-        let can_tell = own[20] & 1 << 1 != 0;
-        data[51] = data[51] & 0x7f | if can_tell && self.state.is_none() { 0x80 } else { 0 };
+        data[51] =
+            data[51] & 0x7f | if can_reregister(own) && self.state.is_none() { 0x80 } else { 0 };
         data[63] &= 0xe0;
         data
     }
@@ -491,10 +496,17 @@ pub fn has_port_change(switch_info: &[u8; 64]) -> bool {
     switch_info[11] & 1 << 2 != 0
 }
 
-/// The attribute `SwitchInfo` that sets the last LID of the linear table, and clears PortStateChange.
+/// The attribute `SwitchInfo` that sets the last LID of the linear table, and leaves PortStateChange: a zero is ignored.
 pub fn switch_setting(own: &[u8; 64], top: u16) -> [u8; 64] {
     let mut data = *own;
     data[6..8].copy_from_slice(&top.to_be_bytes());
+    data[11] &= !(1 << 2);
+    data
+}
+
+/// The attribute `SwitchInfo` that clears PortStateChange, and sets nothing else.
+pub fn port_change_clearing(own: &[u8; 64]) -> [u8; 64] {
+    let mut data = *own;
     data[11] |= 1 << 2;
     data
 }

@@ -33,7 +33,8 @@ pub mod work;
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
-use alloc::string::ToString;
+use alloc::string::{String, ToString};
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::time::Duration;
 
@@ -41,13 +42,13 @@ use crate::administration::groups::{self, Groups, MulticastTables};
 use crate::administration::{self, Directory, Subnet};
 use crate::discovery::{Discovery, Place};
 use crate::exchange::{Done as Finished, Exchange, Fate, Numbering, Request, Requester};
-use crate::lids::Lids;
+use crate::lids::{LAST_LID, Lids};
 use crate::mad::{
-    Attribute, DIRECTED_ROUTE, DirectedRoute, LFT_BLOCK, MAD_BYTES, NodeType, linear_top,
-    multicast_capacity,
+    Attribute, DIRECTED_ROUTE, DirectedRoute, LFT_BLOCK, MAD_BYTES, NodeType, PortInfo, PortState,
+    linear_top, multicast_capacity,
 };
 use crate::routes::Engine;
-use crate::setup::Setup;
+use crate::setup::{Setup, SetupComplaint};
 use crate::sm_info::{
     ADMINISTRATION, CAPABILITY_CHANGED, Control, Header, LID_ROUTED, NOTICE, Notice, PORT_CHANGED,
     SmInfo, Standing, method, respond, smp_data,
@@ -68,6 +69,18 @@ const TRAP_REST: Duration = Duration::from_millis(50);
 
 /// The longest rest between looks for traps.
 const MAX_TRAP_REST: Duration = Duration::from_secs(5);
+
+/// Rest after multicast tables were written: however fast members come and go, the fabric is looked at in between.
+const GROUPS_REST: Duration = Duration::from_millis(50);
+
+/// Most managers with another SM_Key that are reported.
+const MAX_FOREIGN: usize = 64;
+
+/// Rest after a report of a control message that was refused.
+const REFUSAL_REST: Duration = Duration::from_secs(1);
+
+/// Most ports that are away and whose LIDs are remembered: as many as there are LIDs.
+const MAX_ABSENT: usize = LAST_LID as usize;
 
 /// Before a heavy sweep that failed is repeated; it doubles up to the interval of light sweeps.
 const RETRY: Duration = Duration::from_millis(500);
@@ -188,6 +201,8 @@ pub struct Fabric {
     routed: Routed,
     lids: Lids,
     directory: Directory,
+    /// The tables that it was set up to, by the GUID of the switch, also while the next are computed and written.
+    tables: BTreeMap<u64, Arc<Vec<u8>>>,
 }
 
 impl Fabric {
@@ -244,6 +259,16 @@ struct Master {
     misses: u32,
 }
 
+/// A manager of higher priority that has not taken over.
+#[derive(Clone, Copy, Debug)]
+struct Unwilling {
+    guid: u64,
+    /// It is not asked again before this time,
+    until: Duration,
+    /// nor before a fabric was set up.
+    has_set_up: bool,
+}
+
 /// See the module's text.
 ///
 /// # Order of calls
@@ -268,23 +293,35 @@ pub struct Manager {
     is_new: bool,
     /// Why it looks for the master.
     why: Option<Why>,
-    /// By its GUID, who has not taken over, and until when it is not asked again.
-    unwilling: Option<(u64, Duration)>,
-    /// Until when another master, which goes after it, may give way.
-    rival_until: Option<Duration>,
+    /// Who has not taken over.
+    unwilling: Option<Unwilling>,
+    /// Another master, which goes after it, by its GUID, and until when it may give way.
+    rival: Option<(u64, Duration)>,
+    /// GUIDs of managers with another SM_Key that were reported.
+    foreign: BTreeSet<u64>,
+    /// No refusal is reported before this time, and so many were not.
+    refusal_at: Duration,
+    unreported: u64,
     /// No sweep for managers that are not known before this time.
     stranger_at: Duration,
     fabric: Option<Fabric>,
     /// Tables that switches hold, by GUID.
-    held: BTreeMap<u64, Vec<u8>>,
+    held: BTreeMap<u64, Arc<Vec<u8>>>,
+    /// GUIDs of switches of whose tables a block could not be read.
+    unreadable: BTreeSet<u64>,
     roots: Vec<u64>,
     lids: BTreeMap<Place, u16>,
     /// Whether `lids` has changed since it was last taken.
     lids_changed: bool,
     groups: Groups,
-    /// Multicast forwarding tables that switches hold, and whether that is known.
+    /// Multicast forwarding tables that switches hold, and GUIDs of switches of which that is not known.
     trees: MulticastTables,
-    knows_groups: bool,
+    unknown_trees: BTreeSet<u64>,
+    /// Multicast tables are not written before this time, and so long after blocks of them that were not written.
+    groups_at: Duration,
+    groups_retry: Duration,
+    /// Of the tables that are being written: the first block that was not, and how many.
+    failed_blocks: Option<(String, usize)>,
     /// Switches that traps came from.
     suspects: BTreeSet<u64>,
     /// A heavy sweep is due at this time.
@@ -318,16 +355,23 @@ impl Manager {
             is_new: true,
             why: None,
             unwilling: None,
-            rival_until: None,
+            rival: None,
+            foreign: BTreeSet::new(),
+            refusal_at: Duration::ZERO,
+            unreported: 0,
             stranger_at: Duration::ZERO,
             fabric: None,
             held: BTreeMap::new(),
+            unreadable: BTreeSet::new(),
             roots: Vec::new(),
             lids,
             lids_changed: false,
             groups: Groups::default(),
             trees: MulticastTables::new(),
-            knows_groups: false,
+            unknown_trees: BTreeSet::new(),
+            groups_at: Duration::ZERO,
+            groups_retry: RETRY,
+            failed_blocks: None,
             suspects: BTreeSet::new(),
             heavy_at: Some(Duration::ZERO),
             next_at: Duration::ZERO,
@@ -409,8 +453,11 @@ impl Manager {
             return None;
         }
         let for_trap = (!self.suspects.is_empty()).then_some(self.trap_at);
-        let for_groups = self.has_group_changes().then_some(Duration::ZERO);
-        let dues = [self.heavy_at, Some(self.next_at), for_trap, for_groups];
+        let for_groups = self.has_group_changes().then_some(self.groups_at);
+        // Where there is no fabric to look at, the next heavy sweep keeps its backoff.
+        let has_regular = self.fabric.is_some() || self.standing == Standing::Standby;
+        let regular = (has_regular || self.heavy_at.is_none()).then_some(self.next_at);
+        let dues = [self.heavy_at, regular, for_trap, for_groups];
         dues.into_iter().flatten().min()
     }
 
@@ -528,8 +575,12 @@ impl Manager {
         self.held = done.held;
         match done.result {
             Ok((routed, target, how)) => {
-                let setup = Setup::to(&done.discovery, &routed.channels, target, self.numbering);
                 let discovery = done.discovery;
+                // A new manager knows no members of groups; neither does it know those that were cut off.
+                let known = self.fabric.as_ref().filter(|_| !self.is_new);
+                let is_new = |place| known.is_none_or(|fabric| fabric.lids.of(place).is_none());
+                let (channels, numbering) = (&routed.channels, self.numbering);
+                let setup = Setup::to(&discovery, channels, target, numbering, is_new);
                 let writing = Writing { setup, discovery, routed, how };
                 self.task = Task::Write(Box::new(writing));
             }
@@ -589,11 +640,16 @@ impl Manager {
         }
         match (self.standing, self.master) {
             (Standing::Standby, Some(master)) => self.begin_poll(now, master),
-            (Standing::Master, _) if self.has_group_changes() => self.begin_groups(),
-            (Standing::Master, _) => self.begin_look(now),
+            (Standing::Master, _) if self.is_look_due(now) => self.begin_look(now),
+            (Standing::Master, _) => self.begin_groups(),
             // Whoever has neither a master nor a term looks for both.
             _ => self.begin_heavy(now),
         }
+    }
+
+    /// For a trap, or since the interval is over.
+    fn is_look_due(&self, now: Duration) -> bool {
+        self.next_at <= now || !self.suspects.is_empty() && self.trap_at <= now
     }
 
     fn begin_heavy(&mut self, now: Duration) {
@@ -652,6 +708,7 @@ impl Manager {
                 Task::Read(discovery, _) => self.route(discovery),
                 Task::Write(writing) => self.finish_setup(now, *writing),
                 Task::Look(look) => self.finish_look(now, look),
+                Task::Groups(_, stages) if stages.is_empty() => self.finish_groups(now),
                 Task::Groups(_, stages) => self.write_groups(stages),
                 Task::Nothing | Task::Route(_) | Task::Poll(_) | Task::HandOver(_) => {}
             }
@@ -682,6 +739,10 @@ impl Manager {
         };
         let own = discovery.nodes().get(&guid).map(|node| node.info.port_guid);
         self.guid = own.or(self.guid);
+        if let Some(trouble) = own_trouble(&discovery, (guid, port)) {
+            return self.fail(now, trouble);
+        }
+        discovery.cut_contradictory();
         let (complaints, left_out) = discovery.complaints();
         if let Some(first) = complaints.first() {
             let count = complaints.len() + left_out as usize;
@@ -691,11 +752,11 @@ impl Manager {
         if let Some(fabric) = &self.fabric {
             discovery.keep_silent(&fabric.discovery);
         }
+        discovery.cut_unreadable();
         let mut exchange = Exchange::beginning(self.numbering);
         for place in discovery.managers().into_iter().filter(|place| *place != (guid, port)) {
-            let node = discovery.nodes().get(&place.0);
-            if let Some(route) = node.and_then(|node| node.port_routes.get(&place.1)) {
-                exchange.request(Request::get(*route, Attribute::SmInfo, 0), place);
+            if let Some(route) = discovery.route(place) {
+                exchange.request(Request::get(route, Attribute::SmInfo, 0), place);
             }
         }
         self.others.clear();
@@ -728,6 +789,7 @@ impl Manager {
                 continue;
             }
             self.held.remove(guid);
+            self.unknown_trees.insert(*guid);
             // Nothing was written where there is no last LID.
             let blocks = if top == 0 { 0 } else { u32::from(top) / LFT_BLOCK as u32 + 1 };
             for block in 0..blocks {
@@ -738,12 +800,14 @@ impl Manager {
         self.task = Task::Read(discovery, exchange);
     }
 
+    /// A table of which a block is missing is unknown as a whole.
     fn handle_block(&mut self, done: &Finished<u64>) {
         let Fate::Response(data) = done.fate else {
+            self.unreadable.insert(done.context);
             return;
         };
         let at = done.request.modifier as usize * LFT_BLOCK;
-        let table = self.held.entry(done.context).or_default();
+        let table = Arc::make_mut(self.held.entry(done.context).or_default());
         if table.len() < at + LFT_BLOCK {
             table.resize(at + LFT_BLOCK, crate::routes::NO_ROUTE);
         }
@@ -751,6 +815,9 @@ impl Manager {
     }
 
     fn route(&mut self, discovery: Discovery) {
+        for guid in core::mem::take(&mut self.unreadable) {
+            self.held.remove(&guid);
+        }
         let previous = self.fabric.as_ref().map(|fabric| fabric.routed.clone());
         self.task = Task::Route(Some(Box::new(Work {
             discovery,
@@ -767,14 +834,17 @@ impl Manager {
     fn finish_setup(&mut self, now: Duration, writing: Writing) {
         let Writing { setup, mut discovery, routed, how } = writing;
         let target = setup.target();
+        let mut tables = BTreeMap::new();
         let numbers = (0..).zip(routed.channels.switches());
         for (number, switch) in numbers {
             let guid = routed.guids.get(switch.index()).copied().unwrap_or(0);
+            let table = Arc::new(target.transition.target.table(number).to_vec());
             if setup.has_table(guid) {
-                self.held.insert(guid, target.transition.target.table(number).to_vec());
+                self.held.insert(guid, Arc::clone(&table));
             } else {
                 self.held.remove(&guid);
             }
+            tables.insert(guid, table);
         }
         setup.ports().for_each(|(place, info)| discovery.set_port(place, info));
         setup.switches().for_each(|(guid, info)| discovery.set_switch_info(guid, info));
@@ -806,15 +876,29 @@ impl Manager {
             }
         }
         self.is_new = false;
+        if let Some(other) = &mut self.unwilling {
+            other.has_set_up = true;
+        }
         let directory = Directory::new(&discovery, &target.lids);
-        let tables = discovery.nodes().values().filter_map(|node| node.switch_info);
-        let capacity = tables.map(|info| multicast_capacity(&info)).min().unwrap_or(0);
+        let switches = discovery.nodes().values().filter_map(|node| node.switch_info);
+        let capacity = switches.map(|info| multicast_capacity(&info)).min().unwrap_or(0);
+        self.forget_lids(&directory, &target.lids);
         self.groups.keep(capacity, |place| target.lids.of(place).is_some());
         // The tree may be another.
         self.groups.is_changed |= self.groups.has_members();
         let lids = target.lids.clone();
-        self.fabric = Some(Fabric { discovery, routed, lids, directory });
+        self.fabric = Some(Fabric { discovery, routed, lids, directory, tables });
         self.next_at = now + self.config.interval;
+    }
+
+    /// Forgets LIDs of ports that are away and that others have now; of all ports that are away, if there are too many.
+    fn forget_lids(&mut self, directory: &Directory, lids: &Lids) {
+        let before = self.lids.len();
+        let is_crowded = before - lids.count() > MAX_ABSENT;
+        self.lids.retain(|place, lid| {
+            lids.of(*place).is_some() || !is_crowded && directory.at(*lid).is_none()
+        });
+        self.lids_changed |= self.lids.len() != before;
     }
 
     // ---- light sweeps ------------------------------------------------------------------------------
@@ -858,10 +942,8 @@ impl Manager {
             self.counters.ignored_traps += 1;
             return;
         }
-        let known = self.fabric.as_ref().and_then(|fabric| {
-            let mut lids = fabric.lids.iter();
-            lids.find(|(_, lid)| *lid == notice.issuer_lid).map(|(place, _)| place)
-        });
+        let fabric = self.fabric.as_ref();
+        let known = fabric.and_then(|fabric| fabric.directory.at(notice.issuer_lid));
         let Some((guid, _)) = known else {
             self.counters.ignored_traps += 1;
             return;
@@ -889,7 +971,7 @@ impl Manager {
             discovery: &fabric.discovery,
             lids: &fabric.lids,
             directory: &fabric.directory,
-            tables: &self.held,
+            tables: &fabric.tables,
             manager: self.sm_info(),
         };
         match administration::answer(&subnet, &mut self.groups, lid, mad) {
@@ -915,16 +997,13 @@ impl Manager {
         let order: Vec<u64> =
             routed.ranks.order().iter().map(|switch| routed.guid(*switch)).collect();
         let target = self.groups.tables(&fabric.discovery, &order);
-        if !self.knows_groups {
-            // Another manager may have left trees behind: as if all ports were in all of them.
-            self.knows_groups = true;
-            let blocks = self.groups.blocks();
-            for (guid, node) in fabric.discovery.nodes() {
-                let positions =
-                    if node.switch_info.is_some() { node.info.ports / 16 + 1 } else { 0 };
-                let keys = (0..positions).flat_map(|at| (0..blocks).map(move |block| (at, block)));
-                self.trees.extend(keys.map(|(at, block)| ((*guid, at, block), [0xff; 64])));
-            }
+        // A switch may be new, may have lost its tables, or have those of another manager: as if all ports were in all trees.
+        let blocks = self.groups.blocks();
+        for guid in core::mem::take(&mut self.unknown_trees) {
+            let node = fabric.discovery.nodes().get(&guid);
+            let positions = node.map_or(0, |node| node.info.ports / 16 + 1);
+            let keys = (0..positions).flat_map(|at| (0..blocks).map(move |block| (at, block)));
+            self.trees.extend(keys.map(|(at, block)| ((guid, at, block), [0xff; 64])));
         }
         self.trees.retain(|(guid, ..), _| fabric.discovery.nodes().contains_key(guid));
         let common = groups::common(&self.trees, &target);
@@ -963,6 +1042,25 @@ impl Manager {
             self.trees.insert((guid, position as u8, block as u16), [0xff; 64]);
         }
         self.counters.failed_groups += 1;
+        let Request { attribute, modifier, .. } = done.request;
+        let complaint = match done.fate {
+            Fate::Refused(status) => SetupComplaint::Refused(route, attribute, modifier, status),
+            _ => SetupComplaint::Silent(route, attribute, modifier),
+        };
+        self.failed_blocks.get_or_insert_with(|| (complaint.to_string(), 0)).1 += 1;
+    }
+
+    /// What was not written is written again later.
+    fn finish_groups(&mut self, now: Duration) {
+        let Some((complaint, count)) = self.failed_blocks.take() else {
+            self.groups_at = now + GROUPS_REST;
+            self.groups_retry = RETRY;
+            return;
+        };
+        self.report(Event::Incomplete(complaint, count));
+        self.groups.is_changed = true;
+        self.groups_at = now + self.groups_retry;
+        self.groups_retry = (self.groups_retry * 2).min(self.config.interval.max(RETRY));
     }
 
     // ---- the election ------------------------------------------------------------------------------
@@ -979,11 +1077,16 @@ impl Manager {
     }
 
     fn handle_manager(&mut self, done: &Finished<Place>) {
-        if let Fate::Response(data) = done.fate
-            && let Some(info) = SmInfo::parse(&data)
-        {
-            let other = Other { info, route: done.request.route };
-            self.others.insert(done.context, other);
+        let Fate::Response(data) = done.fate else {
+            return;
+        };
+        let Some(info) = SmInfo::parse(&data) else {
+            return;
+        };
+        if is_of_subnet(&info, self.config.sm_key) {
+            self.others.insert(done.context, Other { info, route: done.request.route });
+        } else if self.foreign.len() < MAX_FOREIGN && self.foreign.insert(info.guid) {
+            self.report(Event::Foreign(info.guid));
         }
     }
 
@@ -1021,7 +1124,8 @@ impl Manager {
 
     /// A master hands over to whoever goes before it, and lets others hand over to it before it goes on.
     fn defend(&mut self, now: Duration, discovery: Discovery, own: &SmInfo) {
-        let unwilling = self.unwilling.filter(|(_, until)| now < *until).map(|(guid, _)| guid);
+        let rests = |other: &Unwilling| now < other.until || !other.has_set_up;
+        let unwilling = self.unwilling.filter(rests).map(|other| other.guid);
         let is_ahead = |other: &SmInfo| {
             Some(other.guid) != unwilling
                 && match other.standing {
@@ -1039,15 +1143,17 @@ impl Manager {
         }
         let rival = self.first_of(|other| other.standing == Standing::Master);
         let patience = self.config.interval * RIVAL_INTERVALS;
-        match rival {
-            Some(rival) if now < *self.rival_until.get_or_insert(now + patience) => {
-                self.report(Event::Rival(rival.info));
-                self.heavy_at = Some(now + self.backoff());
-            }
-            _ => {
-                self.rival_until = None;
-                self.read(discovery);
-            }
+        // Whoever has not given way in that time is not waited for again as long as it is there.
+        let known = |rival: Other| {
+            let before = self.rival.filter(|(guid, _)| *guid == rival.info.guid);
+            before.unwrap_or((rival.info.guid, now + patience))
+        };
+        self.rival = rival.map(known);
+        if let Some((rival, _)) = rival.zip(self.rival).filter(|(_, (_, until))| now < *until) {
+            self.report(Event::Rival(rival.info));
+            self.heavy_at = Some(now + self.backoff());
+        } else {
+            self.read(discovery);
         }
     }
 
@@ -1057,7 +1163,8 @@ impl Manager {
             // It has not taken over, so this one goes on.
             Fate::Refused(_) | Fate::Silent => {
                 let rest = self.backoff();
-                self.unwilling = Some((done.context.info.guid, now + rest));
+                let (guid, until) = (done.context.info.guid, now + rest);
+                self.unwilling = Some(Unwilling { guid, until, has_set_up: false });
                 self.heavy_at = Some(now);
             }
         }
@@ -1074,21 +1181,24 @@ impl Manager {
     fn give_up(&mut self) {
         self.fabric = None;
         self.held.clear();
+        self.unreadable.clear();
         self.groups = Groups::default();
         self.trees.clear();
-        self.knows_groups = false;
+        self.unknown_trees.clear();
+        self.failed_blocks = None;
         self.suspects.clear();
         self.heavy_at = None;
         self.unwilling = None;
-        self.rival_until = None;
+        self.rival = None;
     }
 
     fn handle_poll(&mut self, done: &Finished<()>, now: Duration) {
+        let key = self.config.sm_key;
         let Some(master) = &mut self.master else {
             return;
         };
         let info = match done.fate {
-            Fate::Response(data) => SmInfo::parse(&data),
+            Fate::Response(data) => SmInfo::parse(&data).filter(|info| is_of_subnet(info, key)),
             Fate::Refused(_) | Fate::Silent => None,
         };
         let guid = master.other.info.guid;
@@ -1133,7 +1243,7 @@ impl Manager {
             if let Err(refusal) = self.obey(now, header.modifier, &smp_data(mad)) {
                 status = INVALID;
                 self.counters.refused_controls += 1;
-                self.report(Event::Refused(refusal));
+                self.report_refusal(now, refusal);
             }
         } else if self.standing == Standing::Master
             && self.others.is_empty()
@@ -1178,7 +1288,9 @@ impl Manager {
             }
             (Control::Acknowledge, _) => {}
             (Control::Disable, Standing::Standby | Standing::Discovering) => {
-                self.task = Task::Nothing;
+                let task = core::mem::replace(&mut self.task, Task::Nothing);
+                // Responses may still be under way to numbers that must not be used again.
+                self.note_numbers(&task);
                 self.give_up();
                 self.change(Standing::NotActive, Why::Told);
             }
@@ -1188,6 +1300,16 @@ impl Manager {
             (_, standing) => return Err(Refusal::Standing(standing)),
         }
         Ok(())
+    }
+
+    fn report_refusal(&mut self, now: Duration, refusal: Refusal) {
+        if now < self.refusal_at {
+            self.unreported += 1;
+            return;
+        }
+        self.refusal_at = now + REFUSAL_REST;
+        let before = core::mem::take(&mut self.unreported);
+        self.report(Event::Refused(refusal, before));
     }
 
     fn change(&mut self, standing: Standing, why: Why) {
@@ -1217,6 +1339,23 @@ impl Manager {
         } else {
             self.counters.dropped_events += 1;
         }
+    }
+}
+
+/// Whether another manager has this SM_Key. It tells 0 to those whom it does not take for the master, as opensm does.
+fn is_of_subnet(other: &SmInfo, key: u64) -> bool {
+    other.key == 0 || other.key == key
+}
+
+/// Why nothing beyond the own port was found. Port 0 of a switch has no link.
+fn own_trouble(discovery: &Discovery, (guid, port): Place) -> Option<Trouble> {
+    let node = discovery.nodes().get(&guid)?;
+    if node.info.node_type == NodeType::Switch {
+        return None;
+    }
+    match node.ports.get(&port).map(|info| PortInfo::parse(info).state) {
+        None => Some(Trouble::NoPort),
+        Some(state) => (state <= Some(PortState::Down)).then_some(Trouble::PortDown),
     }
 }
 

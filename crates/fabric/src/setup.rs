@@ -2,7 +2,8 @@
 //!
 //! Steps, each of which begins when every request of the one before has its response or was given up: LIDs are
 //! assigned before tables are written, and tables before ports are armed. A request that fails is listed as a
-//! complaint, and the setup goes on; but a stage of tables is left out where one before it was not written.
+//! complaint, and the setup goes on; but of later stages of tables what depends on a block that was not written is left
+//! out, and the last one, that of drained LIDs, if any block was not: together with old entries it could close a cycle.
 //!
 //! | step | what is written |
 //! |---|---|
@@ -25,7 +26,7 @@ use crate::forwarding::{Detour, Forwarding};
 use crate::lids::{Lids, Order, Owner, TooFewLids};
 use crate::mad::{
     Attribute, DirectedRoute, MAD_BYTES, NodeType, PortInfo, PortSetting, PortState,
-    has_port_change, linear_capacity, linear_top, switch_setting,
+    can_reregister, linear_capacity, linear_top, switch_setting,
 };
 use crate::routes::{Tables, up_down::Ranks};
 use crate::topology::NodeId;
@@ -58,7 +59,7 @@ pub enum SetupError {
     #[error("packets for LID {0} would go round")]
     Loop(u16),
     /// A switch or port did not respond when it was discovered.
-    #[error("{guid:#018x} did not say enough when it was discovered")]
+    #[error("switch {guid:#018x} did not respond to Get(SwitchInfo) when it was discovered")]
     Incomplete {
         /// The node.
         guid: u64,
@@ -174,8 +175,18 @@ struct Step {
     requests: Vec<(Request, Why)>,
     /// Before it.
     rest: Duration,
-    /// Only if all tables were written.
-    needs_tables: bool,
+    needs: Needs,
+}
+
+/// What a step needs of those before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Needs {
+    #[default]
+    Nothing,
+    /// Of its own blocks, that all switches have taken those of earlier stages.
+    SameBlocks,
+    /// That all tables were written.
+    AllTables,
 }
 
 /// See the module's text.
@@ -191,6 +202,8 @@ pub struct Setup {
     switches: BTreeMap<u64, [u8; 64]>,
     /// Switches whose tables are not as they should be.
     failed: BTreeSet<u64>,
+    /// Blocks that a switch has not taken.
+    failed_blocks: BTreeSet<u32>,
     /// Drained LIDs have no route, since a table was not written.
     is_cut_short: bool,
     complaints: Vec<SetupComplaint>,
@@ -210,17 +223,19 @@ impl Setup {
         let lids = Lids::assign(discovery, &BTreeMap::new(), Order::RememberedFirst, 0)?;
         let ranks = Ranks::of(channels);
         let target = Target::new(discovery, channels, (tables, &ranks), lids, &[])?;
-        Ok(Setup::to(discovery, channels, target, Numbering::default()))
+        Ok(Setup::to(discovery, channels, target, Numbering::default(), |_| false))
     }
 
-    /// Of a fabric to a target. The numbering is that of the requests.
+    /// Of a fabric to a target. The numbering is that of the requests. Clients of ports that `is_new` names have to
+    /// register with subnet administration anew, even if their port is in use and stays as it is.
     pub fn to(
         discovery: &Discovery,
         channels: &Channels,
         target: Target,
         numbering: Numbering,
+        is_new: impl Fn(Place) -> bool,
     ) -> Setup {
-        let steps = Plan::new(discovery, channels, &target).steps();
+        let steps = Plan::new(discovery, channels, &target, &is_new).steps();
         Setup {
             exchange: Exchange::beginning(numbering),
             steps,
@@ -229,6 +244,7 @@ impl Setup {
             ports: BTreeMap::new(),
             switches: BTreeMap::new(),
             failed: BTreeSet::new(),
+            failed_blocks: BTreeSet::new(),
             is_cut_short: false,
             complaints: Vec::new(),
             complaints_left_out: 0,
@@ -270,7 +286,7 @@ impl Setup {
         while self.exchange.is_idle()
             && let Some(step) = self.steps.front()
         {
-            if step.needs_tables && !self.failed.is_empty() {
+            if step.needs == Needs::AllTables && !self.failed.is_empty() {
                 self.is_cut_short = true;
                 self.steps.pop_front();
                 continue;
@@ -280,8 +296,18 @@ impl Setup {
                 return;
             }
             self.rests_until = None;
-            let requests = self.steps.pop_front().unwrap_or_default().requests;
-            requests.into_iter().for_each(|(request, why)| self.exchange.request(request, why));
+            let Step { requests, needs, .. } = self.steps.pop_front().unwrap_or_default();
+            for (request, why) in requests {
+                match why {
+                    Why::Table(guid)
+                        if needs == Needs::SameBlocks
+                            && self.failed_blocks.contains(&request.modifier) =>
+                    {
+                        self.failed.insert(guid);
+                    }
+                    _ => self.exchange.request(request, why),
+                }
+            }
         }
     }
 
@@ -311,6 +337,7 @@ impl Setup {
         }
         if let (Some(_), Why::Table(guid)) = (complaint, done.context) {
             self.failed.insert(guid);
+            self.failed_blocks.insert(modifier);
         }
         match complaint {
             Some(complaint) if self.complaints.len() < MAX_COMPLAINTS => {
@@ -394,16 +421,23 @@ struct Plan<'a> {
     discovery: &'a Discovery,
     channels: &'a Channels,
     target: &'a Target,
+    /// Ports whose clients register anew.
+    is_new: &'a dyn Fn(Place) -> bool,
     /// By node of the topology.
     guids: Vec<u64>,
     manager_lid: u16,
 }
 
 impl<'a> Plan<'a> {
-    fn new(discovery: &'a Discovery, channels: &'a Channels, target: &'a Target) -> Plan<'a> {
+    fn new(
+        discovery: &'a Discovery,
+        channels: &'a Channels,
+        target: &'a Target,
+        is_new: &'a dyn Fn(Place) -> bool,
+    ) -> Plan<'a> {
         let of = |(guid, port)| target.lids.of((guid, port)).or(target.lids.of((guid, 0)));
         let manager_lid = discovery.start().and_then(of).unwrap_or(0);
-        Plan { discovery, channels, target, guids: discovery.guids(), manager_lid }
+        Plan { discovery, channels, target, is_new, guids: discovery.guids(), manager_lid }
     }
 
     fn steps(&self) -> VecDeque<Step> {
@@ -412,8 +446,12 @@ impl<'a> Plan<'a> {
         let mut steps = VecDeque::from([at_once(self.identities())]);
         for (at, stage) in stages.iter().enumerate() {
             let is_last = at + 1 == stages.len();
-            let rest = if is_last && *rests { REST } else { Duration::ZERO };
-            steps.push_back(Step { requests: self.blocks(stage), rest, needs_tables: at > 0 });
+            let (rest, needs) = match at {
+                _ if is_last && *rests => (REST, Needs::AllTables),
+                0 => (Duration::ZERO, Needs::Nothing),
+                _ => (Duration::ZERO, Needs::SameBlocks),
+            };
+            steps.push_back(Step { requests: self.blocks(stage), rest, needs });
         }
         steps.push_back(at_once(self.switches()));
         steps.push_back(at_once(self.states(PortState::Armed)));
@@ -446,11 +484,12 @@ impl<'a> Plan<'a> {
     fn identities(&self) -> Vec<(Request, Why)> {
         let is_wrong = |(place, lid): &(Place, u16)| {
             let node = self.discovery.nodes().get(&place.0);
-            let info = node.and_then(|node| node.ports.get(&place.1)).map(PortInfo::parse);
             let wanted = (*lid, self.manager_lid, self.target.lids.lmc(*place));
-            info.is_some_and(|info| {
+            node.and_then(|node| node.ports.get(&place.1)).is_some_and(|own| {
+                let info = PortInfo::parse(own);
                 let is_unused = place.1 > 0 && info.state < Some(PortState::Armed);
-                is_unused || (info.lid, info.manager_lid, info.lmc) != wanted
+                let is_told = place.1 > 0 && can_reregister(own) && (self.is_new)(*place);
+                is_unused || is_told || (info.lid, info.manager_lid, info.lmc) != wanted
             })
         };
         let wrong = self.target.lids.iter().filter(is_wrong);
@@ -481,16 +520,16 @@ impl<'a> Plan<'a> {
         writes.iter().filter_map(request).collect()
     }
 
-    /// Of switches whose last LID is another, or whose ports have changed.
+    /// Of switches whose last LID is another. PortStateChange stays: a port may have changed since it was read, so only
+    /// a look clears it, which reads all ports afterwards.
     fn switches(&self) -> Vec<(Request, Why)> {
         let top = self.target.lids.top();
         let request = |switch: &NodeId| {
             let guid = self.guid(*switch);
             let node = self.discovery.nodes().get(&guid)?;
             let info = node.switch_info?;
-            let is_as_wanted = linear_top(&info) == top && !has_port_change(&info);
             let setting = switch_setting(&info, top);
-            (!is_as_wanted).then(|| {
+            (linear_top(&info) != top).then(|| {
                 (Request::set(node.route, Attribute::SwitchInfo, 0, setting), Why::Switch(guid))
             })
         };

@@ -72,8 +72,7 @@ fn managed(text: &str) -> World {
 fn gid(world: &World, host: usize) -> [u8; 16] {
     let mut gid = [0; 16];
     gid[..2].copy_from_slice(&[0xfe, 0x80]);
-    // The agents count ports into their port GUIDs.
-    gid[8..].copy_from_slice(&(agents::Agents::guid(world.host(host)) + 1).to_be_bytes());
+    gid[8..].copy_from_slice(&agents::Agents::port_guid(world.host(host), 1).to_be_bytes());
     gid
 }
 
@@ -134,6 +133,15 @@ fn nodes_and_ports_are_found_and_long_tables_refused() {
     assert_eq!(node.data[..2], own.to_be_bytes());
     assert_eq!(&node.data[44..49], b"host2");
     assert_eq!(ask(&mut world, own, (GET_TABLE, NODE), &[], &[]).status, 0x0400);
+    assert_eq!(ask(&mut world, own, (GET_TABLE, PORT_INFO), &[], &[]).status, 0x0400);
+    let last = agents::Agents::guid(world.host(11)).to_be_bytes();
+    let found = ask(&mut world, own, (GET_TABLE, NODE), &[7], &[(16, &last)]);
+    assert_eq!((found.status, &found.data[44..50]), (0, &b"host11"[..]), "the last of all");
+    let switch = world.lid_of_switch("leaf2").to_be_bytes();
+    let ports = ask(&mut world, own, (GET_TABLE, PORT_INFO), &[0], &[(0, &switch)]);
+    assert_eq!(ports.status, 0x0400, "all ports of a switch");
+    let port = ask(&mut world, own, (GET_TABLE, PORT_INFO), &[0, 1], &[(0, &switch), (2, &[4])]);
+    assert_eq!((port.status, port.len, port.data[2]), (0, 56 + 72, 4), "one of them");
     let port =
         ask(&mut world, own, (GET, PORT_INFO), &[0, 1], &[(0, &own.to_be_bytes()), (2, &[1])]);
     assert_eq!((port.status, port.data[2]), (0, 1));
@@ -258,4 +266,111 @@ fn groups_are_created_by_full_members_for_their_own_port_and_are_bounded() {
     // The last full member ends a group.
     assert_eq!(leave(&mut world, 2, &group(65)).status, 0);
     assert_eq!(leave(&mut world, 2, &group(65)).status, 0x0300);
+}
+
+#[test]
+fn a_member_that_comes_and_goes_holds_up_no_sweep() {
+    let mut world = managed("leaf-spine:4x2x3");
+    let links = world.links_between_switches();
+    world.cut_silently(links[0]);
+    // As fast as one datagram every ten milliseconds.
+    for round in 0..3_000 {
+        match round % 2 {
+            0 => assert_eq!(join(&mut world, 5, &BROADCAST, 1, false).status, 0),
+            _ => assert_eq!(leave(&mut world, 5, &BROADCAST).status, 0),
+        }
+        world.step(1);
+        world.now += Duration::from_millis(10);
+    }
+    assert!(world.counters(0).light_sweeps >= 2, "{:?}", world.counters(0));
+    world.check_paths_to_hosts("around the dead link");
+    let members = BTreeSet::from([5, 8]);
+    members.iter().for_each(|host| drop(join(&mut world, *host, &BROADCAST, 1, false)));
+    world.run(SECOND);
+    check_group(&world, 0xc000, &members);
+}
+
+#[test]
+fn clients_register_anew_with_a_new_manager_and_after_a_partition() {
+    let mut world = managed("leaf-spine:4x2x3");
+    let hosts: BTreeSet<NodeId> = world.agents.topology.hosts().collect();
+    let told = |world: &mut World| -> BTreeSet<NodeId> {
+        let told: BTreeSet<NodeId> =
+            std::mem::take(&mut world.agents.reregistered).into_iter().collect();
+        told.intersection(&hosts).copied().collect()
+    };
+    assert_eq!(told(&mut world), hosts, "at first");
+    // The process is restarted on a fabric that is in use.
+    world.kill(0);
+    world.start(0, Config::default());
+    world.run(SECOND);
+    assert_eq!(told(&mut world), hosts, "after a restart");
+    // The uplinks of a leaf die; its hosts stay up.
+    let leaf = world.agents.topology.named("leaf3").expect("a leaf");
+    let topology = &world.agents.topology;
+    let up = world.links_between_switches().into_iter();
+    let up: Vec<_> = up
+        .filter(|link| {
+            topology.link(*link).is_some_and(|link| link.ends.iter().any(|end| end.node == leaf))
+        })
+        .collect();
+    let cut: Vec<_> = up.into_iter().map(|link| world.cut(link)).collect();
+    world.run(20 * SECOND);
+    assert_eq!(told(&mut world), BTreeSet::new(), "nobody is new");
+    cut.into_iter().for_each(|link| world.join(link));
+    world.run(20 * SECOND);
+    let below: BTreeSet<NodeId> = (9..12).map(|host| world.host(host)).collect();
+    assert_eq!(told(&mut world), below, "those that were cut off");
+}
+
+#[test]
+fn multicast_tables_are_written_again_that_got_lost_or_were_not_taken() {
+    let mut world = managed("leaf-spine:4x2x3");
+    let members = BTreeSet::from([1, 5, 8, 11]);
+    members.iter().for_each(|host| drop(join(&mut world, *host, &BROADCAST, 1, false)));
+    world.run(SECOND);
+    check_group(&world, 0xc000, &members);
+    for name in ["leaf2", "spine0", "spine1"] {
+        world.restart(name);
+        world.run(25 * SECOND);
+        world.check_all_paths(name);
+        check_group(&world, 0xc000, &members);
+    }
+    // A leaf does not respond for three seconds, in which one of its hosts joins.
+    let leaf = world.agents.topology.named("leaf2").expect("a leaf");
+    world.agents.silent.push(leaf);
+    let members = BTreeSet::from([1, 5, 7, 8, 11]);
+    assert_eq!(join(&mut world, 7, &BROADCAST, 1, false).status, 0);
+    let sweeps = world.counters(0).heavy_sweeps;
+    world.run(3 * SECOND);
+    world.agents.silent.clear();
+    world.run(5 * SECOND);
+    assert!(world.counters(0).failed_groups > 0);
+    assert_eq!(world.counters(0).heavy_sweeps, sweeps, "no sweep has helped");
+    check_group(&world, 0xc000, &members);
+}
+
+#[test]
+fn paths_are_answered_while_the_fabric_is_rerouted_and_when_a_switch_takes_no_table() {
+    let path = |world: &mut World| {
+        let (from, to) = (lid(world, 2).to_be_bytes(), lid(world, 11).to_be_bytes());
+        let own = u16::from_be_bytes(from);
+        ask(world, own, (GET, PATH), &[4, 5], &[(40, &to), (42, &from)]).status
+    };
+    for datagrams in 0..150 {
+        let mut world = managed("leaf-spine:4x2x3");
+        world.context = format!("after {datagrams} datagrams");
+        // No route of the manager leads over the last link.
+        let link = world.links_between_switches().pop().expect("a link");
+        let link = world.cut(link);
+        world.step(datagrams);
+        assert_eq!(path(&mut world), 0, "{}", world.context);
+        if datagrams.is_multiple_of(10) {
+            let leaf = world.agents.topology.named("leaf3").expect("a leaf");
+            world.agents.stubborn.push(leaf);
+            world.join(link);
+            world.run(5 * SECOND);
+            assert_eq!(path(&mut world), 0, "{}, stubborn", world.context);
+        }
+    }
 }

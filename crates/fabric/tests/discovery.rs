@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use agents::{Agents, honest};
 use fabric::discovery::{Complaint, Discovery};
 use fabric::exchange::Requester;
-use fabric::mad::Attribute;
-use fabric::topology::{Capacity, End, Topology};
+use fabric::mad::{Attribute, PortState};
+use fabric::topology::{Capacity, End, Link, Topology};
 
 fn run(agents: &mut Agents, deliver: impl FnMut(u64, [u8; 256]) -> Vec<Vec<u8>>) -> Discovery {
     let mut discovery = Discovery::new();
@@ -129,5 +129,30 @@ fn a_switch_with_the_guid_of_another_is_named() {
         complaints.iter().any(|one| matches!(one, Complaint::TwoLinks { .. })),
         "{complaints:?}"
     );
+    discovery.topology(Capacity::default()).expect("a graph");
+}
+
+/// Its GUID is that of a switch one of whose links is missing, so that the link of the impostor fits in there.
+#[test]
+fn a_link_to_a_port_that_is_down_is_not_believed() {
+    let mut agents = Agents::of("leaf-spine:4x3x3");
+    let [twin, impostor] =
+        ["leaf1", "leaf3"].map(|name| agents.topology.named(name).expect("a leaf"));
+    let spine = agents.topology.named("spine2").expect("a spine");
+    let is_missing = |link: &Link| {
+        [twin, spine].iter().all(|node| link.ends.iter().any(|end| end.node == *node))
+    };
+    let missing = agents.topology.links().find(|(_, link)| is_missing(link)).expect("an uplink").0;
+    let missing = agents.topology.remove(missing).expect("it was there");
+    agents.set_ports(missing.ends, PortState::Down);
+    agents.impostors.insert(impostor, Agents::guid(twin));
+    let mut discovery = run(&mut agents, honest);
+    let far_of_missing = missing.ends.iter().find(|end| end.node == twin).expect("its own end");
+    let place = (Agents::guid(twin), far_of_missing.port);
+    assert!(discovery.links().contains_key(&place), "the impostor fits in");
+    discovery.cut_contradictory();
+    assert!(!discovery.links().contains_key(&place), "but its own node says that it is down");
+    let is_named = |one: &Complaint| matches!(one, Complaint::DownBehindLink { guid, port, .. } if (*guid, *port) == place);
+    assert!(discovery.complaints().0.iter().any(is_named), "{:?}", discovery.complaints());
     discovery.topology(Capacity::default()).expect("a graph");
 }

@@ -172,7 +172,65 @@ fn control_messages_of_strangers_are_refused() {
     assert_eq!(world.counters(5).refused_controls, 8);
     let events = world.take_events();
     let is_refusal = |(_, event): &(usize, Event)| {
-        matches!(event, Event::Refused(Refusal::Unknown(0xbad) | Refusal::WrongKey(_)))
+        matches!(event, Event::Refused(Refusal::Unknown(0xbad) | Refusal::WrongKey(_), _))
     };
-    assert!(events.iter().any(is_refusal), "{events:?}");
+    // One of each manager, since all came at once.
+    assert_eq!(events.iter().filter(|event| is_refusal(event)).count(), 2, "{events:?}");
+    assert_ne!(send(&mut world, 5, 0xbad, 77, Control::Disable), 0);
+    world.run(SECOND);
+    let again = world.take_events();
+    let refused =
+        |(_, event): &(usize, Event)| *event == Event::Refused(Refusal::Unknown(0xbad), 7);
+    assert!(again.iter().any(refused), "{again:?}");
+}
+
+fn foreign(priority: u8, key: u64, standing: Standing) -> SmInfo {
+    SmInfo { guid: 0xffff_0000, key, count: 1, priority, standing }
+}
+
+#[test]
+fn a_manager_on_a_switch_is_found() {
+    let mut world = World::of("leaf-spine:4x2x3");
+    let spine = world.agents.topology.named("spine1").expect("a spine");
+    world.agents.managers.push(spine);
+    world.foreign = Some((spine, foreign(3, 1, Standing::Master)));
+    world.start(0, priority(0));
+    world.run(10 * SECOND);
+    assert_eq!(world.standing(0), Standing::Standby);
+}
+
+#[test]
+fn a_manager_with_another_key_takes_no_part_in_the_election() {
+    // 0 is what opensm tells those whom it does not take for the master.
+    for (key, expected) in [(78, Standing::Master), (0, Standing::Standby)] {
+        let mut world = World::of("leaf-spine:4x2x3");
+        let host = world.host(7);
+        world.agents.managers.push(host);
+        world.foreign = Some((host, foreign(9, key, Standing::Master)));
+        world.start(0, Config { sm_key: 77, ..priority(1) });
+        world.run(10 * SECOND);
+        assert_eq!(world.standing(0), expected, "key {key}");
+        if expected == Standing::Master {
+            world.check_all_paths("beside a manager with another key");
+        }
+    }
+}
+
+#[test]
+fn a_rival_that_does_not_give_way_is_waited_for_once() {
+    let mut world = World::of("leaf-spine:4x2x3");
+    world.start(0, priority(5));
+    world.run(SECOND);
+    let host = world.host(7);
+    world.agents.managers.push(host);
+    world.foreign = Some((host, foreign(0, 1, Standing::Master)));
+    for wait in [60 * SECOND, SECOND] {
+        let link = world.links_between_switches()[0];
+        let link = world.cut(link);
+        world.run(SECOND);
+        world.join(link);
+        world.run(wait);
+        assert_eq!(world.standing(0), Standing::Master);
+        world.check_all_paths("in spite of the rival");
+    }
 }

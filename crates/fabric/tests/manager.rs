@@ -6,6 +6,7 @@ mod world;
 
 use std::time::Duration;
 
+use fabric::mad::Attribute;
 use fabric::manager::event::{Event, Trouble};
 use fabric::manager::work::How;
 use fabric::manager::{Change, Config};
@@ -22,9 +23,7 @@ fn config(engine: Engine, priority: u8) -> Config {
 }
 
 fn set_ups(world: &mut World) -> Vec<fabric::manager::event::Summary> {
-    let events = world.take_events();
-    let summary = |(_, event)| if let Event::SetUp(summary) = event { Some(summary) } else { None };
-    events.into_iter().filter_map(summary).collect()
+    set_ups_of(&world.take_events())
 }
 
 #[test]
@@ -302,4 +301,170 @@ fn what_is_no_datagram_for_it_is_counted() {
     world.run(20 * SECOND);
     assert_eq!(world.standing(0), Standing::Master);
     world.check_all_paths("after noise");
+}
+
+/// A cable of the manager's own node is unplugged for half a minute.
+#[test]
+fn the_link_of_the_manager_goes_down_and_comes_back() {
+    let mut world = World::of("leaf-spine:4x3x3");
+    world.start(0, config(Engine::Balanced, 0));
+    world.run(SECOND);
+    let (tables, lids) = (world.tables(), world.lids());
+    set_ups(&mut world);
+    let host = world.host(0);
+    let links = world.cut_all(host);
+    world.run(30 * SECOND);
+    let events = world.take_events();
+    let is_down = |(_, event): &(usize, Event)| *event == Event::Kept(Trouble::PortDown);
+    assert!(events.iter().any(is_down), "{events:?}");
+    assert!(!events.iter().any(|(_, event)| matches!(event, Event::SetUp(_))), "{events:?}");
+    // Meanwhile another link dies.
+    let link = world.links_between_switches()[0];
+    let link = world.cut(link);
+    links.into_iter().for_each(|link| world.join(link));
+    world.run(30 * SECOND);
+    assert_eq!(world.standing(0), Standing::Master);
+    world.check_all_paths("the manager is back");
+    world.join(link);
+    world.run(SECOND);
+    world.check_all_paths("all links are up");
+    assert_eq!(world.lids(), lids);
+    assert_eq!(world.tables().len(), tables.len());
+}
+
+/// Nothing can be set up: sweeps are repeated at growing intervals.
+#[test]
+fn sweeps_that_fail_from_the_start_back_off() {
+    for is_down in [false, true] {
+        let mut world = World::of("leaf-spine:2x1x2");
+        world.shrink_table("spine0", 4);
+        if is_down {
+            let host = world.host(0);
+            world.cut_all(host);
+        }
+        world.start(0, config(Engine::Balanced, 0));
+        // A millisecond passes where there is nothing to send.
+        world.step(20_000);
+        let failed = world.counters(0).failed_sweeps;
+        assert!((2..10).contains(&failed), "{failed} sweeps in at most 20 s");
+    }
+}
+
+/// Light sweeps find it later, since setting a switch up clears nothing that was not read.
+#[test]
+fn a_link_that_dies_unnoticed_in_the_middle_of_a_sweep_is_found_by_the_next() {
+    for datagrams in (0..300).step_by(3) {
+        let mut world = World::of("leaf-spine:4x3x3");
+        world.context = format!("after {datagrams} datagrams");
+        let host = world.agents.topology.named("host11").expect("a host");
+        let first = world.cut_all(host);
+        world.start(0, config(Engine::Balanced, 0));
+        world.run(SECOND);
+        // It gets a LID behind the last one, which all switches are told.
+        first.into_iter().for_each(|link| world.join(link));
+        world.step(datagrams);
+        // No shortest route of the manager leads over the last link, so nothing that it sends gets lost.
+        let link = world.links_between_switches().pop().expect("a link");
+        world.cut_silently(link);
+        world.run(25 * SECOND);
+        world.check_paths_to_hosts("after a light sweep");
+    }
+}
+
+/// A node with another GUID says that it has the LID of a port that is away.
+#[test]
+fn the_lid_of_a_port_that_is_away_is_not_given_to_a_stranger() {
+    let mut world = World::of("leaf-spine:4x2x3");
+    world.start(0, config(Engine::Balanced, 0));
+    world.run(SECOND);
+    let [stranger, away] = ["host7", "host11"].map(|name| world.agents.topology.named(name));
+    let [stranger, away] = [stranger, away].map(|node| node.expect("a host"));
+    let lid = |world: &World, node| {
+        let lids = world.lids();
+        lids.into_iter().find(|(_, place)| place.0 == node).expect("it has one").0
+    };
+    let wanted = lid(&world, away);
+    let links = [away, stranger].map(|node| world.cut_all(node));
+    world.run(SECOND);
+    let key = (away, Attribute::PortInfo.id(), 1);
+    let info = world.agents.written.remove(&key).expect("it was set up");
+    world.agents.written.insert((stranger, Attribute::PortInfo.id(), 1), info);
+    world.agents.impostors.insert(stranger, 0x77);
+    let [of_away, of_stranger] = links;
+    of_stranger.into_iter().for_each(|link| world.join(link));
+    world.run(5 * SECOND);
+    assert_ne!(lid(&world, stranger), wanted);
+    of_away.into_iter().for_each(|link| world.join(link));
+    world.run(5 * SECOND);
+    assert_eq!(lid(&world, away), wanted);
+    world.check_all_paths("with a stranger");
+}
+
+/// What a node does not say any more is taken from before; a new switch that says nothing is left out.
+#[test]
+fn nodes_that_only_say_who_they_are_keep_their_place_and_end_no_sweep() {
+    for (curt, is_new) in [("leaf3", false), ("spine1", false), ("host11", false), ("spine1", true)]
+    {
+        let mut world = World::of("leaf-spine:4x3x3");
+        world.context = format!("{curt}, new: {is_new}");
+        let node = world.agents.topology.named(curt).expect("a node");
+        if is_new {
+            world.agents.curt.push(node);
+        }
+        world.start(0, config(Engine::Balanced, 0));
+        world.run(30 * SECOND);
+        let lids = world.lids();
+        world.agents.curt.push(node);
+        let host = world.agents.topology.named("host4").expect("a host");
+        let links = world.cut_all(host);
+        world.run(2 * SECOND);
+        links.into_iter().for_each(|link| world.join(link));
+        world.run(30 * SECOND);
+        let events = world.take_events();
+        let is_named = |(_, event): &(usize, Event)| matches!(event, Event::Incomplete(..));
+        assert!(events.iter().any(is_named), "{events:?}");
+        if is_new {
+            assert_eq!(world.standing(0), Standing::Master);
+            assert!(!lids.is_empty() && !set_ups_of(&events).is_empty(), "the others are set up");
+        } else {
+            world.check_all_paths("nothing is lost");
+            assert_eq!(world.lids(), lids, "{}", world.context);
+        }
+        world.agents.curt.clear();
+        world.run(30 * SECOND);
+        world.check_all_paths("it responds again");
+    }
+}
+
+fn set_ups_of(events: &[(usize, Event)]) -> Vec<fabric::manager::event::Summary> {
+    let summary = |event: &(usize, Event)| match &event.1 {
+        Event::SetUp(summary) => Some(*summary),
+        _ => None,
+    };
+    events.iter().filter_map(summary).collect()
+}
+
+/// Others get their new entries as far as that closes no loop and no cycle, which is walked after every block.
+#[test]
+fn a_switch_that_takes_no_table_for_a_while_does_no_harm_over_seeds() {
+    for seed in 0..40 {
+        let mut generator = Pcg32::new(seed, 21);
+        let text = ["torus:4x4:1", "random:10x4x2:3", "fat-tree:4"][seed as usize % 3];
+        let mut world = World::of(text);
+        world.context = format!("seed {seed}, {text}");
+        world.start(0, config(Engine::UpDown, 0));
+        world.run(SECOND);
+        let switches: Vec<_> = world.agents.topology.switches().collect();
+        let stubborn = switches[generator.next_u32() as usize % switches.len()];
+        world.agents.stubborn.push(stubborn);
+        let links = world.links_between_switches();
+        let link = world.spare(&links, generator.next_u32() as usize).expect("a spare link");
+        let link = world.cut(link);
+        world.run(20 * SECOND);
+        world.join(link);
+        world.run(20 * SECOND);
+        world.agents.stubborn.clear();
+        world.run(20 * SECOND);
+        world.check_paths_to_hosts("it takes tables again");
+    }
 }

@@ -70,6 +70,17 @@ pub enum UmadError {
     Class(u8),
 }
 
+impl UmadError {
+    /// Whether the device does not work any more, so that nothing can be sent or received. Other failed calls concern one
+    /// datagram: the kernel refuses, for one, a response while an earlier one with its transaction ID is being sent.
+    pub fn is_device_gone(&self) -> bool {
+        let UmadError::Call { source, .. } = self else {
+            return true;
+        };
+        matches!(source.raw_os_error(), Some(libc::ENODEV | libc::EIO | libc::EBADF))
+    }
+}
+
 /// Declares the functions that are used, by their symbols and their types in `umad.h`.
 macro_rules! functions {
     ($( $name:ident $symbol:literal fn($($arg:ty),*) -> $out:ty; )+) => {
@@ -368,6 +379,16 @@ fn symbol(handle: *mut c_void, name: &'static str) -> Result<*mut c_void, UmadEr
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_datagram_that_is_refused_does_not_end_the_device() {
+        let call = |number| UmadError::Call {
+            call: "umad_send",
+            source: io::Error::from_raw_os_error(number),
+        };
+        assert!(!call(libc::EINVAL).is_device_gone() && !call(libc::ENOMEM).is_device_gone());
+        assert!(call(libc::ENODEV).is_device_gone() && call(libc::EIO).is_device_gone());
+    }
 
     #[test]
     fn a_library_that_is_none_is_refused() {

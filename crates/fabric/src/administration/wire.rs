@@ -19,6 +19,9 @@ const SM_KEY: usize = 36;
 const OFFSET: usize = 44;
 const COMPONENTS: usize = 48;
 
+/// More than fit into a datagram, of the smallest records, those of members: whoever finds so many need not go on.
+pub(super) const TOO_MANY: usize = (MAD_BYTES - DATA) / 56 + 1;
+
 /// Methods beside Get and Set.
 pub(crate) const GET_TABLE: u8 = 0x12;
 pub(crate) const DELETE: u8 = 0x15;

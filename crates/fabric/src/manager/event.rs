@@ -26,8 +26,10 @@ pub enum Event {
     Incomplete(String, usize),
     /// Another manager is master, too; it has to give way.
     Rival(SmInfo),
-    /// A request of another manager was refused.
-    Refused(Refusal),
+    /// A manager, by its GUID, has another SM_Key and is ignored.
+    Foreign(u64),
+    /// A request of another manager was refused; at most one such event a second, with the number of those in between.
+    Refused(Refusal, u64),
 }
 
 /// Why a manager is in another state.
@@ -54,6 +56,8 @@ pub enum Trouble {
     Unroutable(String),
     /// This node's own port does not respond.
     NoPort,
+    /// The link of this node's port is down.
+    PortDown,
 }
 
 /// Why a request of another manager was refused.
@@ -107,7 +111,8 @@ impl Event {
             Event::Kept(_) => "kept",
             Event::Incomplete(..) => "incomplete",
             Event::Rival(_) => "rival",
-            Event::Refused(_) => "refused",
+            Event::Foreign(_) => "foreign",
+            Event::Refused(..) => "refused",
         }
     }
 
@@ -117,17 +122,20 @@ impl Event {
             Event::Kept(Trouble::Unroutable(_)) => {
                 Some("try --engine up-down; the next sweep tries again")
             }
-            Event::Kept(Trouble::NoPort) => Some("is the link of this node's port up?"),
+            Event::Kept(Trouble::NoPort) => Some("is the driver of this node's device loaded?"),
+            Event::Kept(Trouble::PortDown) => {
+                Some("check the cable of this node's port; the next sweep tries again")
+            }
             Event::Incomplete(..) => Some(
                 "the next sweep tries again; a port that stays silent is broken, or has an M_Key: see --m-key",
             ),
             Event::Rival(_) => {
                 Some("it gives way at its next sweep; if not, give it a lower priority")
             }
-            Event::Refused(Refusal::WrongKey(_)) => {
+            Event::Foreign(_) | Event::Refused(Refusal::WrongKey(_), _) => {
                 Some("managers of one subnet need the same --sm-key")
             }
-            Event::Refused(Refusal::Unknown(_)) => {
+            Event::Refused(Refusal::Unknown(_), _) => {
                 Some("a node that is no subnet manager asks; find it, only root there can do that")
             }
             _ => None,
@@ -136,7 +144,14 @@ impl Event {
 
     /// Whether something is wrong.
     pub fn is_warning(&self) -> bool {
-        matches!(self, Event::Kept(_) | Event::Incomplete(..) | Event::Rival(_) | Event::Refused(_))
+        matches!(
+            self,
+            Event::Kept(_)
+                | Event::Incomplete(..)
+                | Event::Rival(_)
+                | Event::Foreign(_)
+                | Event::Refused(..)
+        )
     }
 }
 
@@ -166,6 +181,9 @@ impl fmt::Display for Event {
             Event::Kept(Trouble::NoPort) => f.write_str(
                 "the fabric keeps its last tables: this node's own port does not respond",
             ),
+            Event::Kept(Trouble::PortDown) => f.write_str(
+                "the fabric keeps its last tables: the link of this node's port is down",
+            ),
             Event::Incomplete(complaint, 1) => f.write_str(complaint),
             Event::Incomplete(complaint, count) => {
                 write!(f, "{complaint}; and {} more complaints", count - 1)
@@ -173,19 +191,31 @@ impl fmt::Display for Event {
             Event::Rival(other) => {
                 write!(f, "{:#018x} is master, too, with priority {}", other.guid, other.priority)
             }
-            Event::Refused(Refusal::Unknown(guid)) => {
+            Event::Foreign(guid) => {
+                write!(f, "the manager {guid:#018x} has another SM_Key and is ignored")
+            }
+            Event::Refused(refusal, 0) => refusal.fmt(f),
+            Event::Refused(refusal, more) => write!(f, "{refusal}; and {more} before"),
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refusal::Unknown(guid) => {
                 write!(f, "refused a control message of {guid:#018x}, which is no known manager")
             }
-            Event::Refused(Refusal::WrongKey(guid)) => {
+            Refusal::WrongKey(guid) => {
                 write!(f, "refused a control message of {guid:#018x} with another SM_Key")
             }
-            Event::Refused(Refusal::Standing(standing)) => {
+            Refusal::Standing(standing) => {
                 write!(
                     f,
                     "refused a control message that makes no sense for a manager that is {standing}"
                 )
             }
-            Event::Refused(Refusal::Malformed) => f.write_str("refused a malformed SMInfo"),
+            Refusal::Malformed => f.write_str("refused a malformed SMInfo"),
         }
     }
 }

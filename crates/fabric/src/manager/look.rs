@@ -1,14 +1,17 @@
 //! A light sweep: which ports have changed since the last heavy one.
 //!
 //! Switches are asked whether a port has changed; those that say so, or that a trap came from, are asked for all of
-//! their ports. PortStateChange is cleared before the ports are read, so no change between the two is lost.
+//! their ports. PortStateChange is cleared first, and the ports are read once the switch has confirmed that: requests may
+//! overtake each other, and a change after the clearing sets it again.
 
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
 use crate::discovery::{Discovery, Place};
 use crate::exchange::{Done, Exchange, Fate, Numbering, Request};
-use crate::mad::{Attribute, PortInfo, PortState, has_port_change, linear_top, switch_setting};
+use crate::mad::{
+    Attribute, Method, PortInfo, PortState, has_port_change, linear_top, port_change_clearing,
+};
 
 /// What a switch is asked for.
 #[derive(Clone, Copy, Debug)]
@@ -89,19 +92,18 @@ impl Look {
             self.more.get_or_insert(Change::Restarted(guid));
             return;
         }
-        let is_answer_to_set = done.request.method != crate::mad::Method::Get;
-        if is_answer_to_set || !(in_any_case || has_port_change(info)) {
-            return;
-        }
-        let Some(node) = discovery.nodes().get(&guid) else {
-            return;
-        };
         let route = done.request.route;
-        if has_port_change(info) {
-            let setting = switch_setting(info, linear_top(info));
+        let is_cleared = done.request.method == Method::Set;
+        if !is_cleared && has_port_change(info) {
+            let setting = port_change_clearing(info);
             let request = Request::set(route, Attribute::SwitchInfo, 0, setting);
             self.exchange.request(request, done.context);
+            return;
         }
+        let node = discovery.nodes().get(&guid).filter(|_| is_cleared || in_any_case);
+        let Some(node) = node else {
+            return;
+        };
         for port in 1..=node.info.ports {
             let request = Request::get(route, Attribute::PortInfo, port.into());
             self.exchange.request(request, done.context);

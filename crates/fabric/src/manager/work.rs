@@ -4,6 +4,7 @@
 use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::string::{String, ToString};
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use crate::channels::Channels;
@@ -25,7 +26,7 @@ pub struct Work {
     /// LIDs of ports that are in use stay, whatever is remembered: another manager gave them.
     pub(super) prefers_present: bool,
     /// The tables that switches hold, by GUID.
-    pub(super) held: BTreeMap<u64, Vec<u8>>,
+    pub(super) held: BTreeMap<u64, Arc<Vec<u8>>>,
     pub(super) previous: Option<Routed>,
     /// GUIDs of the roots of Up*/Down*; none if they are to be found.
     pub(super) roots: Vec<u64>,
@@ -58,7 +59,7 @@ impl Routed {
 #[derive(Clone, Debug)]
 pub struct Done {
     pub(super) discovery: Discovery,
-    pub(super) held: BTreeMap<u64, Vec<u8>>,
+    pub(super) held: BTreeMap<u64, Arc<Vec<u8>>>,
     /// Or why not.
     pub(super) result: Result<(Routed, Target, How), String>,
 }
@@ -138,8 +139,9 @@ impl Work {
 
     fn target(&self, routed: &Routed, lids: Lids) -> Result<Target, SetupError> {
         let Routed { guids, channels, tables, ranks, .. } = routed;
-        let held =
-            |switch: &crate::topology::NodeId| self.held.get(guids.get(switch.index())?).cloned();
+        let held = |switch: &crate::topology::NodeId| {
+            Some(self.held.get(guids.get(switch.index())?)?.as_ref().clone())
+        };
         let held: Vec<Option<Vec<u8>>> = channels.switches().iter().map(held).collect();
         Target::new(&self.discovery, channels, (tables, ranks), lids, &held)
     }
@@ -147,6 +149,8 @@ impl Work {
     /// The tables of before for the fabric of now, if it has lost something and gained nothing.
     fn mended(&self, guids: &[u64], channels: &Channels) -> Option<(Routed, How)> {
         let previous = self.previous.as_ref()?;
+        // Tables that lead nowhere are a fault of the sweep, not of the fabric.
+        (!channels.end_ports().is_empty()).then_some(())?;
         let (old, new) = (Numbers::new(previous), Numbers { guids, channels });
         let switches = old.switches();
         let to_old = |switch: &crate::topology::NodeId| switches.get(&new.guid(*switch)).copied();

@@ -20,12 +20,18 @@ const INVALID: u16 = 0x1c;
 /// In `SwitchInfo`: the state of a port has changed.
 const PORT_CHANGE: u8 = 1 << 2;
 
+/// In `PortInfo`, byte 51: clients have to register anew; in byte 20: the port can tell them.
+const REREGISTER: u8 = 1 << 7;
+const CAN_REREGISTER: u8 = 1 << 1;
+
 /// See the module's text.
 pub(crate) struct Agents {
     pub(crate) topology: Topology,
     start: NodeId,
     /// Nodes that response nothing.
     pub(crate) silent: Vec<NodeId>,
+    /// Nodes that say who they are, and respond to nothing else.
+    pub(crate) curt: Vec<NodeId>,
     /// Nodes that take nothing, and say that they did.
     pub(crate) deaf: Vec<NodeId>,
     /// GUIDs that nodes give for theirs.
@@ -34,6 +40,8 @@ pub(crate) struct Agents {
     pub(crate) managers: Vec<NodeId>,
     /// Nodes that refuse to have their tables written.
     pub(crate) stubborn: Vec<NodeId>,
+    /// Nodes whose clients were told to register anew.
+    pub(crate) reregistered: Vec<NodeId>,
     /// What was written, by node, attribute and modifier.
     pub(crate) written: BTreeMap<(NodeId, u16, u32), [u8; 64]>,
 }
@@ -46,13 +54,29 @@ impl Agents {
 
     pub(crate) fn of_topology(topology: Topology) -> Agents {
         let start = topology.hosts().next().expect("a host");
-        let [silent, deaf, stubborn, managers] = [const { Vec::new() }; 4];
+        let [silent, curt, deaf, stubborn, managers, reregistered] = [const { Vec::new() }; 6];
         let (impostors, written) = (BTreeMap::new(), BTreeMap::new());
-        Agents { topology, start, silent, deaf, impostors, managers, stubborn, written }
+        Agents {
+            topology,
+            start,
+            silent,
+            curt,
+            deaf,
+            impostors,
+            managers,
+            stubborn,
+            reregistered,
+            written,
+        }
     }
 
     pub(crate) fn guid(node: NodeId) -> u64 {
         0x1000 + node.index() as u64
+    }
+
+    /// Of a port of a host.
+    pub(crate) fn port_guid(node: NodeId, port: u8) -> u64 {
+        0x10_0000 + 0x100 * node.index() as u64 + u64::from(port)
     }
 
     /// The response to a request of the node that everything begins at, as bytes; `None` where there is none.
@@ -68,7 +92,8 @@ impl Agents {
         response[4] = 0x80;
         let mut smp = Smp::parse_response(&response).expect("our own request");
         let (node, by) = self.walk(start, smp.route)?;
-        if self.silent.contains(&node) {
+        let is_curt = self.curt.contains(&node) && smp.attribute != Attribute::NodeInfo;
+        if is_curt || self.silent.contains(&node) {
             return None;
         }
         let is_table = smp.attribute == Attribute::LinearForwardingTable;
@@ -88,6 +113,10 @@ impl Agents {
             } else if !self.deaf.contains(&node) {
                 // A state of 0 changes nothing.
                 let keeps = is_port && data[32] & 0xf == 0;
+                if is_port && data[51] & REREGISTER != 0 {
+                    data[51] &= !REREGISTER;
+                    self.reregistered.push(node);
+                }
                 data[32] |= if keeps { old[32] & 0xf } else { 0 };
                 if smp.attribute == Attribute::SwitchInfo {
                     data[11] = if data[11] & PORT_CHANGE != 0 { 0 } else { old[11] & PORT_CHANGE };
@@ -97,7 +126,9 @@ impl Agents {
         }
         smp.method = Method::Response;
         smp.data = self.read(node, by, smp.attribute, smp.modifier)?;
-        if smp.attribute == Attribute::PortInfo && self.managers.contains(&node) {
+        // Of a switch, port 0 says so.
+        let is_own_port = smp.attribute == Attribute::PortInfo && (is_host || smp.modifier == 0);
+        if is_own_port && self.managers.contains(&node) {
             smp.data[23] |= 1 << 1;
         }
         Some(smp.emit())
@@ -133,7 +164,7 @@ impl Agents {
                 node_type: if is_switch { NodeType::Switch } else { NodeType::ChannelAdapter },
                 ports: self.topology.node(node).ports(),
                 guid: self.impostors.get(&node).copied().unwrap_or(Agents::guid(node)),
-                port_guid: Agents::guid(node) + u64::from(by),
+                port_guid: if is_switch { Agents::guid(node) } else { Agents::port_guid(node, by) },
                 local_port: by,
             }
             .emit(),
@@ -148,7 +179,9 @@ impl Agents {
                 let is_up = link.is_some() || modifier == 0;
                 let state = Some(if is_up { PortState::Initialize } else { PortState::Down });
                 let (lid, manager_lid, lmc, lanes, is_manager) = (0, 0, 0, 4, false);
-                PortInfo { lid, manager_lid, state, lmc, lanes, is_manager }.emit()
+                let mut data = PortInfo { lid, manager_lid, state, lmc, lanes, is_manager }.emit();
+                data[20] = CAN_REREGISTER;
+                data
             }
             Attribute::SwitchInfo => {
                 let mut data = [0; 64];

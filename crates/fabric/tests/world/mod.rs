@@ -9,7 +9,7 @@ use fabric::discovery::Place;
 use fabric::mad::{Attribute, LFT_BLOCK, PortInfo, PortState, Smp};
 use fabric::manager::event::Event;
 use fabric::manager::{Config, Counters, Datagram, Manager, Peer};
-use fabric::sm_info::Standing;
+use fabric::sm_info::{SmInfo, Standing, respond};
 use fabric::topology::{Kind, Link, LinkId, NodeId};
 
 use crate::agents::Agents;
@@ -30,6 +30,8 @@ pub(crate) struct World {
     pub(crate) walks_links: bool,
     /// Of messages.
     pub(crate) context: String,
+    /// A node with a manager that answers `Get(SMInfo)` with this, and nothing else.
+    pub(crate) foreign: Option<(NodeId, SmInfo)>,
     next_transaction: u32,
     /// Every response comes twice, and again much later.
     pub(crate) replays: bool,
@@ -49,6 +51,7 @@ impl World {
             walks: 0,
             walks_links: false,
             context: text.to_owned(),
+            foreign: None,
             next_transaction: 1,
             replays: false,
             past: VecDeque::new(),
@@ -205,6 +208,9 @@ impl World {
         (as_response[3], as_response[4]) = (0x81, 0x80);
         let route = Smp::parse_response(&as_response).expect("a request of ours").route;
         let (node, _) = self.agents.walk(start, route)?;
+        if let Some((_, info)) = self.foreign.filter(|(at, _)| *at == node) {
+            return (mad[3] == 0x01).then(|| respond(mad, 0, &info.emit()));
+        }
         let at = self.agents.topology.hosts().position(|host| host == node)?;
         let manager = self.managers.get_mut(&at)?;
         manager.handle_datagram(self.now, Peer::Directed, mad);
@@ -268,6 +274,13 @@ impl World {
         link
     }
 
+    /// A link dies, and no trap arrives.
+    pub(crate) fn cut_silently(&mut self, link: LinkId) -> Link {
+        let link = self.agents.topology.remove(link).expect("it was there");
+        self.agents.set_ports(link.ends, PortState::Down);
+        link
+    }
+
     pub(crate) fn cut_all(&mut self, node: NodeId) -> Vec<Link> {
         let links: Vec<LinkId> =
             self.agents.topology.node(node).links().map(|(_, id)| id).collect();
@@ -287,6 +300,7 @@ impl World {
             .iter()
             .filter(|(_, manager)| manager.standing() == Standing::Master)
             .map(|(at, _)| *at)
+            .filter(|at| self.agents.topology.neighbours(self.host(*at)).next().is_some())
             .collect();
         for end in link.ends {
             let lid = self.agents.written.get(&(end.node, Attribute::PortInfo.id(), 0));
@@ -296,6 +310,12 @@ impl World {
                 }
             }
         }
+    }
+
+    /// A switch loses all that was written to it.
+    pub(crate) fn restart(&mut self, switch: &str) {
+        let switch = self.agents.topology.named(switch).expect("a switch");
+        self.agents.written.retain(|(node, ..), _| *node != switch);
     }
 
     pub(crate) fn shrink_table(&mut self, switch: &str, capacity: u16) {

@@ -143,6 +143,10 @@ struct Daemon {
     started: Instant,
     /// Nanoseconds of CPU time in the manager, without those of the library that sends and receives.
     cpu_ns: u64,
+    /// Datagrams that the kernel did not take.
+    failed_sends: u64,
+    /// Events that could not be written to stdout.
+    failed_reports: u64,
     /// The outcome of work that a thread does.
     work: Option<Receiver<(Done, u64)>>,
     is_asked_to_end: Arc<AtomicBool>,
@@ -164,6 +168,8 @@ impl Daemon {
             file,
             started,
             cpu_ns,
+            failed_sends: 0,
+            failed_reports: 0,
             work,
             is_asked_to_end,
             is_asked_for_status,
@@ -172,12 +178,12 @@ impl Daemon {
 
     fn run(mut self, console: &mut Console) -> Result<Exit, CliError> {
         while !self.is_asked_to_end.load(Ordering::Relaxed) {
-            self.report(console)?;
+            self.report(console);
             self.transmit()?;
             self.work()?;
             self.receive()?;
         }
-        self.report(console)?;
+        self.report(console);
         console.report(&self.status())?;
         Ok(Exit::Good)
     }
@@ -190,25 +196,33 @@ impl Daemon {
         result
     }
 
-    fn report(&mut self, console: &mut Console) -> Result<(), CliError> {
+    /// A full disk or a log that nobody reads is no reason to leave the fabric alone.
+    fn report(&mut self, console: &mut Console) {
         while let Some(event) = self.manager.poll_event() {
             let time_ns = self.started.elapsed().as_nanos() as u64;
-            console.report(&EventReport::new(&event, time_ns, self.cpu_ns))?;
+            let report = EventReport::new(&event, time_ns, self.cpu_ns);
+            self.failed_reports += u64::from(console.report(&report).is_err());
         }
-        if let (Some(file), Some(lids)) = (&self.file, self.manager.take_lids()) {
-            file.write(lids)?;
+        if let (Some(file), Some(lids)) = (&self.file, self.manager.take_lids())
+            && let Err(error) = file.write(lids)
+        {
+            console.error(&error);
         }
         if self.is_asked_for_status.swap(false, Ordering::Relaxed) {
-            console.report(&self.status())?;
+            self.failed_reports += u64::from(console.report(&self.status()).is_err());
         }
-        Ok(())
     }
 
     fn transmit(&mut self) -> Result<(), CliError> {
         let batch: Vec<Datagram> =
             self.call(|manager, now| std::iter::from_fn(|| manager.poll_transmit(now)).collect());
         for Datagram { peer, mad, len } in batch {
-            self.umad.send_to(&address(peer), &mad, len).map_err(broken)?;
+            match self.umad.send_to(&address(peer), &mad, len) {
+                Ok(()) => {}
+                Err(error) if error.is_device_gone() => return Err(broken(error)),
+                // A request is sent again by the manager's own clock; whoever waits for a response asks again.
+                Err(_) => self.failed_sends += 1,
+            }
         }
         Ok(())
     }
@@ -275,6 +289,8 @@ impl Daemon {
             up_ns: self.started.elapsed().as_nanos() as u64,
             cpu_ns: self.cpu_ns,
             lids: manager.fabric().map(|fabric| fabric.lids().count()),
+            failed_sends: self.failed_sends,
+            failed_reports: self.failed_reports,
             counters: CounterReport::new(&manager.counters()),
         }
     }
@@ -451,6 +467,10 @@ struct StatusReport {
     cpu_ns: u64,
     /// Ports with LIDs, if it has set the fabric up.
     lids: Option<usize>,
+    /// Datagrams that the kernel did not take.
+    failed_sends: u64,
+    /// Events that could not be written.
+    failed_reports: u64,
     counters: CounterReport,
 }
 
@@ -460,7 +480,8 @@ impl Report for StatusReport {
 
 impl fmt::Display for StatusReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let StatusReport { state, guid, up_ns, cpu_ns, lids, counters } = self;
+        let StatusReport { state, guid, up_ns, cpu_ns, lids, counters, .. } = self;
+        let StatusReport { failed_sends, failed_reports, .. } = self;
         let guid = guid.as_deref().unwrap_or("no GUID yet");
         write!(f, "{state} ({guid}) after {:.1} s, ", *up_ns as f64 / 1e9)?;
         write!(f, "{:.1} ms of CPU time", *cpu_ns as f64 / 1e6)?;
@@ -474,7 +495,7 @@ impl fmt::Display for StatusReport {
         let CounterReport { mismatched, dropped_replies, dropped_events, .. } = counters;
         write!(
             f,
-            "\n  not used: {ignored_traps} traps, {refused_controls} control messages, {malformed} malformed, {unasked} late or of others, {mismatched} for other requests; dropped: {dropped_replies} replies, {dropped_events} events"
+            "\n  not used: {ignored_traps} traps, {refused_controls} control messages, {malformed} malformed, {unasked} late or of others, {mismatched} for other requests; dropped: {dropped_replies} replies, {dropped_events} events; failed: {failed_sends} sends, {failed_reports} log lines"
         )
     }
 }
