@@ -767,13 +767,16 @@ impl Endpoint {
                 continue;
             }
             let Output { delivery, packet, telemetry } = output;
-            self.poll_qp(slot, now, (delivery, packet), |qp, cx| {
+            let is_advertised = self.poll_qp(slot, now, (delivery, packet), |qp, cx| {
                 qp.poll_transmit(cx);
                 if qp.has_telemetry() {
                     *telemetry = qp.take_telemetry(cx);
                 }
+                qp.is_advertised()
             });
-            self.put_hint(slot, output);
+            if is_advertised == Some(true) {
+                self.put_hint(slot, output);
+            }
             if output.packet.is_some() {
                 self.end_turn_if_due(slot);
                 return true;
@@ -784,11 +787,9 @@ impl Endpoint {
     }
 
     /// Completes a packet of a queue pair whose receiver advertises windows.
+    #[cold]
     fn put_hint(&mut self, slot: u32, output: &mut Output) {
-        let Some(entry) = self.qps.at_mut(slot).filter(|entry| entry.qp.is_advertised()) else {
-            return;
-        };
-        if let Some(packet) = &mut output.packet {
+        if let (Some(entry), Some(packet)) = (self.qps.at_mut(slot), &mut output.packet) {
             let is_ack = packet.1.bth().opcode.operation() == Operation::Acknowledge;
             let window = if is_ack { self.advertiser.window(slot) } else { None };
             entry.qp.put_hint(packet, window);

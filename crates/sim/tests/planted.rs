@@ -13,7 +13,7 @@ use sim::chaos::{self, Options};
 const TRIALS: u64 = 5;
 
 /// Seeds after which a bug counts as not found.
-const PATIENCE: u64 = 600;
+const PATIENCE: u64 = 1_000;
 
 /// How the first seed that reveals the bug fails, and how many seeds that took.
 fn find(bug: Bug, first: u64) -> Option<(u64, String)> {

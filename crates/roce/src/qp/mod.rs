@@ -773,11 +773,11 @@ impl Qp {
             cx.events.raise(AsyncEvent::CommunicationEstablished(self.qpc.qpn));
         }
         self.established = true;
-        let level = Level::from_bits(headers.hint()).filter(|_| self.is_advertised());
-        let expected = level.and_then(|level| self.handle_window(cx, headers, level));
-        self.execute(cx, origin, RxPacket { headers, payload_len });
-        if let (Some(level), Some(expected)) = (level, expected) {
-            self.handle_demand(cx, headers, level, expected);
+        let packet = RxPacket { headers, payload_len };
+        if headers.hint() != 0 && self.is_advertised() {
+            self.execute_with_hint(cx, origin, packet);
+        } else {
+            self.execute(cx, origin, packet);
         }
         self.tell_controller(cx);
         let placed = sg::placed_bytes(cx.pieces);
@@ -837,9 +837,19 @@ impl Qp {
         }
     }
 
+    /// A packet that says something about our window, or its sender's demand.
+    #[cold]
+    fn execute_with_hint(&mut self, cx: &mut Context<'_>, origin: &Origin, packet: RxPacket<'_>) {
+        let level = Level::from_bits(packet.headers.hint());
+        let expected = level.and_then(|level| self.handle_window(cx, packet.headers, level));
+        self.execute(cx, origin, packet);
+        if let (Some(level), Some(expected)) = (level, expected) {
+            self.handle_demand(cx, packet.headers, level, expected);
+        }
+    }
+
     /// What an acknowledgement says about our window. It has to acknowledge something that is under way, or everything before
     /// it: one from another time says nothing any more. Returns the PSN of the peer's next request.
-    #[cold]
     fn handle_window(&mut self, cx: &Context<'_>, headers: &Headers, level: Level) -> Option<Psn> {
         let Kind::Rc(rc) = &mut self.kind else {
             return None;
@@ -853,7 +863,6 @@ impl Qp {
     }
 
     /// What data says about the peer's demand: data that was executed, or came early.
-    #[cold]
     fn handle_demand(&mut self, cx: &Context<'_>, headers: &Headers, level: Level, expected: Psn) {
         let Kind::Rc(rc) = &self.kind else {
             return;
