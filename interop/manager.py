@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 import pathlib
-import random
 import re
 import shutil
 import signal
@@ -26,7 +25,7 @@ import tempfile
 import threading
 import time
 
-from subnet import INSTALLABLE, PRELOAD, ROOT, Simulated, plan, preload
+from subnet import INSTALLABLE, PRELOAD, ROOT, Simulated, plan, preload, trace
 
 LARGE, SMALL = "fat-tree:16", "fat-tree:4"
 TRACES = 200
@@ -89,17 +88,11 @@ def console(simulated, command):
     simulated.process.stdin.flush()
 
 
-def trace(simulated, count, seed):
+def trace_hosts(simulated, count, seed):
     """Complaints of ibtracert over random pairs of hosts."""
     _, text, _ = simulated.run(["ibnetdiscover"])
-    ends = sorted(re.findall(r'^\[\d+\]\(\w+\).*# lid (\d+) lmc', text, re.M))
-    generator, complaints = random.Random(seed), []
-    for _ in range(count):
-        one, other = generator.sample(ends, 2)
-        code, text, _ = simulated.run(["ibtracert", one, other])
-        if code != 0:
-            complaints.append(f"ibtracert {one} {other}: {text.strip()[-200:]}")
-    return complaints
+    lids = sorted(re.findall(r'^\[\d+\]\(\w+\).*# lid (\d+) lmc', text, re.M))
+    return trace(simulated, lids, count, seed)
 
 
 def manage(dquant, *options):
@@ -128,7 +121,7 @@ def test_link(dquant, simulated, complaints):
             print(f"  dead link {pair[0]}: {took * 1e3:.0f} ms to tables set, {cpu * 1e3:.1f} ms CPU: {mended[1]['message']}")
             if took > REROUTE_S or cpu > REROUTE_CPU_S:
                 complaints.append(f"link: rerouting took {took:.3f} s, {cpu:.3f} s of CPU")
-            complaints += [f"link: dead {pair[0]}: {one}" for one in trace(simulated, TRACES // 2, pair[0])]
+            complaints += [f"link: dead {pair[0]}: {one}" for one in trace_hosts(simulated, TRACES // 2, pair[0])]
             time.sleep(1)
             since = time.monotonic()
             console(simulated, f"Link {pair[0]} {pair[1]}")
@@ -137,7 +130,7 @@ def test_link(dquant, simulated, complaints):
                 complaints.append(f"link: {pair} is back, and nothing happened: {managed.lines[-3:]}")
                 return
             print(f"  it is back: {(back[0] - since) * 1e3:.0f} ms: {back[1]['message']}")
-        complaints += [f"link: at last: {one}" for one in trace(simulated, TRACES, "last")]
+        complaints += [f"link: at last: {one}" for one in trace_hosts(simulated, TRACES, "last")]
     finally:
         managed.close()
     print(f"  {managed.lines[-1][1][:400]}")
@@ -173,12 +166,12 @@ def test_election(dquant, simulated, complaints):
         if other.wait(is_master, since) is None:
             complaints.append(f"election: opensm did not take over: {other.lines[-4:]}")
         time.sleep(2)
-        complaints += [f"election: opensm is master: {one}" for one in trace(simulated, 20, "opensm")]
+        complaints += [f"election: opensm is master: {one}" for one in trace_hosts(simulated, 20, "opensm")]
         since = time.monotonic()
         other.close(signal.SIGKILL)
         expect_master(complaints, "election", managed, "master", since)
         managed.event("set-up", since)
-        complaints += [f"election: it is master again: {one}" for one in trace(simulated, 20, "again")]
+        complaints += [f"election: it is master again: {one}" for one in trace_hosts(simulated, 20, "again")]
     finally:
         managed.close()
         if other:
@@ -196,7 +189,7 @@ def test_election(dquant, simulated, complaints):
         console(simulated, 'Unlink "agg0"[3]')
         expect_master(complaints, "election", managed, "master", since)
         managed.event("set-up", since)
-        complaints += [f"election: handed over: {one}" for one in trace(simulated, 20, "handed over")]
+        complaints += [f"election: handed over: {one}" for one in trace_hosts(simulated, 20, "handed over")]
         console(simulated, 'Link "agg0"[3] "edge0"[1]')
         time.sleep(4)
         since = time.monotonic()
@@ -206,7 +199,7 @@ def test_election(dquant, simulated, complaints):
         else:
             print("  opensm took over after a SIGKILL")
         time.sleep(2)
-        complaints += [f"election: after a SIGKILL: {one}" for one in trace(simulated, 20, "killed")]
+        complaints += [f"election: after a SIGKILL: {one}" for one in trace_hosts(simulated, 20, "killed")]
     finally:
         if managed:
             managed.close()
@@ -359,7 +352,7 @@ def test_judge(dquant, simulated, complaints):
             # On this fabric it ends with a segmentation fault after its last verdict, with opensm's own dumps, too.
             if judged.returncode not in (0, -signal.SIGSEGV) or not scanned or not loops or wrong:
                 complaints.append(f"judge: {state}: exit {judged.returncode}: {judged.stdout[-600:]}")
-        complaints += [f"judge: {one}" for one in trace(simulated, TRACES, "judge")]
+        complaints += [f"judge: {one}" for one in trace_hosts(simulated, TRACES, "judge")]
     finally:
         managed.close()
 

@@ -162,12 +162,19 @@ def sweep(dquant, simulated, ours, expected, hosts):
         code, text, _ = simulated.run(["ibnetdiscover"])
         lids = dict(re.findall(r'#\s+"([^"]+)"\s+lid\s+(\d+)', text))
         ends = sorted(lid for name, lid in lids.items() if name in hosts)
-        generator = random.Random(engine)
-        for _ in range(TRACES):
-            one, other = generator.sample(ends, 2)
-            code, text, _ = simulated.run(["ibtracert", one, other])
-            if code != 0:
-                complaints.append(f"after {engine}: ibtracert {one} {other}: {text.strip()[-200:]}")
+        found = trace(simulated, ends, TRACES, engine)
+        complaints += [f"after {engine}: {complaint}" for complaint in found]
+    return complaints
+
+
+def trace(simulated, lids, count, seed):
+    """Complaints of ibtracert over random pairs of these LIDs."""
+    generator, complaints = random.Random(seed), []
+    for _ in range(count):
+        one, other = generator.sample(lids, 2)
+        code, text, _ = simulated.run(["ibtracert", one, other])
+        if code != 0:
+            complaints.append(f"ibtracert {one} {other}: {text.strip()[-200:]}")
     return complaints
 
 
