@@ -273,10 +273,11 @@ const FLOORS: &[(&str, &str)] = &[
          tokenize
          topology: exit units
          chart
+         paces: chart
          scenario: chart exit topology units
          planning: exit
          demo: exit
-         perf: exit
+         perf: exit paces
          cli: *",
     ),
     (
@@ -290,6 +291,11 @@ const FLOORS: &[(&str, &str)] = &[
          responder: control ends requester test
          client: control ends histogram host requester test
          server: client control ends host responder test",
+    ),
+    (
+        "crates/dquant/src/paces",
+        "file
+         compare",
     ),
     (
         "crates/dquant/src/planning",

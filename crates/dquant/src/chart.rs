@@ -49,24 +49,33 @@ const COLOURS: [&str; 8] =
 
 /// The diagrams with points, one below the other.
 pub fn svg(title: &str, diagrams: &[Diagram]) -> String {
-    let shown: Vec<&Diagram> = diagrams
-        .iter()
-        .filter(|one| one.curves.iter().any(|curve| !curve.points.is_empty()))
-        .collect();
-    let rows = shown.iter().map(|one| one.curves.len()).max().unwrap_or(0);
+    let has_points = |one: &&Diagram| one.curves.iter().any(|curve| !curve.points.is_empty());
+    let rows: Vec<&[Diagram]> =
+        diagrams.iter().filter(has_points).map(std::slice::from_ref).collect();
+    grid(title, &rows)
+}
+
+/// Rows of diagrams, one below the other. Those of a row are side by side and have the same axes.
+pub fn grid(title: &str, rows: &[&[Diagram]]) -> String {
+    let curves = rows.iter().copied().flatten().map(|one| one.curves.len()).max().unwrap_or(0);
+    let columns = rows.iter().map(|row| row.len()).max().unwrap_or(0).max(1);
     // The legend may be longer than the diagram is high.
-    let each = HEIGHT.max(MARGINS[2] + 16.0 * (rows as f64 + 1.0));
-    let height = each * shown.len().max(1) as f64 + 24.0;
+    let each = HEIGHT.max(MARGINS[2] + 16.0 * (curves as f64 + 1.0));
+    let (width, height) = (WIDTH * columns as f64, each * rows.len().max(1) as f64 + 24.0);
     let mut text = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \
          font-family=\"sans-serif\" font-size=\"12\">\n<title>{}</title>\n\
          <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
         escaped(title)
     );
-    for (at, diagram) in shown.iter().enumerate() {
-        let _ = writeln!(text, "<g transform=\"translate(0 {})\">", each * at as f64);
-        text += &drawn(diagram);
-        text += "</g>\n";
+    for (at, row) in rows.iter().enumerate() {
+        let axes = axes(row);
+        for (column, diagram) in row.iter().enumerate() {
+            let (x, y) = (WIDTH * column as f64, each * at as f64);
+            let _ = writeln!(text, "<g transform=\"translate({x} {y})\">");
+            text += &drawn(diagram, &axes);
+            text += "</g>\n";
+        }
     }
     let _ =
         writeln!(text, "<text x=\"8\" y=\"{}\">{}</text>\n</svg>", height - 8.0, escaped(title));
@@ -143,12 +152,19 @@ impl Scale {
     }
 }
 
-fn drawn(diagram: &Diagram) -> String {
+/// The axis to the right and that upwards, for all diagrams of a row.
+fn axes(row: &[Diagram]) -> [Axis; 2] {
     let [left, right, top, bottom] = MARGINS;
-    let points = || diagram.curves.iter().flat_map(|curve| &curve.points);
-    let [scale, upwards] = diagram.scales;
-    let x = Axis::new(points().map(|point| point.0), scale, (left, WIDTH - right));
-    let y = Axis::new(points().map(|point| point.1), upwards, (HEIGHT - bottom, top));
+    let points = || row.iter().flat_map(|one| &one.curves).flat_map(|curve| &curve.points);
+    let [scale, upwards] = row.first().map_or([Scale::Linear; 2], |first| first.scales);
+    [
+        Axis::new(points().map(|point| point.0), scale, (left, WIDTH - right)),
+        Axis::new(points().map(|point| point.1), upwards, (HEIGHT - bottom, top)),
+    ]
+}
+
+fn drawn(diagram: &Diagram, [x, y]: &[Axis; 2]) -> String {
+    let [left, right, top, bottom] = MARGINS;
     let mut text = format!(
         "<text x=\"{left}\" y=\"20\" font-weight=\"bold\">{}</text>\n",
         escaped(&diagram.title)
@@ -161,7 +177,7 @@ fn drawn(diagram: &Diagram) -> String {
              <text x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
             HEIGHT - bottom,
             HEIGHT - bottom + 16.0,
-            scale.text(size)
+            x.scale.text(size)
         );
     }
     for value in y.steps() {
@@ -173,7 +189,7 @@ fn drawn(diagram: &Diagram) -> String {
             WIDTH - right,
             left - 6.0,
             at + 4.0,
-            upwards.text(value)
+            y.scale.text(value)
         );
     }
     for (number, curve) in diagram.curves.iter().enumerate() {

@@ -30,7 +30,7 @@ use crate::multicast::Groups;
 use crate::outbox::Outbox;
 use crate::planted::{Bug, Planted};
 use crate::qp::{Context, IsStalled, Qp};
-use crate::report::{Cause, LastError, QpReport};
+use crate::report::{Cause, LastError, Pace, QpReport};
 use crate::rng::Rng;
 use crate::slab::{Layout, Slab};
 use crate::srq::SrqTable;
@@ -574,6 +574,11 @@ impl Endpoint {
     /// Every queue pair in its current state, in a stable order.
     pub fn queue_pairs(&self) -> impl Iterator<Item = QpReport> {
         self.qps.iter().map(|entry| entry.qp.report(&entry.counters))
+    }
+
+    /// How far a reliable connection has come and what it may send now; `None` for others, and before it is connected.
+    pub fn pace(&self, qpn: Qpn) -> Option<Pace> {
+        self.entry(qpn).ok()?.qp.pace()
     }
 
     /// Why a queue pair last failed, if it did.

@@ -58,6 +58,9 @@ pub struct Switches {
     /// The buffer of each, shared by its ports.
     #[serde(deserialize_with = "bytes")]
     pub buffer: u64,
+    /// Instead: what each port has for itself, which drops what it cannot hold.
+    #[serde(deserialize_with = "some_bytes")]
+    pub port_buffer: Option<u64>,
     /// Whether they pause senders instead of dropping packets.
     pub pfc: bool,
     /// What they mark.
@@ -72,6 +75,7 @@ impl Default for Switches {
     fn default() -> Switches {
         Switches {
             buffer: 32_000_000,
+            port_buffer: None,
             pfc: true,
             ecn: Ecn::Dcqcn,
             classes: 2,
@@ -266,6 +270,10 @@ fn span<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
 
 fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
     read(from, units::size_bytes)
+}
+
+fn some_bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    bytes(from).map(Some)
 }
 
 fn fraction<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {

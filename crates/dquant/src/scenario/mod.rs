@@ -35,7 +35,7 @@ use sim::traffic::{Flow, Network, Runner, Workload};
 use toml::{Table, Value};
 
 use crate::exit::CliError;
-use file::{Ecn, File, Recovery, Routing};
+use file::{Ecn, File, Recovery, Routing, Switches};
 
 /// Largest scenario, and largest trace, that is read.
 const MAX_FILE: u64 = 1 << 20;
@@ -167,7 +167,7 @@ impl Scenario {
             host_bps,
             network: Network {
                 graph,
-                buffer: Some(buffer(&file)),
+                buffer: buffer(&file)?,
                 mtu,
                 window_packets: file.transport.window.max(1),
                 reliability: match file.transport.recovery {
@@ -314,9 +314,18 @@ fn mtu(bytes: u32) -> Result<Mtu, CliError> {
     })
 }
 
-fn buffer(file: &File) -> BufferConfig {
-    let bytes = file.switches.buffer;
-    if file.switches.pfc { BufferConfig::lossless(bytes) } else { BufferConfig::lossy(bytes) }
+/// The shared buffer of a switch; `None` where each port has its own.
+fn buffer(file: &File) -> Result<Option<BufferConfig>, CliError> {
+    let Switches { buffer, port_buffer, pfc, .. } = file.switches;
+    match (port_buffer, pfc) {
+        (None, true) => Ok(Some(BufferConfig::lossless(buffer))),
+        (None, false) => Ok(Some(BufferConfig::lossy(buffer))),
+        (Some(_), false) => Ok(None),
+        (Some(_), true) => Err(CliError::usage(
+            "switches.port_buffer drops packets, and switches.pfc promises that none is dropped",
+        )
+        .hint("pfc = false")),
+    }
 }
 
 fn graph(file: &File, topology: &Topology) -> Result<Graph, CliError> {
@@ -331,7 +340,7 @@ fn graph(file: &File, topology: &Topology) -> Result<Graph, CliError> {
         let host = link.capacity.rate_bps;
         let rate = file.topology.fabric.filter(|_| is_between).unwrap_or(host);
         LinkConfig {
-            queue_bytes: u64::MAX,
+            queue_bytes: file.switches.port_buffer.unwrap_or(u64::MAX),
             classes,
             marking: match file.switches.ecn {
                 Ecn::None => None,

@@ -2,6 +2,7 @@
 
 use alloc::vec::Vec;
 
+use roce::report::Pace;
 use roce::{Duration, Time};
 
 use crate::fabric::{Deadlock, LinkReport, QueueSample};
@@ -51,6 +52,8 @@ pub struct Outcome {
     pub links: Vec<LinkReport>,
     /// Queues over time, where they were sampled.
     pub samples: Vec<QueueSample>,
+    /// Where flows were sampled, too: those under way at the time of each sample, by number.
+    pub paces: Vec<Vec<(u32, Pace)>>,
     /// Data and other packets that hosts sent, received, and sent again.
     pub packets: [u64; 3],
     /// Packets that had no way to their host.

@@ -9,6 +9,7 @@ use alloc::vec::Vec;
 use roce::congestion::CongestionControl;
 use roce::device;
 use roce::endpoint::{Connect, EndpointConfig, Mtu, QpConfig};
+use roce::report::Pace;
 use roce::verbs::{
     Access, Completion, CqId, MAX_MESSAGE_BYTES, MemoryRegion, Qpn, RecvWr, Reliability, SendOp,
     SendWr, SgList, Sge, VerbsError, WcOpcode, WcStatus,
@@ -109,6 +110,9 @@ pub struct Runner {
     failed: u32,
     sample_every: Option<Duration>,
     samples: Vec<QueueSample>,
+    /// Whether flows are sampled beside the queues, and what they said at the same times.
+    samples_flows: bool,
+    paces: Vec<Vec<(u32, Pace)>>,
     /// Samples taken.
     sampled: u64,
 }
@@ -166,6 +170,8 @@ impl Runner {
             failed: 0,
             sample_every: None,
             samples: Vec::new(),
+            samples_flows: false,
+            paces: Vec::new(),
             sampled: 0,
         }
     }
@@ -174,6 +180,11 @@ impl Runner {
     pub fn sample_every(&mut self, span: Duration) {
         self.sample_every = Some(span);
         self.fabric.wake_at(Time::ZERO, SAMPLE);
+    }
+
+    /// Where the queues are sampled, samples every flow under way, too: for runs of a few flows.
+    pub fn sample_flows(&mut self) {
+        self.samples_flows = true;
     }
 
     /// The present of the simulation.
@@ -235,6 +246,7 @@ impl Runner {
             unrouted: self.fabric.conduct().unrouted,
             deadlock: if self.left > 0 { self.fabric.find_deadlock() } else { None },
             samples: self.samples,
+            paces: self.paces,
             records: self.records,
         }
     }
@@ -406,7 +418,16 @@ impl Runner {
         Ok(new)
     }
 
-    // ---- queues --------------------------------------------------------------------------------
+    // ---- samples -------------------------------------------------------------------------------
+
+    /// How far the flows under way have come.
+    fn paces_now(&self) -> Vec<(u32, Pace)> {
+        let pace = |(&number, connection): (&u32, &Connection)| {
+            let from = self.flows[number as usize].from;
+            Some((number, self.fabric.node(from).endpoint.pace(connection.sender)?))
+        };
+        self.open.iter().filter_map(pace).collect()
+    }
 
     fn sample(&mut self) {
         self.sampled += 1;
@@ -415,22 +436,30 @@ impl Runner {
             return;
         }
         self.samples.push(self.fabric.queues());
+        if self.samples_flows {
+            self.paces.push(self.paces_now());
+        }
         let Some(span) = self.sample_every else {
             return;
         };
         let mut next = span;
         if self.samples.len() == MOST_SAMPLES {
             // Every second one, from now on at twice the distance.
-            let mut number = 0;
-            self.samples.retain(|_| {
-                number += 1;
-                number % 2 == 1
-            });
+            keep_every_second(&mut self.samples);
+            keep_every_second(&mut self.paces);
             next = span * 2;
             self.sample_every = Some(next);
         }
         self.fabric.wake_at(self.fabric.now() + next, SAMPLE);
     }
+}
+
+fn keep_every_second<T>(samples: &mut Vec<T>) {
+    let mut number = 0;
+    samples.retain(|_| {
+        number += 1;
+        number % 2 == 1
+    });
 }
 
 /// Most samples of the queues.

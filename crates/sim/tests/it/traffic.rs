@@ -93,3 +93,36 @@ fn every_flow_arrives_and_runs_repeat() {
         }
     }
 }
+
+#[test]
+fn sampled_flows_are_those_under_way_and_change_nothing() {
+    let flow = |from, at_us: u64| Flow {
+        from,
+        to: 15,
+        bytes: 1_000_000,
+        at: Time::from_nanos(at_us * 1_000),
+        after: Vec::new(),
+    };
+    let flows = vec![flow(0, 0), flow(4, 40)];
+    let network = network("fat-tree:4", "swift", Spread::Flow);
+    let mut runner = Runner::new(&network, flows.clone(), false);
+    runner.sample_every(Duration::from_micros(1));
+    runner.sample_flows();
+    while runner.advance(Time::from_nanos(1_000_000_000)).unwrap() {}
+    let outcome = runner.outcome();
+    assert_eq!(outcome.records, run(&network, &Workload::Trace(flows)).records);
+    assert_eq!(outcome.samples.len(), outcome.paces.len());
+    let mut before = [None; 2];
+    for (sample, paces) in outcome.samples.iter().zip(&outcome.paces) {
+        for (number, record) in (0..).zip(&outcome.records) {
+            let pace = paces.iter().find(|(flow, _)| *flow == number).map(|(_, pace)| *pace);
+            let is_open =
+                record.started.unwrap() < sample.at && sample.at < record.arrived.unwrap();
+            assert!(!is_open || pace.is_some(), "flow {number} at {:?}", sample.at);
+            let Some(pace) = pace else { continue };
+            assert!(pace.in_flight_packets <= pace.window_packets, "{pace:?}");
+            let earlier = before[number as usize].replace(pace.unacknowledged);
+            assert!(earlier.is_none_or(|psn| !pace.unacknowledged.is_before(psn)), "{pace:?}");
+        }
+    }
+}
