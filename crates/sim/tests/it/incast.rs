@@ -1,7 +1,8 @@
 //! Ten senders and one more collide: each gets its share, and the link stays full.
 
 use roce::Duration;
-use roce::congestion::{CongestionControl, DcqcnParams};
+use roce::congestion::{CongestionControl, DcqcnParams, HpccParams};
+use roce::wire::telemetry::Form;
 use sim::incast::{self, Incast, IncastConfig};
 
 #[test]
@@ -96,5 +97,28 @@ fn controls_stand_where_ns_3_has_them() {
         let link = off(got.wire_bps, row.wire_bps);
         assert!(link <= 5, "{}: link {link} % off", row.name);
         assert_eq!(got.dropped, 0, "{}", row.name);
+    }
+}
+
+/// HPCC-PINT, with a digest of 4 bytes in place of 64, has the link and the queue that ns-3 measured for HPCC; with one in every
+/// sixteen packets, too, but for the first round trip.
+#[test]
+fn digests_serve_as_well_as_reports_of_every_link() {
+    let all = incast::reference();
+    let row = all.iter().find(|row| row.name == "hpcc").unwrap();
+    let CongestionControl::Hpcc(params) = row.control else {
+        panic!("{row:?}");
+    };
+    let case = IncastConfig { telemetry_rtt: Some(params.base_rtt), ..incast::reference_case() };
+    for sample_one_in in [1, 16] {
+        let pint = HpccParams { telemetry: Form::Digest, sample_one_in, ..params };
+        let control = CongestionControl::Hpcc(pint);
+        let got = incast::measure(&case, |connect| connect.congestion = control).unwrap();
+        let peak = off(got.peak_bytes, row.peak_bytes);
+        assert!(peak <= 15 || sample_one_in > 1, "one in {sample_one_in}: {got:?}");
+        assert!(got.mean_bytes < 4_000, "one in {sample_one_in}: {got:?}");
+        assert!(off(got.wire_bps, row.wire_bps) <= 5, "one in {sample_one_in}: {got:?}");
+        assert!(slowest(&got) >= 90, "one in {sample_one_in}: {got:?}");
+        assert_eq!(got.dropped, 0);
     }
 }
