@@ -68,6 +68,34 @@ fn lossless_switches_drop_nothing_and_starve_nobody() {
     }
 }
 
+/// The shares of 127 senders in a fat-tree that pauses them, from 20 to 40 ms.
+fn many(params: DcqcnParams) -> Incast {
+    let config = IncastConfig {
+        long_flow: false,
+        alone: Duration::ZERO,
+        span: Duration::from_millis(20),
+        shape: Some("fat-tree:8".parse().unwrap()),
+        ..IncastConfig::new(127, 25)
+    };
+    let control = CongestionControl::Dcqcn(params);
+    incast::measure(&config.lossless(), |connect| connect.congestion = control).unwrap()
+}
+
+#[test]
+fn a_minimum_rate_above_the_fair_share_leaves_shares_to_pauses() {
+    let published = DcqcnParams::mlnx(25_000_000_000);
+    let got = many(published);
+    assert_eq!(got.dropped, 0);
+    assert!(slowest(&got) >= 80, "{got:?}");
+    // A fair share is 185 Mbit/s. The fifteen of the receiver's pod come by other ports of its switches than all others, and
+    // keep their minimum rate.
+    let got = many(DcqcnParams { min_bps: 1_000_000_000, ..published });
+    let (near, far) = got.shares_bps.split_at(15);
+    assert!(near.iter().all(|share| (940_000_000..980_000_000).contains(share)), "{near:?}");
+    assert!(far.iter().all(|share| *share < 100_000_000), "{far:?}");
+    assert_eq!(got.dropped, 0);
+}
+
 /// How far a figure is from another, in percent of that.
 fn off(ours: u64, theirs: u64) -> u64 {
     ours.abs_diff(theirs) * 100 / theirs
