@@ -26,11 +26,11 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::fmt;
 
-use roce::Time;
 use roce::endpoint::{EndpointConfig, Transmit};
 use roce::verbs::Qpn;
 use roce::wire::{Headers, ROCE_PORT};
 use roce::world::{self, BURST_PACKETS, Ecn, NoMemory, Path, Payload, Telemetry, TxFrame, Wire};
+use roce::{Duration, Time};
 
 use crate::buffer::{Buffer, BufferConfig};
 use crate::chance::Chance;
@@ -74,6 +74,8 @@ pub struct FabricConfig {
     pub rerouting: Option<Rerouting>,
     /// The watchdog of every switch, for links that hold packets back.
     pub watchdog: Option<Watchdog>,
+    /// T of switches that write digests: over which they measure utilizations. Longer than most round-trip times.
+    pub telemetry_rtt: Duration,
     /// Most packets of a node that wait for its cables, each: the others stay in their queue pairs. `None` for no limit.
     pub nic_packets: Option<u32>,
     /// IPv6 instead of IPv4.
@@ -99,6 +101,7 @@ impl FabricConfig {
             buffer: None,
             rerouting: None,
             watchdog: None,
+            telemetry_rtt: Duration::from_micros(13),
             nic_packets: None,
             ipv6: false,
             batch: 64,
@@ -173,6 +176,7 @@ pub struct Fabric<M> {
     quanta: Option<u16>,
     failures: Failures,
     watch: Watch,
+    telemetry_rtt: Duration,
     nic_packets: Option<u32>,
     holds: bool,
     filter: Option<Filter>,
@@ -233,6 +237,7 @@ impl<M: NodeMemory> Fabric<M> {
             quanta: config.buffer.and_then(|buffer| buffer.pfc?.pause_quanta),
             failures: Failures::new(config, config.graph.edges().len()),
             watch: Watch::new(config.watchdog, config.graph.edges().len()),
+            telemetry_rtt: config.telemetry_rtt,
             nic_packets: config.nic_packets,
             holds: config.holds,
             filter: None,

@@ -14,6 +14,7 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use core::fmt;
 
+use roce::wire::digest;
 use roce::wire::telemetry::Hop;
 use roce::world::Ecn;
 use roce::{Duration, Time};
@@ -296,7 +297,18 @@ pub(crate) struct Link {
     busy_until: Time,
     /// Bytes that ever left.
     sent_bytes: u64,
+    /// What digests say.
+    gauge: Gauge,
     stats: LinkStats,
+}
+
+/// The utilization of a link, as a switch keeps it for digests: the mean over a time T, in units of 1 / [`digest::ONE`].
+#[derive(Clone, Copy, Debug, Default)]
+struct Gauge {
+    utilization: u64,
+    at: Time,
+    /// Bytes that had left by then.
+    sent_bytes: u64,
 }
 
 /// Why a link is down.
@@ -360,6 +372,7 @@ impl Link {
             leaving: None,
             busy_until: Time::ZERO,
             sent_bytes: 0,
+            gauge: Gauge::default(),
             stats: LinkStats::default(),
         }
     }
@@ -451,6 +464,27 @@ impl Link {
     /// What a switch writes into a packet that starts to depart.
     pub(crate) fn hop(&self, now: Time) -> Hop {
         Hop::new(self.config.rate_bps, now.as_nanos(), self.sent_bytes, self.total_bytes())
+    }
+
+    /// The utilization of which a switch writes the digest into a packet that starts to depart: what was sent, and the queue
+    /// over what the link sends in `base_rtt`, T. As in PINT, a mean over T; here it is updated when a packet wants it.
+    pub(crate) fn utilization(&mut self, now: Time, base_rtt: Duration) -> u64 {
+        let (span, base) = (now.since(self.gauge.at).as_nanos(), base_rtt.as_nanos().max(1));
+        if span == 0 || self.config.rate_bps == UNLIMITED {
+            return self.gauge.utilization;
+        }
+        let of_line = |bytes: u64, nanos: u64| {
+            let one = u128::from(bytes) * 8_000_000_000 * u128::from(digest::ONE);
+            one / (u128::from(nanos) * u128::from(self.config.rate_bps.max(1)))
+        };
+        let sent = self.sent_bytes.saturating_sub(self.gauge.sent_bytes);
+        let present = of_line(sent, span) + of_line(self.total_bytes(), base);
+        let weight = span.min(base);
+        let mixed = u128::from(self.gauge.utilization) * u128::from(base - weight)
+            + present * u128::from(weight);
+        let utilization = u64::try_from(mixed / u128::from(base)).unwrap_or(u64::MAX);
+        self.gauge = Gauge { utilization, at: now, sent_bytes: self.sent_bytes };
+        utilization
     }
 
     /// The packet that has just left completely.
@@ -567,6 +601,7 @@ impl Link {
     /// The switch that sends on it has started again, and counts from zero.
     pub(crate) fn restart_counts(&mut self) {
         self.sent_bytes = 0;
+        self.gauge = Gauge::default();
     }
 
     /// Whether the other end holds back packets of a class.
@@ -748,6 +783,29 @@ mod tests {
         assert_eq!(start_next(&mut link, at(300)), None, "one at a time");
         let stats = link.stats(at(300));
         assert_eq!((stats.pauses, stats.paused), (1, Duration::from_nanos(290)));
+    }
+
+    #[test]
+    fn the_utilization_is_a_mean_of_rate_and_queue() {
+        let mut link = link(1 << 30);
+        let (at, base) = (Time::from_nanos, Duration::from_nanos(1_000));
+        let percent = |link: &mut Link, ns| link.utilization(at(ns), base) * 100 / digest::ONE;
+        // A byte per nanosecond: half of the time nothing leaves.
+        for ns in (0..4_000).step_by(200) {
+            enqueue(&mut link, at(ns), 1, 100, 0);
+            link.take_departed();
+            percent(&mut link, ns + 100);
+        }
+        let half = percent(&mut link, 4_000);
+        assert!((40..=60).contains(&half), "{half}");
+        // At the line's rate, with a queue of twice what leaves in T: a tenth of the way to 300 %.
+        enqueue(&mut link, at(4_000), 1, 100, 0);
+        enqueue(&mut link, at(4_000), 2, 2_000, 0);
+        let queued = percent(&mut link, 4_100);
+        assert!(queued.abs_diff(half + (300 - half) / 10) <= 1, "{queued}");
+        assert_eq!(percent(&mut link, 4_100), queued, "nothing happens in no time");
+        // What was longer ago than T no longer counts.
+        assert_eq!(percent(&mut link, 9_000), 200);
     }
 
     #[test]

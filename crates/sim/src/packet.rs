@@ -205,7 +205,8 @@ pub struct Sighting {
     pub telemetry: Option<Stamps>,
 }
 
-/// The telemetry of a packet, as a number that another packet hardly has, with other times, queues and counts.
+/// The telemetry of a packet, as a number that another packet hardly has, with other times, queues and counts. Of digests
+/// there are 255.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamps {
     /// The number.
@@ -217,7 +218,9 @@ pub struct Stamps {
 impl Stamps {
     /// Of a report in which a switch has written something.
     pub(crate) fn of(report: &Report) -> Option<Stamps> {
-        report.hops().next()?;
+        if !report.is_stamped() {
+            return None;
+        }
         // All but the opcode and the flags, as FNV-1a has it.
         let digest =
             report.as_bytes()[2..].iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, &byte| {

@@ -192,12 +192,12 @@ impl Port {
             marks: Marks::default(),
             telemetry: match &frame.telemetry {
                 Telemetry::None => None,
-                Telemetry::Collect => Some(Box::default()),
+                Telemetry::Collect(form) => Some(Box::new(Report::empty(*form))),
                 Telemetry::Return(report) => Some(report.clone()),
             },
         };
-        if packet.telemetry.is_some() {
-            packet.frame_bytes += Report::LEN as u32;
+        if let Some(report) = &packet.telemetry {
+            packet.frame_bytes += report.as_bytes().len() as u32;
         }
         let bytes = &mut packet.bytes;
         bytes.clear();

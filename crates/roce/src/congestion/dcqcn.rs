@@ -73,16 +73,16 @@ pub struct DcqcnParams {
     pub window_rtt: Option<Duration>,
 }
 
-const GBIT: u64 = 1_000_000_000;
 const MBIT: u64 = 1_000_000;
 
 impl DcqcnParams {
-    /// `dcqcn-mlnx` on a link of `line_bps`.
+    /// `dcqcn-mlnx` on a link of `line_bps`. The published minimum rate, 1 Gbit/s at 100 Gbit/s, scales with the link as the
+    /// other rates do: with more senders than line and minimum allow, pauses decide who sends how much.
     pub const fn mlnx(line_bps: u64) -> DcqcnParams {
         DcqcnParams {
             name: "dcqcn-mlnx",
             line_bps,
-            min_bps: if line_bps < GBIT { line_bps } else { GBIT },
+            min_bps: scaled(250 * MBIT, line_bps),
             alpha_period: Duration::from_micros(1),
             gain_shift: 8,
             decrease: Decrease::Every(Duration::from_micros(4)),
@@ -381,6 +381,7 @@ impl Controller for Dcqcn {
 mod tests {
     use super::*;
 
+    const GBIT: u64 = 1_000_000_000;
     const LINE: u64 = 100 * GBIT;
 
     fn at(micros: u64) -> Time {
@@ -408,7 +409,9 @@ mod tests {
         assert_eq!((uet.additive_bps, uet.hyper_bps), (5 * GBIT, 10 * GBIT));
         assert_eq!((uet.increase_bytes, uet.fast_recovery), (10_000_000, 5));
         assert_eq!(DcqcnParams::named("dcqcn", LINE), None);
-        assert_eq!(DcqcnParams::mlnx(10 * MBIT).min_bps, 10 * MBIT);
+        // The minimum rate is a hundredth of the link.
+        assert_eq!((mlnx.min_bps, paper.min_bps), (GBIT, GBIT));
+        assert_eq!(DcqcnParams::mlnx(25 * GBIT).min_bps, 250 * MBIT);
     }
 
     #[test]

@@ -411,7 +411,7 @@ fn draw_controls(pairs: &mut [PairPlan], link: &LinkConfig, links: u64, chance: 
             "timely",
             "timely-patched",
             "hpcc",
-            "hpcc",
+            "hpcc-pint",
             "as before",
             "advertised",
         ]);

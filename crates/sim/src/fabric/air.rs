@@ -8,6 +8,7 @@ use alloc::vec::Vec;
 use roce::Duration;
 use roce::endpoint::Endpoint;
 use roce::verbs::Qpn;
+use roce::wire::telemetry::Form;
 use roce::wire::{Headers, Psn, Service};
 
 use super::{Event, Fabric, Node};
@@ -134,12 +135,18 @@ impl<M: NodeMemory> Fabric<M> {
 
     /// A switch writes the state of the link into a packet that starts to depart, if it has a place for it.
     fn stamp(&mut self, link: u32, id: u32) {
-        let link = &self.links[link as usize];
+        let link = &mut self.links[link as usize];
         if let Some(packet) = self.pool.get_mut(id)
             && let Some(report) = &mut packet.telemetry
             && matches!(link.start, Vertex::Switch(_))
         {
-            report.stamp(link.hop(self.now));
+            match report.form() {
+                Form::Links => report.stamp(link.hop(self.now)),
+                Form::Digest => {
+                    let utilization = link.utilization(self.now, self.telemetry_rtt);
+                    report.raise(utilization, self.chance.word() as u16);
+                }
+            }
         }
     }
 

@@ -6,7 +6,7 @@
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-use roce::congestion::CongestionControl;
+use roce::congestion::{CongestionControl, HpccParams};
 use roce::device;
 use roce::endpoint::{Connect, EndpointConfig, Mtu, QpConfig};
 use roce::report::Pace;
@@ -140,6 +140,12 @@ impl Runner {
             buffer: network.buffer,
             nic_packets: Some(1),
             ..FabricConfig::new(network.graph.clone(), network.seed)
+        };
+        let config = match network.congestion {
+            CongestionControl::Hpcc(HpccParams { base_rtt: telemetry_rtt, .. }) => {
+                FabricConfig { telemetry_rtt, ..config }
+            }
+            _ => config,
         };
         let fabric = Fabric::new(&config, |_| Phantom);
         let records = flows.iter().map(|flow| record(&fabric, network.mtu, flow)).collect();

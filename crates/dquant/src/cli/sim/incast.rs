@@ -23,8 +23,8 @@ use crate::units;
 #[command(
     verbatim_doc_comment,
     after_help = "\
-Congestion controls: dcqcn-mlnx, dcqcn-paper, dcqcn-uet, dctcp, timely, timely-patched, hpcc, swift,
-advertised, delay, off.
+Congestion controls: dcqcn-mlnx, dcqcn-paper, dcqcn-uet, dctcp, timely, timely-patched, hpcc,
+hpcc-pint, swift, advertised, delay, off.
 
 Examples:
   dquant sim incast --senders 10 --cc dcqcn-mlnx
