@@ -6,8 +6,8 @@
 //!
 //! The work per packet is bounded and independent of the number of queue pairs: a packet finds its
 //! queue pair by index, queue pairs with something to send are in a queue, and deadlines in a heap.
-//! Nothing is allocated after a queue pair has been created and connected, but for the telemetry that one returns, and the
-//! order of senders whose windows are advertised.
+//! Nothing is allocated after a queue pair has been created and connected, but for the telemetry that one returns, the
+//! order of senders whose windows are advertised, and what selective repeat keeps of more packets and READs than ever before.
 
 mod device;
 

@@ -83,10 +83,6 @@ pub(crate) struct Marks {
     pub(crate) forged: bool,
     /// Bytes were changed by [`Fault::BitError`], inside a switch.
     pub(crate) corrupted: bool,
-    /// The epoch of the link that it is on.
-    pub(crate) epoch: u8,
-    /// The switches that it has been to, of the first 64, as bits.
-    pub(crate) visited: u64,
     /// The number of the tables that all switches had when it was sent; 0 if they were changing.
     pub(crate) tables: u32,
     /// Position in the order in which packets entered the air.

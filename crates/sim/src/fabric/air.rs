@@ -10,6 +10,7 @@ use roce::endpoint::Endpoint;
 use roce::verbs::Qpn;
 use roce::wire::telemetry::Form;
 use roce::wire::{Headers, Psn, Service};
+use roce::world::Ecn;
 
 use super::{Event, Fabric, Node};
 use crate::faults::Fault;
@@ -22,35 +23,101 @@ use crate::port::Body;
 /// Longest delay by a fault.
 pub const MAX_DELAY_NS: u64 = 20_000_000;
 
+/// What links and switches need of a packet on its way. Thousands of packets are in flight in a large network, each passes
+/// many links, and all of this is half a cache line: the rest of a packet stays where it is from one end to the other.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Transit {
+    /// The switches that it has been to, of the first 64, as bits.
+    pub(super) visited: u64,
+    from: u32,
+    to: u32,
+    /// Its destination queue pair.
+    qpn: u32,
+    /// Its size on a link in bytes.
+    pub(super) bytes: u32,
+    pub(super) dscp: u8,
+    pub(super) hop_limit: u8,
+    /// The epoch of the link that it is on.
+    epoch: u8,
+    ecn: Ecn,
+    /// Switches write into it.
+    has_telemetry: bool,
+}
+
+impl Transit {
+    fn of(packet: &Packet) -> Transit {
+        Transit {
+            visited: 0,
+            from: packet.from,
+            to: packet.to,
+            qpn: packet.dest_qpn(),
+            bytes: packet.frame_bytes,
+            dscp: packet.dscp,
+            hop_limit: packet.hop_limit,
+            epoch: 0,
+            ecn: packet.ecn,
+            has_telemetry: packet.telemetry.is_some(),
+        }
+    }
+}
+
 /// The table of packets in flight.
 #[derive(Debug, Default)]
 pub(super) struct Pool {
     packets: Vec<Option<Packet>>,
+    /// By number, as `packets`; void where there is none.
+    transits: Vec<Transit>,
     free: Vec<u32>,
 }
 
 impl Pool {
     pub(super) fn put(&mut self, packet: Packet) -> u32 {
+        let transit = Transit::of(&packet);
         match self.free.pop() {
             Some(id) => {
+                self.transits[id as usize] = transit;
                 self.packets[id as usize] = Some(packet);
                 id
             }
             None => {
+                self.transits.push(transit);
                 self.packets.push(Some(packet));
                 self.packets.len() as u32 - 1
             }
         }
     }
 
+    /// Takes a packet out, with what switches have changed.
     pub(super) fn take(&mut self, id: u32) -> Option<Packet> {
-        let packet = self.packets.get_mut(id as usize)?.take();
-        self.free.extend(packet.is_some().then_some(id));
-        packet
+        let mut packet = self.packets.get_mut(id as usize)?.take()?;
+        let Transit { ecn, hop_limit, .. } = self.transits[id as usize];
+        (packet.ecn, packet.hop_limit) = (ecn, hop_limit);
+        self.free.push(id);
+        Some(packet)
     }
 
+    /// A copy of a packet as it is now.
+    fn copy(&self, id: u32) -> Option<Packet> {
+        let packet = self.packets.get(id as usize)?.clone()?;
+        let Transit { ecn, hop_limit, .. } = self.transits[id as usize];
+        Some(Packet { ecn, hop_limit, ..packet })
+    }
+
+    /// A packet, without what switches have changed.
     pub(super) fn get_mut(&mut self, id: u32) -> Option<&mut Packet> {
         self.packets.get_mut(id as usize)?.as_mut()
+    }
+
+    /// What links need of a packet that is in flight.
+    pub(super) fn transit(&mut self, id: u32) -> &mut Transit {
+        &mut self.transits[id as usize]
+    }
+
+    /// The bytes of a packet were damaged.
+    pub(super) fn note_damage(&mut self, id: u32) {
+        if let Some(packet) = &self.packets[id as usize] {
+            self.transits[id as usize].qpn = packet.dest_qpn();
+        }
     }
 }
 
@@ -66,12 +133,9 @@ pub(super) struct Flow {
 impl<M: NodeMemory> Fabric<M> {
     /// A packet leaves `at`, a node or a switch, on its next link. At a switch it came by the link `ingress`.
     pub(super) fn route(&mut self, at: Vertex, ingress: Option<u32>, id: u32) {
-        let Some(packet) = self.pool.get_mut(id) else {
-            return;
-        };
-        let (bytes, dscp) = (packet.frame_bytes, packet.dscp);
+        let &mut Transit { bytes, dscp, .. } = self.pool.transit(id);
         let is_expired = match at {
-            Vertex::Switch(switch) => !self.failures.visit(switch, packet),
+            Vertex::Switch(switch) => !self.visit(switch, id),
             Vertex::Node(_) => false,
         };
         let ingress = ingress.map(|link| {
@@ -119,7 +183,7 @@ impl<M: NodeMemory> Fabric<M> {
 
     /// The link by which a packet leaves `at`.
     fn next_link(&mut self, at: Vertex, id: u32) -> Option<u32> {
-        let packet = self.pool.get_mut(id)?;
+        let packet = self.pool.transit(id);
         let table = match at {
             Vertex::Switch(switch) => self.failures.table(switch),
             Vertex::Node(_) => None,
@@ -136,7 +200,8 @@ impl<M: NodeMemory> Fabric<M> {
     /// A switch writes the state of the link into a packet that starts to depart, if it has a place for it.
     fn stamp(&mut self, link: u32, id: u32) {
         let link = &mut self.links[link as usize];
-        if let Some(packet) = self.pool.get_mut(id)
+        if self.pool.transit(id).has_telemetry
+            && let Some(packet) = self.pool.get_mut(id)
             && let Some(report) = &mut packet.telemetry
             && matches!(link.start, Vertex::Switch(_))
         {
@@ -180,9 +245,8 @@ impl<M: NodeMemory> Fabric<M> {
         else {
             return;
         };
-        if let Some(packet) = self.pool.get_mut(waiting.packet) {
-            packet.ecn = self.links[index].mark(packet.ecn, class, &mut self.chance);
-        }
+        let packet = self.pool.transit(waiting.packet);
+        packet.ecn = self.links[index].mark(packet.ecn, class, &mut self.chance);
         self.stamp(link, waiting.packet);
         self.discharge(waiting.ingress, waiting.bytes);
         self.vacate(waiting.ingress, waiting.bytes);
@@ -248,7 +312,9 @@ impl<M: NodeMemory> Fabric<M> {
         self.links[link as usize].is_disturbed = true;
         packet.marks.twin = Some(self.twins.len() as u32);
         self.twins.push(0);
-        let copy = packet.clone();
+        let Some(copy) = self.pool.copy(id) else {
+            return;
+        };
         let copy = self.pool.put(copy);
         let delay = Duration::from_nanos(self.chance.below(200_000));
         self.fly(link, copy, delay);
@@ -259,10 +325,9 @@ impl<M: NodeMemory> Fabric<M> {
         if !self.strikes(Fault::Stray) {
             return;
         }
-        let Some(packet) = self.pool.get_mut(id) else {
+        let Some(mut copy) = self.pool.copy(id) else {
             return;
         };
-        let mut copy = packet.clone();
         copy.marks.twin = None;
         let distance = self.chance.between(1 << 16, 1 << 22) as u32;
         let ahead = self.chance.per_mille(500);
@@ -291,6 +356,7 @@ impl<M: NodeMemory> Fabric<M> {
             packet.bytes.truncate(self.chance.below(packet.bytes.len() as u64) as usize);
             packet.marks.truncated = true;
         }
+        self.pool.note_damage(id);
     }
 
     fn hold_up(&mut self, id: u32) -> Duration {
@@ -310,13 +376,11 @@ impl<M: NodeMemory> Fabric<M> {
         let at = self.now + self.links[link as usize].config.delay + extra;
         self.launched += 1;
         let Link { epoch, is_faulty, .. } = self.links[link as usize];
-        if let Some(packet) = self.pool.get_mut(id) {
-            packet.marks.epoch = epoch;
-            // Its place among the packets of its flow is the one with which it left its node.
-            if is_faulty {
-                packet.marks.order = self.launched;
-            }
-            if is_faulty && packet.marks.slowed.is_some() {
+        self.pool.transit(id).epoch = epoch;
+        // Its place among the packets of its flow is the one with which it left its node.
+        if is_faulty && let Some(packet) = self.pool.get_mut(id) {
+            packet.marks.order = self.launched;
+            if packet.marks.slowed.is_some() {
                 packet.marks.resent_before = resent(&self.nodes[packet.from as usize].endpoint);
             }
         }
@@ -325,9 +389,7 @@ impl<M: NodeMemory> Fabric<M> {
 
     pub(super) fn arrived(&mut self, id: u32, link: u32) {
         let epoch = self.links[link as usize].epoch;
-        if self.failures.has_reset
-            && self.pool.get_mut(id).is_some_and(|packet| packet.marks.epoch != epoch)
-        {
+        if self.failures.has_reset && self.pool.transit(id).epoch != epoch {
             return self.lose_to_outage(link, id);
         }
         if !self.occupy(link, id) {
@@ -401,12 +463,12 @@ fn resent(endpoint: &Endpoint) -> u64 {
 }
 
 /// Of a packet's flow, at every node and switch another one: mixing as in SplitMix64.
-fn hash(at: Vertex, packet: &Packet) -> u64 {
+fn hash(at: Vertex, packet: &Transit) -> u64 {
     let (kind, number) = match at {
         Vertex::Node(node) => (1, node),
         Vertex::Switch(switch) => (2, switch),
     };
-    let parts = [kind, number, packet.from, packet.to, packet.dest_qpn()];
+    let parts = [kind, number, packet.from, packet.to, packet.qpn];
     parts.into_iter().fold(0, |state: u64, part| {
         let sum = (state ^ u64::from(part)).wrapping_add(0x9e37_79b9_7f4a_7c15);
         let once = (sum ^ sum >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

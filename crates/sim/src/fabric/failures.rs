@@ -27,7 +27,6 @@ use crate::faults::Fault;
 use crate::graph::Graph;
 use crate::link::{Ingress, Link, MAX_CLASSES, Outage, Vertex, Waiting};
 use crate::memory::NodeMemory;
-use crate::packet::Packet;
 use crate::paths::Paths;
 
 /// How switches learn of failures, and get other routes.
@@ -182,24 +181,6 @@ impl Failures {
         self.tables.get(switch as usize).map(|paths| &**paths)
     }
 
-    /// A packet comes to a switch: false if its hop limit ends here.
-    #[inline]
-    pub(super) fn visit(&mut self, switch: u32, packet: &mut Packet) -> bool {
-        packet.hop_limit = packet.hop_limit.saturating_sub(1);
-        let bit = if switch < u64::BITS { 1 << switch } else { 0 };
-        let is_again = packet.marks.visited & bit != 0;
-        packet.marks.visited |= bit;
-        if is_again {
-            let tables = packet.marks.tables;
-            let has_changed = tables == 0 || tables != self.tables_now();
-            self.conduct.loops += u64::from(has_changed);
-            self.conduct.unexplained_loops += u64::from(!has_changed);
-        }
-        let is_expired = packet.hop_limit == 0;
-        self.conduct.expired += u64::from(is_expired);
-        !is_expired
-    }
-
     /// The number of the tables that all switches have; 0 while they change.
     #[inline]
     pub(super) fn tables_now(&self) -> u32 {
@@ -208,6 +189,31 @@ impl Failures {
 }
 
 impl<M: NodeMemory> Fabric<M> {
+    /// A packet comes to a switch: false if its hop limit ends here.
+    #[inline]
+    pub(super) fn visit(&mut self, switch: u32, id: u32) -> bool {
+        let packet = self.pool.transit(id);
+        packet.hop_limit = packet.hop_limit.saturating_sub(1);
+        let is_expired = packet.hop_limit == 0;
+        let bit = if switch < u64::BITS { 1 << switch } else { 0 };
+        let is_again = packet.visited & bit != 0;
+        packet.visited |= bit;
+        if is_again {
+            self.count_loop(id);
+        }
+        self.failures.conduct.expired += u64::from(is_expired);
+        !is_expired
+    }
+
+    #[cold]
+    fn count_loop(&mut self, id: u32) {
+        let tables = self.pool.get_mut(id).map_or(0, |packet| packet.marks.tables);
+        let has_changed = tables == 0 || tables != self.failures.tables_now();
+        let conduct = &mut self.failures.conduct;
+        conduct.loops += u64::from(has_changed);
+        conduct.unexplained_loops += u64::from(!has_changed);
+    }
+
     /// What was counted so far.
     pub fn conduct(&self) -> Conduct {
         self.failures.conduct
@@ -337,6 +343,7 @@ impl<M: NodeMemory> Fabric<M> {
                 *byte ^= 1 << (bit % 8);
                 packet.marks.corrupted = true;
             }
+            self.pool.note_damage(id);
             return true;
         }
         if is_live(&self.nodes, packet) {

@@ -168,9 +168,7 @@ impl<M: NodeMemory> Fabric<M> {
         if self.links[link as usize].config.credits.is_none() {
             return true;
         }
-        let Some((class, bytes)) = self.size_on(link, id) else {
-            return true;
-        };
+        let (class, bytes) = self.size_on(link, id);
         let lane = self.links[link as usize].lane(class);
         let fits = lane.is_none_or(|lane| lane.receiver.receive(blocks(bytes)));
         if !fits {
@@ -195,14 +193,15 @@ impl<M: NodeMemory> Fabric<M> {
 
     /// A node takes a packet out of the buffer of its link at once.
     pub(super) fn consume(&mut self, link: u32, id: u32) {
-        if let Some((class, bytes)) = self.size_on(link, id) {
+        if self.links[link as usize].config.credits.is_some() {
+            let (class, bytes) = self.size_on(link, id);
             self.vacate(Some(Ingress { link, class: class as u8 }), bytes);
         }
     }
 
-    fn size_on(&mut self, link: u32, id: u32) -> Option<(usize, u32)> {
-        let packet = self.pool.get_mut(id)?;
-        Some((self.links[link as usize].class(packet.dscp), packet.frame_bytes))
+    fn size_on(&mut self, link: u32, id: u32) -> (usize, u32) {
+        let packet = self.pool.transit(id);
+        (self.links[link as usize].class(packet.dscp), packet.bytes)
     }
 
     fn send_limit(&mut self, link: u32, class: usize) {
@@ -234,9 +233,7 @@ impl<M: NodeMemory> Fabric<M> {
 
     /// A packet was lost on a link: the credit that it took comes back with the sender's next flow control packet.
     pub(super) fn resend_total(&mut self, link: u32, id: u32) {
-        let Some((class, _)) = self.size_on(link, id) else {
-            return;
-        };
+        let (class, _) = self.size_on(link, id);
         let leaks = self.failures.defect == Defect::CreditLeaked;
         if self.links[link as usize].lane(class).is_some() && !leaks {
             self.events.add(self.now + TOTAL_AFTER, Event::TotalDue { link, class: class as u8 });
