@@ -285,6 +285,8 @@ pub(crate) struct Link {
     waiting: [VecDeque<Waiting>; MAX_CLASSES],
     /// By class.
     waiting_bytes: [u64; MAX_CLASSES],
+    /// By class: the most of these since they were last read, at a switch whose collector reads them.
+    pub(crate) watermarks: Option<Box<[u64; MAX_CLASSES]>>,
     /// By class: both ends of its credits, on a link that has them.
     lanes: Option<Box<[Lane; MAX_CLASSES]>>,
     /// By class: bytes that it may still send in this turn of deficit round robin; and whose turn it is.
@@ -365,6 +367,7 @@ impl Link {
             refreshing: 0,
             waiting: [const { VecDeque::new() }; MAX_CLASSES],
             waiting_bytes: [0; MAX_CLASSES],
+            watermarks: None,
             lanes: edge.config.credits.filter(|_| edge.config.rate_bps != UNLIMITED).map(lanes),
             deficits: [0; MAX_CLASSES],
             turn: 0,
@@ -419,8 +422,17 @@ impl Link {
         self.account(now);
         self.waiting[class].push_back(waiting);
         self.waiting_bytes[class] += u64::from(bytes);
+        if let Some(watermarks) = &mut self.watermarks {
+            watermarks[class] = watermarks[class].max(self.waiting_bytes[class]);
+        }
         self.stats.peak_bytes = self.stats.peak_bytes.max(total_bytes);
         Enqueued::Waits
+    }
+
+    /// Reads the watermarks; they begin anew with what waits now.
+    pub(crate) fn take_watermarks(&mut self) -> [u64; MAX_CLASSES] {
+        let now = self.waiting_bytes;
+        self.watermarks.as_mut().map_or([0; MAX_CLASSES], |all| core::mem::replace(&mut **all, now))
     }
 
     /// A packet found no room in the switch.
