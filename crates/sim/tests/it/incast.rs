@@ -85,7 +85,7 @@ fn a_minimum_rate_above_the_fair_share_leaves_shares_to_pauses() {
     let got = many(published);
     assert_eq!(got.dropped, 0);
     assert!(slowest(&got) >= 80, "{got:?}");
-    // A fair share is 185 Mbit/s. The fifteen of the receiver's pod come by other ports of its switches than all others, and
+    // A fair share is 182 Mbit/s. The fifteen of the receiver's pod come by other ports of its switches than all others, and
     // keep their minimum rate.
     let got = many(DcqcnParams { min_bps: 1_000_000_000, ..published });
     let (near, far) = got.shares_bps.split_at(15);
