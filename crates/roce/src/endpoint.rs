@@ -17,9 +17,10 @@ use core::net::{IpAddr, SocketAddr};
 
 use arrayvec::ArrayVec;
 
-use crate::congestion::WindowReport;
 use crate::congestion::advertised::Advertiser;
 use crate::congestion::rtt::RttMeter;
+use crate::congestion::watermark::WatermarkError;
+use crate::congestion::{Watermark, WindowReport};
 use crate::cq::CqTable;
 use crate::direct::{Backlog, Direct, Handed, Holding, MessageHeader, Posted, QpCard, Verdict};
 use crate::events::EventQueue;
@@ -685,6 +686,43 @@ impl Endpoint {
         if let Some(entry) = slot.and_then(|slot| self.qps.at_mut(slot)) {
             entry.qp.handle_telemetry(now, origin, operation, report);
         }
+    }
+
+    /// The control plane of the network reports the longest queue on the way of a connection's packets. It is heard in the
+    /// state RTS, by congestion controls that have no better signal where nothing is marked: DCQCN and by delay.
+    ///
+    /// # Errors
+    /// When nothing is to be made of it; the queue pair goes on as before, and `watermarks_refused` counts.
+    pub fn handle_watermark(
+        &mut self,
+        qpn: Qpn,
+        now: Time,
+        watermark: &Watermark,
+    ) -> Result<(), WatermarkError> {
+        let heard = watermark.check(now).and_then(|()| {
+            let slot = self.qps.find(qpn.get());
+            let is_heard = slot.and_then(|slot| {
+                self.with_qp(slot, now, &mut Delivery::default(), |qp, _| {
+                    qp.handle_watermark(now, watermark)
+                })
+            });
+            is_heard.filter(|&is_heard| is_heard).map(|_| ()).ok_or(WatermarkError::NoConnection)
+        });
+        match heard {
+            Ok(()) => self.counters.watermarks_heard += 1,
+            Err(_) => self.counters.watermarks_refused += 1,
+        }
+        heard
+    }
+
+    /// The reliable connections that send: the queue pair, the path of its packets, and the queue pair at its end.
+    pub fn connections(&self) -> impl Iterator<Item = (Qpn, Path, Qpn)> {
+        let connected =
+            |qp: &&Qp| qp.transport() == Transport::Rc && matches!(qp.state(), QpState::Rts);
+        self.qps.iter().map(|entry| &entry.qp).filter(connected).filter_map(|qp| {
+            let (path, dest) = qp.next_destination()?;
+            Some((qp.qpn(), path, dest))
+        })
     }
 
     /// With [`Bug::TelemetryOfOtherFlow`], the queue pair that gets what is for the one in this slot.

@@ -20,6 +20,7 @@ mod node;
 mod reports;
 mod switching;
 mod watchdog;
+mod watermarks;
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -57,6 +58,8 @@ pub use switching::Deadlock;
 pub(crate) use switching::headroom;
 use watchdog::Watch;
 pub use watchdog::Watchdog;
+pub use watermarks::Collector;
+use watermarks::Watermarks;
 
 /// Configuration of a fabric.
 #[derive(Clone, Debug)]
@@ -74,6 +77,8 @@ pub struct FabricConfig {
     pub rerouting: Option<Rerouting>,
     /// The watchdog of every switch, for links that hold packets back.
     pub watchdog: Option<Watchdog>,
+    /// Who reads the watermarks of switches and tells the hosts, if anybody.
+    pub watermarks: Option<Collector>,
     /// T of switches that write digests: over which they measure utilizations. Longer than most round-trip times.
     pub telemetry_rtt: Duration,
     /// Most packets of a node that wait for its cables, each: the others stay in their queue pairs. `None` for no limit.
@@ -101,6 +106,7 @@ impl FabricConfig {
             buffer: None,
             rerouting: None,
             watchdog: None,
+            watermarks: None,
             telemetry_rtt: Duration::from_micros(13),
             nic_packets: None,
             ipv6: false,
@@ -135,6 +141,10 @@ enum Event {
     RefreshDue { link: u32, class: u8 },
     /// The watchdog looks at what waits.
     Look,
+    /// The watermarks of switches are read.
+    ReadWatermarks,
+    /// Hosts are told what was read before.
+    TellWatermarks,
     /// A node goes on pausing its switch.
     Storm(u32),
     /// Switches know whether a link is up.
@@ -176,6 +186,7 @@ pub struct Fabric<M> {
     quanta: Option<u16>,
     failures: Failures,
     watch: Watch,
+    watermarks: Watermarks,
     telemetry_rtt: Duration,
     nic_packets: Option<u32>,
     holds: bool,
@@ -222,6 +233,9 @@ impl<M: NodeMemory> Fabric<M> {
         });
         let nodes = nodes.collect();
         let mut links: Vec<Link> = config.graph.edges().iter().map(Link::new).collect();
+        for link in links.iter_mut().filter(|link| matches!(link.start, Vertex::Switch(_))) {
+            link.watermarks = config.watermarks.map(|_| Box::default());
+        }
         let buffers = switching::buffers(&mut links, config.graph.switches(), config.buffer);
         let paths = config.graph.paths(|_| true);
         let cables = (0..config.graph.nodes()).map(|node| paths.cables(node)).collect();
@@ -237,6 +251,7 @@ impl<M: NodeMemory> Fabric<M> {
             quanta: config.buffer.and_then(|buffer| buffer.pfc?.pause_quanta),
             failures: Failures::new(config, config.graph.edges().len()),
             watch: Watch::new(config.watchdog, config.graph.edges().len()),
+            watermarks: Watermarks::new(config.watermarks),
             telemetry_rtt: config.telemetry_rtt,
             nic_packets: config.nic_packets,
             holds: config.holds,
@@ -629,6 +644,8 @@ impl<M: NodeMemory> Fabric<M> {
             Event::PauseEnds { link, class } => self.pause_ends(link, class),
             Event::RefreshDue { link, class } => self.refresh_pause(link, class),
             Event::Look => self.look_at_queues(),
+            Event::ReadWatermarks => self.read_watermarks(),
+            Event::TellWatermarks => self.tell_watermarks(),
             Event::Storm(node) => self.go_on_storming(node),
             Event::Detected { link, is_up } => self.detected(link, is_up),
             Event::Reroute => self.reroute(),

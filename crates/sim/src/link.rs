@@ -308,6 +308,8 @@ pub(crate) struct Link {
     pub(crate) outage: Outage,
     /// The rate that it was built for.
     pub(crate) nominal_bps: u64,
+    /// By class: the most bytes that waited since they were last read, at a switch whose collector reads them.
+    pub(crate) watermarks: Option<Box<[u64; MAX_CLASSES]>>,
     /// What digests say.
     gauge: Gauge,
 }
@@ -376,6 +378,7 @@ impl Link {
             refreshing: 0,
             waiting: [const { VecDeque::new() }; MAX_CLASSES],
             waiting_bytes: [0; MAX_CLASSES],
+            watermarks: None,
             lanes: edge.config.credits.filter(|_| edge.config.rate_bps != UNLIMITED).map(lanes),
             deficits: [0; MAX_CLASSES],
             turn: 0,
@@ -435,8 +438,17 @@ impl Link {
         self.queued_bytes = total_bytes;
         self.queued_packets += 1;
         self.backlog |= 1 << class;
+        if let Some(watermarks) = &mut self.watermarks {
+            watermarks[class] = watermarks[class].max(self.waiting_bytes[class]);
+        }
         self.stats.peak_bytes = self.stats.peak_bytes.max(total_bytes);
         Enqueued::Waits
+    }
+
+    /// Reads the watermarks; they begin anew with what waits now.
+    pub(crate) fn take_watermarks(&mut self) -> [u64; MAX_CLASSES] {
+        let now = self.waiting_bytes;
+        self.watermarks.as_mut().map_or([0; MAX_CLASSES], |all| core::mem::replace(&mut **all, now))
     }
 
     /// A packet found no room in the switch.

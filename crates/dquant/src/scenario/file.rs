@@ -65,6 +65,12 @@ pub struct Switches {
     pub pfc: bool,
     /// What they mark.
     pub ecn: Ecn,
+    /// How often a collector reads the watermarks of their buffers and tells the hosts, if one does.
+    #[serde(deserialize_with = "some_span")]
+    pub watermarks: Option<Duration>,
+    /// How much later it does; half of that if absent.
+    #[serde(deserialize_with = "some_span")]
+    pub watermarks_delay: Option<Duration>,
     /// Traffic classes.
     pub classes: u8,
     /// How they choose among paths.
@@ -78,6 +84,8 @@ impl Default for Switches {
             port_buffer: None,
             pfc: true,
             ecn: Ecn::Dcqcn,
+            watermarks: None,
+            watermarks_delay: None,
             classes: 2,
             routing: Routing::Ecmp,
         }
@@ -266,6 +274,10 @@ fn some_rate<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error
 
 fn span<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
     read(from, units::duration)
+}
+
+fn some_span<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+    span(from).map(Some)
 }
 
 fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {

@@ -22,12 +22,14 @@ use fabric::channels::Channels;
 use fabric::routes::Engine;
 use fabric::topology::{Capacity, Kind, Link, Topology};
 use roce::congestion::CongestionControl;
+use roce::congestion::watermark::MAX_AGE;
 use roce::endpoint::Mtu;
 use roce::verbs::Reliability;
 use roce::{Duration, Time};
 use serde::Deserialize;
 use sim::buffer::BufferConfig;
 use sim::chance::Chance;
+use sim::fabric::Collector;
 use sim::graph::{Graph, Spread, Vertex};
 use sim::link::{LinkConfig, Marking};
 use sim::topology;
@@ -168,6 +170,7 @@ impl Scenario {
             network: Network {
                 graph,
                 buffer: buffer(&file)?,
+                watermarks: watermarks(&file.switches)?,
                 mtu,
                 window_packets: file.transport.window.max(1),
                 reliability: match file.transport.recovery {
@@ -312,6 +315,25 @@ fn mtu(bytes: u32) -> Result<Mtu, CliError> {
             "transport.mtu is {bytes}; it can be 256, 512, 1024, 2048 or 4096"
         ))
     })
+}
+
+/// Who reads the watermarks of switches; hosts are told half an interval later, unless the file says when.
+fn watermarks(switches: &file::Switches) -> Result<Option<Collector>, CliError> {
+    let Some(every) = switches.watermarks else {
+        return match switches.watermarks_delay {
+            Some(_) => Err(CliError::usage("switches.watermarks_delay needs switches.watermarks")),
+            None => Ok(None),
+        };
+    };
+    let half = Duration::from_nanos(every.as_nanos() / 2);
+    let late = switches.watermarks_delay.unwrap_or(half);
+    let (least, most) = (Duration::from_micros(10), MAX_AGE);
+    if every < least || every > most || late > most {
+        return Err(CliError::usage(format_args!(
+            "switches.watermarks is {every}, {late} late; it can be {least} to {most}, up to {most} late"
+        )));
+    }
+    Ok(Some(Collector { every, late }))
 }
 
 /// The shared buffer of a switch; `None` where each port has its own.

@@ -146,6 +146,20 @@ fn a_trace_is_read_beside_its_scenario() {
 }
 
 #[test]
+fn a_collector_tells_hosts_of_watermarks() {
+    let folder = Folder::new("sim-run-watermarks");
+    folder.write("small.toml", SMALL.replace("20KB", "500KB"));
+    let slowdown = |settings: &[&str]| {
+        let args = ["sim", "run", "small.toml", "--json", "--set", "switches.ecn=none"];
+        let report = folder.run(&[&args[..], settings].concat()).good().json();
+        assert_eq!(report["unfinished"], 0);
+        report["slowdowns"].clone()
+    };
+    let told = ["--set", "switches.watermarks=20us", "--set", "switches.watermarks_delay=5us"];
+    assert_ne!(slowdown(&[]), slowdown(&told), "nobody was told");
+}
+
+#[test]
 fn what_is_no_scenario_is_refused_with_its_place() {
     let folder = Folder::new("sim-run-refused");
     let refused = |from: &str, to: &str, error: &str| {
@@ -154,6 +168,15 @@ fn what_is_no_scenario_is_refused_with_its_place() {
         ran.failed(2, error, "");
     };
     refused("bytes", "octets", "unknown field `octets`");
+    let switches = |line: &str| format!("[switches]\n{line}\n[workload]");
+    let often = switches("watermarks = '1us'");
+    refused(
+        "[workload]",
+        &often,
+        "switches.watermarks is 1000ns, 500ns late; it can be 10us to 100ms",
+    );
+    let alone = switches("watermarks_delay = '1ms'");
+    refused("[workload]", &alone, "switches.watermarks_delay needs switches.watermarks");
     refused("'20KB'", "true", "line 4: a text with a unit is expected, not boolean");
     refused("leaf-spine:2x2x4", "bcube:2x1", "has several links");
     refused("[workload]", "fabric = '0Gbit'\n[workload]", "whole number of kbit/s");

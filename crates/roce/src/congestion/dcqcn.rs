@@ -13,6 +13,7 @@
 //! Rates are bits per second of transport packets, headers included. Everything is integer
 //! arithmetic, so a run replays on any machine.
 
+use super::watermark::Cap;
 use super::{Controller, Event, Limits, scaled, window_of};
 use crate::time::{Duration, Time};
 
@@ -157,6 +158,8 @@ pub struct Dcqcn {
     /// Increases since the last cut, by time and by bytes.
     timer_steps: u32,
     byte_steps: u32,
+    /// By watermarks, where the network does not mark.
+    cap: Cap,
 }
 
 impl Dcqcn {
@@ -176,6 +179,7 @@ impl Dcqcn {
             bytes: 0,
             timer_steps: 0,
             byte_steps: 0,
+            cap: Cap::default(),
         }
     }
 
@@ -358,22 +362,33 @@ enum Stage {
 impl Controller for Dcqcn {
     fn handle(&mut self, now: Time, event: Event<'_>) {
         match event {
-            Event::Notified => self.handle_cnp(now),
+            Event::Notified => {
+                self.cap.notified(now);
+                self.handle_cnp(now);
+            }
             Event::Sent { bytes } => self.handle_sent(bytes),
-            Event::Timer => self.handle_timeout(now),
-            Event::Acknowledged { .. } | Event::Telemetry(_) => {}
+            Event::Timer => {
+                self.handle_timeout(now);
+                self.cap.handle_timeout(now);
+            }
+            Event::Watermark(watermark) => self.cap.hear(now, watermark),
+            Event::Acknowledged { packets, .. } => {
+                self.cap.acknowledged(u64::from(packets) * self.packet_bytes);
+            }
+            Event::Telemetry(_) => {}
             Event::Advertised { .. } | Event::Idle => {}
-            Event::Lost { .. } | Event::TimedOut => {}
+            Event::Lost { .. } | Event::TimedOut => self.cap.lost(),
         }
     }
 
     fn limits(&self) -> Limits {
-        let window = |rtt| window_of(self.rate_bps, rtt, self.packet_bytes);
-        Limits { rate_bps: Some(self.rate_bps), window_packets: self.params.window_rtt.map(window) }
+        let rate_bps = self.cap.limit(Some(self.rate_bps));
+        let window = |(rate, rtt)| window_of(rate, rtt, self.packet_bytes);
+        Limits { rate_bps, window_packets: rate_bps.zip(self.params.window_rtt).map(window) }
     }
 
     fn poll_timeout(&self) -> Option<Time> {
-        Dcqcn::poll_timeout(self)
+        [Dcqcn::poll_timeout(self), self.cap.poll_timeout()].into_iter().flatten().min()
     }
 }
 

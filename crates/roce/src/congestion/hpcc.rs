@@ -211,7 +211,7 @@ impl Controller for Hpcc {
                 self.reference_bps = self.rate_bps;
             }
             Event::Lost { .. } | Event::Notified | Event::Sent { .. } | Event::Timer => {}
-            Event::Advertised { .. } | Event::Idle => {}
+            Event::Advertised { .. } | Event::Watermark(_) | Event::Idle => {}
         }
     }
 

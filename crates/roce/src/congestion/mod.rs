@@ -9,6 +9,7 @@
 //! | [`advertised`] | a window that the receiver sets: receiver-driven |
 //! | [`swift`] | a window from measured delay: Swift |
 //! | [`delay`] | the same in the manner of Swift, for shared links: it also competes |
+//! | [`watermark`] | a cap on the rate of those that lack other signals, from the buffers of switches |
 //! | [`fixed`] | a rate that does not adapt, or none |
 //! | [`pacer`] | the time of the next packet at a rate; the distance of notifications |
 //! | [`rtt`] | round-trip times: smoothed, and counted |
@@ -28,6 +29,7 @@ mod rounds;
 pub mod rtt;
 pub mod swift;
 pub mod timely;
+pub mod watermark;
 
 use core::num::NonZeroU32;
 
@@ -41,6 +43,7 @@ use fixed::FixedRate;
 pub use hpcc::{Hpcc, HpccParams};
 pub use swift::{Swift, SwiftParams};
 pub use timely::{Timely, TimelyParams};
+pub use watermark::Watermark;
 
 /// Minimum time between two notifications to a peer, unless the parameters set it.
 const CNP_INTERVAL: Duration = Duration::from_micros(50);
@@ -60,6 +63,8 @@ pub enum Event<'a> {
     /// The peer returned what switches wrote into a packet of ours. The acknowledgement with which it came
     /// follows.
     Telemetry(&'a Report),
+    /// The control plane of the network reports the longest queue on the path.
+    Watermark(&'a Watermark),
     /// The peer sets our window.
     Advertised {
         /// Packets that may be in flight.

@@ -15,7 +15,8 @@ use super::{Context, TimeoutReason};
 use crate::congestion::advertised::Level;
 use crate::congestion::pacer::{NotificationPoint, Pacer};
 use crate::congestion::{
-    AdvertisedParams, AnyController, CongestionControl, Controller, Event, Limits, WindowReport,
+    AdvertisedParams, AnyController, CongestionControl, Controller, Event, Limits, Watermark,
+    WindowReport,
 };
 use crate::io::{BURST_PACKETS, Telemetry};
 use crate::planted::{Bug, Planted};
@@ -208,6 +209,12 @@ impl Congestion {
         }
     }
 
+    /// The control plane reports the longest queue on the path.
+    pub(super) fn handle_watermark(&mut self, now: Time, watermark: &Watermark) {
+        self.tell(now, Event::Watermark(watermark));
+        self.held = self.held.filter(|_| self.rate_bps().is_some());
+    }
+
     /// Whether packets carry telemetry headers.
     #[inline]
     pub(super) fn has_telemetry(&self) -> bool {
@@ -346,6 +353,7 @@ impl Congestion {
 
     pub(super) fn handle_timeout(&mut self, now: Time) {
         self.tell(now, Event::Timer);
-        self.held = self.held.filter(|&at| at > now);
+        // A rate that has ended holds nothing back.
+        self.held = self.held.filter(|&at| at > now && self.rate_bps().is_some());
     }
 }

@@ -46,7 +46,7 @@ use core::ops::{Deref, DerefMut};
 
 use crate::congestion::advertised::Level;
 use crate::congestion::rtt::RttMeter;
-use crate::congestion::{AdvertisedParams, WindowReport};
+use crate::congestion::{AdvertisedParams, Watermark, WindowReport};
 use crate::counters::Counters;
 use crate::cq::{CqTable, Pushed};
 use crate::events::EventQueue;
@@ -918,6 +918,15 @@ impl Qp {
         if is_connected && self.qpc.transport == Transport::Rc && self.is_peer(origin) {
             self.congestion.handle_telemetry(now, operation, report);
         }
+    }
+
+    /// The longest queue on the path; false if it is no reliable connection that sends.
+    pub(crate) fn handle_watermark(&mut self, now: Time, watermark: &Watermark) -> bool {
+        let is_connected = self.state == QpState::Rts && self.qpc.transport == Transport::Rc;
+        if is_connected {
+            self.congestion.handle_watermark(now, watermark);
+        }
+        is_connected
     }
 
     /// Whether its packets may carry anything for switches.

@@ -163,7 +163,10 @@ impl<M: NodeMemory> Fabric<M> {
         }
         let waiting = Waiting { packet: id, bytes, ingress };
         match self.links[link as usize].enqueue(self.now, class, waiting) {
-            Enqueued::Waits => self.watch_queues(),
+            Enqueued::Waits => {
+                self.watch_queues();
+                self.collect_watermarks();
+            }
             Enqueued::Leaves(at) => {
                 self.stamp(link, id);
                 self.vacate(ingress, bytes);
@@ -191,7 +194,7 @@ impl<M: NodeMemory> Fabric<M> {
         let links = table.unwrap_or(&self.paths).links(at, packet.to);
         let place = match (links.len() as u64, self.spread) {
             (0 | 1, _) | (_, Spread::First) => 0,
-            (several, Spread::Flow) => hash(at, packet) % several,
+            (several, Spread::Flow) => hash(at, packet.from, packet.to, packet.qpn) % several,
             (several, Spread::Packet) => self.chance.below(several),
         };
         links.get(place as usize).copied()
@@ -463,12 +466,12 @@ fn resent(endpoint: &Endpoint) -> u64 {
 }
 
 /// Of a packet's flow, at every node and switch another one: mixing as in SplitMix64.
-fn hash(at: Vertex, packet: &Transit) -> u64 {
+pub(super) fn hash(at: Vertex, from: u32, to: u32, dest_qpn: u32) -> u64 {
     let (kind, number) = match at {
         Vertex::Node(node) => (1, node),
         Vertex::Switch(switch) => (2, switch),
     };
-    let parts = [kind, number, packet.from, packet.to, packet.qpn];
+    let parts = [kind, number, from, to, dest_qpn];
     parts.into_iter().fold(0, |state: u64, part| {
         let sum = (state ^ u64::from(part)).wrapping_add(0x9e37_79b9_7f4a_7c15);
         let once = (sum ^ sum >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -483,7 +486,7 @@ pub(super) fn is_live<M>(nodes: &[Node<M>], packet: &Packet) -> bool {
     let Some(node) = nodes.get(packet.to as usize) else {
         return false;
     };
-    let state = node.endpoint.qp_state(Qpn::new(packet.dest_qpn()));
+    let state = node.endpoint.qp_state(Qpn::new(packet.qpn));
     state.is_some_and(|state| matches!(state, Rtr | Rts | Sqd | Sqe))
 }
 

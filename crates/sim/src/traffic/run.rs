@@ -21,7 +21,7 @@ use super::ideal::completion_time;
 use super::outcome::{Outcome, Record};
 use super::workload::Flow;
 use crate::buffer::BufferConfig;
-use crate::fabric::{Fabric, FabricConfig, QueueSample};
+use crate::fabric::{Collector, Fabric, FabricConfig, QueueSample};
 use crate::graph::Graph;
 use crate::link::LinkConfig;
 use crate::memory::Phantom;
@@ -39,6 +39,8 @@ pub struct Network {
     pub graph: Graph,
     /// The buffer of each switch, shared by its ports; `None` for a queue of its own at each link.
     pub buffer: Option<BufferConfig>,
+    /// Who reads the watermarks of switches, if anybody.
+    pub watermarks: Option<Collector>,
     /// Path MTU.
     pub mtu: Mtu,
     /// Most unacknowledged packets of a flow.
@@ -138,6 +140,7 @@ impl Runner {
                 ..EndpointConfig::default()
             },
             buffer: network.buffer,
+            watermarks: network.watermarks,
             nic_packets: Some(1),
             ..FabricConfig::new(network.graph.clone(), network.seed)
         };

@@ -3,6 +3,7 @@
 use roce::Duration;
 use roce::congestion::{CongestionControl, DcqcnParams, HpccParams};
 use roce::wire::telemetry::Form;
+use sim::fabric::Collector;
 use sim::incast::{self, Incast, IncastConfig};
 
 #[test]
@@ -25,17 +26,20 @@ fn slowest(got: &Incast) -> u64 {
     got.shares_bps.iter().min().unwrap() * 100 / got.fair_bps()
 }
 
-/// Fifteen senders for 40 ms, and switches that pause them.
-fn lossless(name: &str, shape: Option<&str>) -> Incast {
-    let shape = shape.map(|shape| shape.parse().unwrap());
+/// So many senders for 40 ms, and switches that pause them.
+fn lossless_case(senders: u32, shape: Option<&str>) -> IncastConfig {
     let config = IncastConfig {
         long_flow: false,
         alone: Duration::ZERO,
         span: Duration::from_millis(20),
-        shape,
-        ..IncastConfig::new(15, 25)
+        shape: shape.map(|shape| shape.parse().unwrap()),
+        ..IncastConfig::new(senders, 25)
     };
-    let config = config.lossless();
+    config.lossless()
+}
+
+fn lossless(name: &str, shape: Option<&str>) -> Incast {
+    let config = lossless_case(15, shape);
     let line = config.link.rate_bps;
     let control = CongestionControl::named(name, line, config.base_rtt().unwrap()).unwrap();
     incast::measure(&config, |connect| connect.congestion = control).unwrap()
@@ -70,15 +74,9 @@ fn lossless_switches_drop_nothing_and_starve_nobody() {
 
 /// The shares of 127 senders in a fat-tree that pauses them, from 20 to 40 ms.
 fn many(params: DcqcnParams) -> Incast {
-    let config = IncastConfig {
-        long_flow: false,
-        alone: Duration::ZERO,
-        span: Duration::from_millis(20),
-        shape: Some("fat-tree:8".parse().unwrap()),
-        ..IncastConfig::new(127, 25)
-    };
+    let config = lossless_case(127, Some("fat-tree:8"));
     let control = CongestionControl::Dcqcn(params);
-    incast::measure(&config.lossless(), |connect| connect.congestion = control).unwrap()
+    incast::measure(&config, |connect| connect.congestion = control).unwrap()
 }
 
 #[test]
@@ -87,13 +85,49 @@ fn a_minimum_rate_above_the_fair_share_leaves_shares_to_pauses() {
     let got = many(published);
     assert_eq!(got.dropped, 0);
     assert!(slowest(&got) >= 80, "{got:?}");
-    // A fair share is 185 Mbit/s. The fifteen of the receiver's pod come by other ports of its switches than all others, and
+    // A fair share is 182 Mbit/s. The fifteen of the receiver's pod come by other ports of its switches than all others, and
     // keep their minimum rate.
     let got = many(DcqcnParams { min_bps: 1_000_000_000, ..published });
     let (near, far) = got.shares_bps.split_at(15);
     assert!(near.iter().all(|share| (940_000_000..980_000_000).contains(share)), "{near:?}");
     assert!(far.iter().all(|share| *share < 100_000_000), "{far:?}");
     assert_eq!(got.dropped, 0);
+}
+
+#[test]
+fn watermarks_serve_where_switches_neither_mark_nor_stamp() {
+    let late = Duration::from_micros(500);
+    let collector = Collector { every: Duration::from_millis(1), late };
+    let measure = |name, shape, watermarks| {
+        let config = lossless_case(15, shape);
+        let control =
+            CongestionControl::named(name, config.link.rate_bps, config.base_rtt().unwrap());
+        let mut config = IncastConfig { watermarks, ..config };
+        config.link.marking = None;
+        incast::measure(&config, |connect| connect.congestion = control.unwrap()).unwrap()
+    };
+    for name in ["dcqcn-mlnx", "delay"] {
+        for shape in [None, Some("fat-tree:4")] {
+            let (without, with) =
+                (measure(name, shape, None), measure(name, shape, Some(collector)));
+            let what = format!("{name}, {shape:?}: {with:?} instead of {without:?}");
+            assert!(with.paused.as_nanos() * 4 < without.paused.as_nanos(), "{what}");
+            assert!(with.mean_bytes * 2 < without.mean_bytes, "{what}");
+            // In the fat-tree, those that pauses would starve get more.
+            assert!(shape.is_none() || slowest(&without) < 40, "{what}");
+            assert!(slowest(&with) > if shape.is_none() { 75 } else { 40 }, "{what}");
+            assert!(with.wire_bps > 15_000_000_000 && with.dropped == 0, "{what}");
+        }
+    }
+    // Where marks or the delay of packets tell, nothing changes.
+    let marked = |watermarks| {
+        let config = IncastConfig { watermarks, ..lossless_case(15, None) };
+        let control = CongestionControl::Dcqcn(DcqcnParams::mlnx(config.link.rate_bps));
+        incast::measure(&config, |connect| connect.congestion = control).unwrap().shares_bps
+    };
+    assert_eq!(marked(None), marked(Some(collector)));
+    let (without, with) = (measure("swift", None, None), measure("swift", None, Some(collector)));
+    assert_eq!(without.shares_bps, with.shares_bps);
 }
 
 /// How far a figure is from another, in percent of that.

@@ -34,6 +34,7 @@ fn network(shape: &str, control: &str, spread: Spread) -> Network {
     Network {
         graph,
         buffer: Some(BufferConfig::lossless(32_000_000)),
+        watermarks: None,
         mtu: Mtu::M1024,
         window_packets: 1 << 14,
         reliability: Reliability::Selective,
