@@ -19,6 +19,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use crate::discovery::{Discovery, FoundNode, Place};
+use crate::levels::Levels;
 use crate::lids::Lids;
 use crate::mad::{DEFAULT_PREFIX, MAD_BYTES, NodeType, PortInfo, PortState};
 use crate::routes::NO_ROUTE;
@@ -81,6 +82,10 @@ pub struct Subnet<'a> {
     pub directory: &'a Directory,
     /// The tables of switches, by GUID.
     pub tables: &'a BTreeMap<u64, Arc<Vec<u8>>>,
+    /// The numbers of switches, by GUID.
+    pub numbers: &'a BTreeMap<u64, u32>,
+    /// The service levels of paths.
+    pub levels: &'a Levels,
     /// The manager.
     pub manager: SmInfo,
 }
@@ -245,7 +250,7 @@ impl Subnet<'_> {
                 let (to, lid) = self.find(query.short(4, 40), query.gid(2, 8))?;
                 let gid = self.gid(to).ok_or(Status::NoRecords)?;
                 let reach = self.reach(from, to, lid).ok_or(Status::NoRecords)?;
-                (gid, lid, reach, DEFAULT_P_KEY, 0)
+                (gid, lid, reach, DEFAULT_P_KEY, self.level(from, lid))
             }
         };
         // The membership bit of the P_Key does not matter.
@@ -270,6 +275,14 @@ impl Subnet<'_> {
         record[55] = 2 << 6 | reach.rate;
         record[56] = 2 << 6 | LIFETIME;
         Ok(alloc::vec![record])
+    }
+
+    /// The service level of packets from a port to a LID.
+    fn level(&self, from: Place, lid: u16) -> u8 {
+        let links = self.discovery.links();
+        let switch = if from.1 == 0 { Some(from.0) } else { links.get(&from).map(|far| far.0) };
+        let number = switch.and_then(|switch| self.numbers.get(&switch));
+        number.map_or(0, |number| self.levels.level(*number, lid))
     }
 
     /// What the path from one port to another can carry, as switches forward; `None` if it does not end there.

@@ -259,39 +259,47 @@ impl<'a> Ways<'a> {
     }
 }
 
-/// Turns that packets make: by channel, which channels they pass next.
+/// Turns that packets make: by lane and channel, which channels they pass next in that lane.
 #[derive(Clone, Debug)]
 pub struct Turns {
     /// By channel: where its turns begin.
     first: Vec<usize>,
+    /// Turns of a lane.
+    len: usize,
     made: Vec<bool>,
 }
 
 impl Turns {
-    /// None.
-    pub fn new(channels: &Channels) -> Turns {
+    /// None, in so many lanes.
+    pub fn new(channels: &Channels, lanes: u8) -> Turns {
         let mut first = Vec::with_capacity(channels.all().len());
         let mut len = 0;
         for channel in channels.all() {
             first.push(len);
             len += channels.leaving(channel.to).len();
         }
-        Turns { first, made: alloc::vec![false; len] }
+        Turns { first, len, made: alloc::vec![false; len * usize::from(lanes)] }
     }
 
     /// Adds one.
-    pub fn add(&mut self, channels: &Channels, from: u32, to: u32) {
+    pub fn add(&mut self, channels: &Channels, lane: u8, from: u32, to: u32) {
         let place = (to - channels.leaving(channels.get(from).to).start) as usize;
-        self.made[self.first[from as usize] + place] = true;
+        self.made[usize::from(lane) * self.len + self.first[from as usize] + place] = true;
     }
 
-    /// By channel, those that packets pass next.
+    /// By lane and channel, those that packets pass next; channels of a lane are numbered behind those of the lanes
+    /// before it.
     pub fn lists(&self, channels: &Channels) -> Vec<Vec<u32>> {
-        let next = |(channel, first): (usize, &usize)| {
+        let count = channels.all().len();
+        let lanes = self.made.len().checked_div(self.len).unwrap_or(1);
+        let next = |at: usize| {
+            let (lane, channel) = (at / count, at % count);
             let leaving = channels.leaving(channels.get(channel as u32).to);
-            let made = &self.made[*first..*first + leaving.len()];
-            leaving.zip(made).filter(|(_, made)| **made).map(|(channel, _)| channel).collect()
+            let begin = lane * self.len + self.first[channel];
+            let made = self.made[begin..begin + leaving.len()].iter();
+            let made = leaving.zip(made).filter(|(_, made)| **made);
+            made.map(|(channel, _)| channel + (lane * count) as u32).collect()
         };
-        self.first.iter().enumerate().map(next).collect()
+        (0..count * lanes).map(next).collect()
     }
 }

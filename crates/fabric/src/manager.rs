@@ -42,6 +42,7 @@ use crate::administration::groups::{self, Groups, MulticastTables};
 use crate::administration::{self, Directory, Subnet};
 use crate::discovery::{Discovery, Place};
 use crate::exchange::{Done as Finished, Exchange, Fate, Numbering, Request, Requester};
+use crate::levels::Levels;
 use crate::lids::{LAST_LID, Lids};
 use crate::mad::{
     Attribute, DIRECTED_ROUTE, DirectedRoute, LFT_BLOCK, MAD_BYTES, NodeType, PortInfo, PortState,
@@ -203,6 +204,8 @@ pub struct Fabric {
     directory: Directory,
     /// The tables that it was set up to, by the GUID of the switch, also while the next are computed and written.
     tables: BTreeMap<u64, Arc<Vec<u8>>>,
+    /// Of switches, by GUID.
+    numbers: BTreeMap<u64, u32>,
 }
 
 impl Fabric {
@@ -214,6 +217,11 @@ impl Fabric {
     /// Who has which LID.
     pub fn lids(&self) -> &Lids {
         &self.lids
+    }
+
+    /// The service levels of paths.
+    pub fn levels(&self) -> &Levels {
+        &self.routed.levels
     }
 }
 
@@ -307,6 +315,10 @@ pub struct Manager {
     fabric: Option<Fabric>,
     /// Tables that switches hold, by GUID.
     held: BTreeMap<u64, Arc<Vec<u8>>>,
+    /// Ports whose tables of service levels were written, and how many lanes they have.
+    levels: BTreeMap<Place, u8>,
+    /// GUIDs of nodes that did not take them.
+    without_levels: BTreeSet<u64>,
     /// GUIDs of switches of whose tables a block could not be read.
     unreadable: BTreeSet<u64>,
     roots: Vec<u64>,
@@ -362,6 +374,8 @@ impl Manager {
             stranger_at: Duration::ZERO,
             fabric: None,
             held: BTreeMap::new(),
+            levels: BTreeMap::new(),
+            without_levels: BTreeSet::new(),
             unreadable: BTreeSet::new(),
             roots: Vec::new(),
             lids,
@@ -580,7 +594,8 @@ impl Manager {
                 let known = self.fabric.as_ref().filter(|_| !self.is_new);
                 let is_new = |place| known.is_none_or(|fabric| fabric.lids.of(place).is_none());
                 let (channels, numbering) = (&routed.channels, self.numbering);
-                let setup = Setup::to(&discovery, channels, target, numbering, is_new);
+                let levels = &self.levels;
+                let setup = Setup::to(&discovery, channels, target, levels, numbering, is_new);
                 let writing = Writing { setup, discovery, routed, how };
                 self.task = Task::Write(Box::new(writing));
             }
@@ -790,6 +805,7 @@ impl Manager {
             }
             self.held.remove(guid);
             self.unknown_trees.insert(*guid);
+            self.levels.retain(|place, _| place.0 != *guid);
             // Nothing was written where there is no last LID.
             let blocks = if top == 0 { 0 } else { u32::from(top) / LFT_BLOCK as u32 + 1 };
             for block in 0..blocks {
@@ -828,15 +844,22 @@ impl Manager {
             held: core::mem::take(&mut self.held),
             previous,
             roots: self.roots.clone(),
+            without_levels: self.without_levels.clone(),
         })));
     }
 
     fn finish_setup(&mut self, now: Duration, writing: Writing) {
         let Writing { setup, mut discovery, routed, how } = writing;
+        self.note_levels(&setup, &discovery);
+        if !setup.failed_levels().is_empty() {
+            // No table was written: the fabric is what it was before.
+            self.counters.failed_sweeps += 1;
+            return self.complain(now, &setup);
+        }
         let target = setup.target();
         let mut tables = BTreeMap::new();
-        let numbers = (0..).zip(routed.channels.switches());
-        for (number, switch) in numbers {
+        let mut numbers = BTreeMap::new();
+        for (number, switch) in (0..).zip(routed.channels.switches()) {
             let guid = routed.guids.get(switch.index()).copied().unwrap_or(0);
             let table = Arc::new(target.transition.target.table(number).to_vec());
             if setup.has_table(guid) {
@@ -845,6 +868,7 @@ impl Manager {
                 self.held.remove(&guid);
             }
             tables.insert(guid, table);
+            numbers.insert(guid, number);
         }
         setup.ports().for_each(|(place, info)| discovery.set_port(place, info));
         setup.switches().for_each(|(guid, info)| discovery.set_switch_info(guid, info));
@@ -861,20 +885,14 @@ impl Manager {
             ordered: target.transition.ordered,
             drained: target.transition.drained,
             blocks: target.transition.blocks(),
+            lanes: target.levels.lanes.count(),
             nanoseconds: now.saturating_sub(self.began).as_nanos() as u64,
         };
         self.report(Event::SetUp(summary));
         for (place, lid) in target.lids.iter() {
             self.lids_changed |= self.lids.insert(place, lid) != Some(lid);
         }
-        match setup.complaints().first() {
-            None => self.retry = RETRY,
-            Some(first) => {
-                let count = setup.complaints().len() + setup.complaints_left_out() as usize;
-                self.report(Event::Incomplete(first.to_string(), count));
-                self.heavy_at = Some(now + self.backoff());
-            }
-        }
+        self.complain(now, &setup);
         self.is_new = false;
         if let Some(other) = &mut self.unwilling {
             other.has_set_up = true;
@@ -887,8 +905,32 @@ impl Manager {
         // The tree may be another.
         self.groups.is_changed |= self.groups.has_members();
         let lids = target.lids.clone();
-        self.fabric = Some(Fabric { discovery, routed, lids, directory, tables });
+        self.fabric = Some(Fabric { discovery, routed, lids, directory, tables, numbers });
         self.next_at = now + self.config.interval;
+    }
+
+    /// Reports what went wrong, and repeats the sweep then.
+    fn complain(&mut self, now: Duration, setup: &Setup) {
+        match setup.complaints().first() {
+            None => self.retry = RETRY,
+            Some(first) => {
+                let count = setup.complaints().len() + setup.complaints_left_out() as usize;
+                self.report(Event::Incomplete(first.to_string(), count));
+                self.heavy_at = Some(now + self.backoff());
+            }
+        }
+    }
+
+    /// Notes which ports map service levels to lanes. A node that does not take that is left to one lane for all paths.
+    fn note_levels(&mut self, setup: &Setup, discovery: &Discovery) {
+        self.levels.extend(setup.levels());
+        for place in setup.failed_levels() {
+            self.levels.remove(place);
+            self.without_levels.insert(place.0);
+        }
+        let is_there = |guid: &u64| discovery.nodes().contains_key(guid);
+        self.levels.retain(|(guid, _), _| is_there(guid));
+        self.without_levels.retain(is_there);
     }
 
     /// Forgets LIDs of ports that are away and that others have now; of all ports that are away, if there are too many.
@@ -972,6 +1014,8 @@ impl Manager {
             lids: &fabric.lids,
             directory: &fabric.directory,
             tables: &fabric.tables,
+            numbers: &fabric.numbers,
+            levels: &fabric.routed.levels,
             manager: self.sm_info(),
         };
         match administration::answer(&subnet, &mut self.groups, lid, mad) {
@@ -1181,6 +1225,8 @@ impl Manager {
     fn give_up(&mut self) {
         self.fabric = None;
         self.held.clear();
+        self.levels.clear();
+        self.without_levels.clear();
         self.unreadable.clear();
         self.groups = Groups::default();
         self.trees.clear();

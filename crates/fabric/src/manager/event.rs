@@ -4,7 +4,7 @@ use alloc::string::String;
 use core::fmt;
 
 use super::look::Change;
-use super::work::How;
+use super::work::{Fallback, How};
 use crate::discovery::Place;
 use crate::routes::Engine;
 use crate::sm_info::{SmInfo, Standing};
@@ -96,6 +96,8 @@ pub struct Summary {
     pub drained: usize,
     /// Blocks that were written.
     pub blocks: usize,
+    /// Virtual lanes of paths.
+    pub lanes: u8,
     /// Since the sweep began.
     pub nanoseconds: u64,
 }
@@ -131,6 +133,9 @@ impl Event {
             ),
             Event::Rival(_) => {
                 Some("it gives way at its next sweep; if not, give it a lower priority")
+            }
+            Event::SetUp(Summary { how: How::Fallback(Fallback::Levels), .. }) => {
+                Some("start the manager anew when connections may end: they get other SLs then")
             }
             Event::Foreign(_) | Event::Refused(Refusal::WrongKey(_), _) => {
                 Some("managers of one subnet need the same --sm-key")
@@ -247,10 +252,21 @@ impl fmt::Display for Summary {
             How::Kept => write!(f, "tables of {engine} kept")?,
             How::Mended => write!(f, "tables of {engine} mended")?,
             How::Computed => write!(f, "tables by {engine}")?,
-            How::Fallback => write!(
+            How::Fallback(Fallback::Lanes(lanes)) => write!(
                 f,
-                "tables by {engine}, since the paths of the engine that was asked for need more than one VL or do not exist"
+                "tables by {engine}, since the paths of the engine that was asked for need more VLs than {lanes}"
             )?,
+            How::Fallback(Fallback::Levels) => write!(
+                f,
+                "tables by {engine}, since the paths of the engine that was asked for need other SLs than connections have"
+            )?,
+            How::Fallback(Fallback::Unsuitable) => write!(
+                f,
+                "tables by {engine}, since the engine that was asked for cannot route this fabric"
+            )?,
+        }
+        if self.lanes > 1 {
+            write!(f, " on {} VLs", self.lanes)?;
         }
         write!(f, "; {changed} LIDs rerouted, {blocks} blocks written")?;
         if self.drained > 0 {

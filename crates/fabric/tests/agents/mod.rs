@@ -40,6 +40,12 @@ pub(crate) struct Agents {
     pub(crate) managers: Vec<NodeId>,
     /// Nodes that refuse to have their tables written.
     pub(crate) stubborn: Vec<NodeId>,
+    /// Nodes that refuse to map service levels to lanes.
+    pub(crate) level: Vec<NodeId>,
+    /// Virtual lanes of every port, 1, 2, 4 or 8, with arbitration tables of as many entries; none if it is not set.
+    pub(crate) lanes: Option<u8>,
+    /// Switches take one mapping for all input ports.
+    pub(crate) maps_all_inputs: bool,
     /// Nodes whose clients were told to register anew.
     pub(crate) reregistered: Vec<NodeId>,
     /// What was written, by node, attribute and modifier.
@@ -54,7 +60,8 @@ impl Agents {
 
     pub(crate) fn of_topology(topology: Topology) -> Agents {
         let start = topology.hosts().next().expect("a host");
-        let [silent, curt, deaf, stubborn, managers, reregistered] = [const { Vec::new() }; 6];
+        let [silent, curt, deaf, stubborn, level, managers, reregistered] =
+            [const { Vec::new() }; 7];
         let (impostors, written) = (BTreeMap::new(), BTreeMap::new());
         Agents {
             topology,
@@ -65,6 +72,9 @@ impl Agents {
             impostors,
             managers,
             stubborn,
+            level,
+            lanes: None,
+            maps_all_inputs: false,
             reregistered,
             written,
         }
@@ -100,7 +110,10 @@ impl Agents {
         let is_host = self.topology.node(node).kind() == Kind::Host;
         let is_other_port =
             is_host && smp.attribute == Attribute::PortInfo && smp.modifier != by.into();
-        if is_table && self.stubborn.contains(&node) {
+        let is_level = matches!(smp.attribute, Attribute::SlToVl | Attribute::VlArbitration);
+        let refuses =
+            is_table && self.stubborn.contains(&node) || is_level && self.level.contains(&node);
+        if refuses {
             smp.status = UNSUPPORTED;
         } else if method == 2 && is_other_port {
             smp.status = INVALID;
@@ -118,10 +131,22 @@ impl Agents {
                     self.reregistered.push(node);
                 }
                 data[32] |= if keeps { old[32] & 0xf } else { 0 };
+                if is_port && data[43] >> 4 == 0 {
+                    data[43] |= old[43] & 0xf0;
+                }
                 if smp.attribute == Attribute::SwitchInfo {
-                    data[11] = if data[11] & PORT_CHANGE != 0 { 0 } else { old[11] & PORT_CHANGE };
+                    let changed =
+                        if data[11] & PORT_CHANGE != 0 { 0 } else { old[11] & PORT_CHANGE };
+                    data[11] = old[11] & !PORT_CHANGE | changed;
                 }
                 self.written.insert((node, smp.attribute.id(), smp.modifier), data);
+                let [inputs, output] = [smp.modifier >> 16, smp.modifier & 0xff];
+                if smp.attribute == Attribute::SlToVl && inputs == 2 {
+                    for input in 0..=u32::from(self.topology.node(node).ports()) {
+                        let modifier = input << 8 | output;
+                        self.written.insert((node, smp.attribute.id(), modifier), data);
+                    }
+                }
             }
         }
         smp.method = Method::Response;
@@ -178,21 +203,26 @@ impl Agents {
                 let link = self.topology.node(node).link_at(modifier as u8);
                 let is_up = link.is_some() || modifier == 0;
                 let state = Some(if is_up { PortState::Initialize } else { PortState::Down });
-                let (lid, manager_lid, lmc, lanes, is_manager) = (0, 0, 0, 4, false);
+                let (lid, manager_lid, lmc, is_manager) = (0, 0, 0, false);
+                let lanes = self.lanes.unwrap_or(4);
                 let mut data = PortInfo { lid, manager_lid, state, lmc, lanes, is_manager }.emit();
                 data[20] = CAN_REREGISTER;
+                // VLArbitrationHighCap and LowCap.
+                data[39..41].fill(self.lanes.unwrap_or(0));
                 data
             }
             Attribute::SwitchInfo => {
                 let mut data = [0; 64];
                 data[..2].copy_from_slice(&0xc000_u16.to_be_bytes());
                 data[4..6].copy_from_slice(&1_024_u16.to_be_bytes());
+                data[11] = u8::from(self.maps_all_inputs);
                 data
             }
             Attribute::LinearForwardingTable => [255; 64],
-            Attribute::PKeyTable | Attribute::SlToVl | Attribute::MulticastForwardingTable => {
-                [0; 64]
-            }
+            Attribute::PKeyTable
+            | Attribute::SlToVl
+            | Attribute::VlArbitration
+            | Attribute::MulticastForwardingTable => [0; 64],
             Attribute::SmInfo => return None,
         })
     }

@@ -364,6 +364,8 @@ struct SetUpReport {
     drained: usize,
     /// Blocks of forwarding tables that were written.
     blocks: usize,
+    /// Virtual lanes of paths.
+    lanes: u8,
     wall_ns: u64,
 }
 
@@ -381,12 +383,13 @@ impl SetUpReport {
                 How::Kept => "kept",
                 How::Mended => "mended",
                 How::Computed => "computed",
-                How::Fallback => "fallback",
+                How::Fallback(_) => "fallback",
             },
             changed,
             ordered,
             drained,
             blocks,
+            lanes: summary.lanes,
             wall_ns: summary.nanoseconds,
         }
     }
