@@ -39,7 +39,8 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use crate::administration::groups::{self, Groups, MulticastTables};
-use crate::administration::{self, Directory, Subnet};
+use crate::administration::rmpp::{Client, RmppCounters, Sender};
+use crate::administration::{self, Directory, Reply, Status, Subnet};
 use crate::discovery::{Discovery, Place};
 use crate::exchange::{Done as Finished, Exchange, Fate, Numbering, Request, Requester};
 use crate::levels::Levels;
@@ -145,6 +146,13 @@ pub enum Peer {
     },
 }
 
+impl From<Client> for Peer {
+    fn from(client: Client) -> Peer {
+        let Client { lid, queue_pair, service_level } = client;
+        Peer::Lid { lid, queue_pair, service_level }
+    }
+}
+
 /// A datagram and its peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Datagram {
@@ -189,6 +197,8 @@ pub struct Counters {
     pub answered: u64,
     /// Those that were not, since this manager is not master, or has not set up a fabric.
     pub unanswered: u64,
+    /// Those that were refused since there was no room for them, or for their response.
+    pub without_room: u64,
     /// Blocks of multicast tables that were not written.
     pub failed_groups: u64,
     /// Times that it became master.
@@ -326,6 +336,8 @@ pub struct Manager {
     /// Whether `lids` has changed since it was last taken.
     lids_changed: bool,
     groups: Groups,
+    /// Tables of subnet administration that are under way.
+    sender: Sender,
     /// Multicast forwarding tables that switches hold, and GUIDs of switches of which that is not known.
     trees: MulticastTables,
     unknown_trees: BTreeSet<u64>,
@@ -381,6 +393,7 @@ impl Manager {
             lids,
             lids_changed: false,
             groups: Groups::default(),
+            sender: Sender::default(),
             trees: MulticastTables::new(),
             unknown_trees: BTreeSet::new(),
             groups_at: Duration::ZERO,
@@ -412,6 +425,9 @@ impl Manager {
     pub fn poll_transmit(&mut self, now: Duration) -> Option<Datagram> {
         if let Some(reply) = self.replies.pop_front() {
             return Some(reply);
+        }
+        if let Some((client, mad, len)) = self.sender.poll_transmit(now) {
+            return Some(Datagram { peer: Peer::from(client), mad, len });
         }
         self.begin(now);
         // What has nothing to ask is over at once.
@@ -447,6 +463,10 @@ impl Manager {
 
     /// When [`handle_timeout`](Manager::handle_timeout) is wanted next; `None` while only the outcome of work is awaited.
     pub fn poll_timeout(&self) -> Option<Duration> {
+        [self.task_timeout(), self.sender.poll_timeout()].into_iter().flatten().min()
+    }
+
+    fn task_timeout(&self) -> Option<Duration> {
         match &self.task {
             Task::Nothing => self.due(),
             Task::Route(_) => None,
@@ -490,6 +510,11 @@ impl Manager {
         self.counters
     }
 
+    /// What happened to tables of subnet administration.
+    pub fn tables(&self) -> RmppCounters {
+        self.sender.counters()
+    }
+
     /// The GUID of its port, once that is known.
     pub fn guid(&self) -> Option<u64> {
         self.guid
@@ -509,6 +534,7 @@ impl Manager {
 
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Duration) {
+        self.sender.handle_timeout(now);
         match &mut self.task {
             Task::Nothing | Task::Route(_) => {}
             Task::Discover(discovery) => discovery.handle_timeout(now),
@@ -558,7 +584,7 @@ impl Manager {
             return;
         };
         if header.class == ADMINISTRATION {
-            return self.administer(peer, mad);
+            return self.administer(now, peer, mad);
         }
         if !header.is_subnet_management() {
             self.counters.malformed += 1;
@@ -1004,11 +1030,21 @@ impl Manager {
 
     // ---- subnet administration ---------------------------------------------------------------------
 
-    fn administer(&mut self, peer: Peer, mad: &[u8; MAD_BYTES]) {
-        let (Some(fabric), Peer::Lid { lid, .. }) = (&self.fabric, peer) else {
+    fn administer(&mut self, now: Duration, peer: Peer, mad: &[u8; MAD_BYTES]) {
+        let (Some(fabric), Peer::Lid { lid, queue_pair, service_level }) = (&self.fabric, peer)
+        else {
             self.counters.unanswered += 1;
             return;
         };
+        let client = Client { lid, queue_pair, service_level };
+        if Sender::is_meant(mad) {
+            return self.sender.handle(now, client, mad);
+        }
+        // The client was impatient.
+        if self.sender.is_under_way(client, mad) {
+            return;
+        }
+        let room = self.sender.room(client);
         let subnet = Subnet {
             discovery: &fabric.discovery,
             lids: &fabric.lids,
@@ -1017,11 +1053,18 @@ impl Manager {
             numbers: &fabric.numbers,
             levels: &fabric.routed.levels,
             manager: self.sm_info(),
+            room,
         };
         match administration::answer(&subnet, &mut self.groups, lid, mad) {
-            Some((response, len)) => {
+            Some(Reply::Datagram(response, len)) => {
                 self.counters.answered += 1;
+                let is_without_room = response[4..6] == Status::NoResources.code().to_be_bytes();
+                self.counters.without_room += u64::from(is_without_room);
                 self.reply_with(peer, response, len);
+            }
+            Some(Reply::Table(table)) => {
+                self.counters.answered += 1;
+                self.sender.send(now, client, table);
             }
             None => self.counters.malformed += 1,
         }
@@ -1229,6 +1272,7 @@ impl Manager {
         self.without_levels.clear();
         self.unreadable.clear();
         self.groups = Groups::default();
+        self.sender.clear();
         self.trees.clear();
         self.unknown_trees.clear();
         self.failed_blocks = None;

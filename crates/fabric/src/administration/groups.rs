@@ -220,7 +220,6 @@ impl Groups {
                     group.members.get(&port).map(|(_, state)| group.record(*gid, port, *state))
                 }
             })
-            .take(super::TOO_MANY)
             .collect()
     }
 
