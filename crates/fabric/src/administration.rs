@@ -23,6 +23,7 @@ use crate::discovery::{Discovery, FoundNode, Place};
 use crate::levels::Levels;
 use crate::lids::Lids;
 use crate::mad::{DEFAULT_PREFIX, MAD_BYTES, NodeType, PortInfo, PortState};
+use crate::partitions::Memberships;
 use crate::routes::NO_ROUTE;
 use crate::sm_info::{SmInfo, method};
 use groups::{Groups, Terms};
@@ -87,6 +88,8 @@ pub struct Subnet<'a> {
     pub numbers: &'a BTreeMap<u64, u32>,
     /// The service levels of paths.
     pub levels: &'a Levels,
+    /// The P_Keys of ports; all are full members of one partition if there are none.
+    pub memberships: Option<&'a Memberships>,
     /// The manager.
     pub manager: SmInfo,
     /// Bytes that a table of several datagrams may have.
@@ -260,26 +263,43 @@ impl Subnet<'_> {
         if let Some(gid) = to_group {
             let group = groups.get(gid).ok_or(Status::NoRecords)?;
             let Terms { mtu, rate, p_key, level, .. } = group.terms;
+            let is_barred = |members: &Memberships| !members.is_member(from, p_key);
+            if self.memberships.is_some_and(is_barred) {
+                return Err(Status::NoRecords);
+            }
             let path = PathTo { gid, lid: group.lid, reach: Reach { mtu, rate }, p_key, level };
             return Ok(alloc::vec![self.path(query, (from, source), path)?]);
         }
         if query.method == GET_TABLE && query.short(4, 40).is_none() && query.gid(2, 8).is_none() {
             let to = |(place, lid)| {
-                let path = self.path_to(from, place, lid)?;
+                let path = self.path_to(query, from, place, lid)?;
                 self.path(query, (from, source), path)
             };
             let most = self.most(query, 64);
             return Ok(self.places(None).filter_map(|end| to(end).ok()).take(most).collect());
         }
         let (to, lid) = self.find(query.short(4, 40), query.gid(2, 8))?;
-        let path = self.path_to(from, to, lid)?;
+        let path = self.path_to(query, from, to, lid)?;
         Ok(alloc::vec![self.path(query, (from, source), path)?])
     }
 
-    fn path_to(&self, from: Place, to: Place, lid: u16) -> Result<PathTo, Status> {
+    fn path_to(
+        &self,
+        query: &Query<'_>,
+        from: Place,
+        to: Place,
+        lid: u16,
+    ) -> Result<PathTo, Status> {
         let gid = self.gid(to).ok_or(Status::NoRecords)?;
         let reach = self.reach(from, to, lid).ok_or(Status::NoRecords)?;
-        Ok(PathTo { gid, lid, reach, p_key: DEFAULT_P_KEY, level: self.level(from, lid) })
+        let p_key = match self.memberships {
+            None => DEFAULT_P_KEY,
+            Some(memberships) => {
+                let shared = memberships.shared(from, to, query.short(13, 50));
+                shared.ok_or(Status::NoRecords)?
+            }
+        };
+        Ok(PathTo { gid, lid, reach, p_key, level: self.level(from, lid) })
     }
 
     /// The record of a path, if it is what was asked for.
@@ -449,10 +469,15 @@ impl Subnet<'_> {
                 if self.directory.at(from) != Some(place) {
                     return Err(Status::Denied);
                 }
+                let terms = Terms::of(query);
+                let p_key = groups.get(group).map_or(terms.p_key, |group| group.terms.p_key);
+                if self.memberships.is_some_and(|members| !members.is_member(place, p_key)) {
+                    return Err(Status::Denied);
+                }
                 let member = (port, place);
                 let record = match query.method {
                     DELETE => groups.leave(group, port, state)?,
-                    _ => groups.join(group, member, state, &Terms::of(query))?,
+                    _ => groups.join(group, member, state, &terms)?,
                 };
                 Ok(alloc::vec![record])
             }

@@ -480,6 +480,15 @@ pub fn can_reregister(port_info: &[u8; 64]) -> bool {
     port_info[20] & 1 << 1 != 0
 }
 
+/// In byte 43 of `PortInfo`: PartitionEnforcementInbound and Outbound.
+const ENFORCEMENT: u8 = 0x0c;
+
+/// Whether a port of a switch discards packets of partitions that its table does not hold, in both directions; from
+/// attribute `PortInfo`.
+pub fn enforces_partitions(port_info: &[u8; 64]) -> bool {
+    port_info[43] & ENFORCEMENT == ENFORCEMENT
+}
+
 /// What a manager sets of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortSetting {
@@ -489,6 +498,8 @@ pub struct PortSetting {
     pub manager_lid: u16,
     /// The service level of packets to the manager (MasterSMSL).
     pub manager_level: u8,
+    /// Whether it discards packets of partitions that its table does not hold; `None` leaves it.
+    pub enforces_partitions: Option<bool>,
     /// The state that it enters; `None` leaves it.
     pub state: Option<PortState>,
     /// Low bits of the LID that it ignores.
@@ -520,6 +531,9 @@ impl PortSetting {
             data[36] = data[36] & 0xf | mtu << 4;
             let lanes = (own[37] >> 4).min(far[37] >> 4);
             data[43] = data[43] & 0xf | lanes << 4;
+        }
+        if let Some(enforces) = self.enforces_partitions {
+            data[43] = data[43] & !ENFORCEMENT | if enforces { ENFORCEMENT } else { 0 };
         }
         // Clients have to register anew with whoever manages now, where the port can tell them.
         data[51] =

@@ -49,8 +49,9 @@ use crate::mad::{
     Attribute, DIRECTED_ROUTE, DirectedRoute, LFT_BLOCK, MAD_BYTES, NodeType, PortInfo, PortState,
     linear_top, multicast_capacity,
 };
+use crate::partitions::{Memberships, Partitions};
 use crate::routes::Engine;
-use crate::setup::{Setup, SetupComplaint};
+use crate::setup::{Ports, Setup, SetupComplaint};
 use crate::sm_info::{
     ADMINISTRATION, CAPABILITY_CHANGED, Control, Header, LID_ROUTED, NOTICE, Notice, PORT_CHANGED,
     SmInfo, Standing, method, respond, smp_data,
@@ -216,6 +217,7 @@ pub struct Fabric {
     tables: BTreeMap<u64, Arc<Vec<u8>>>,
     /// Of switches, by GUID.
     numbers: BTreeMap<u64, u32>,
+    memberships: Option<Memberships>,
 }
 
 impl Fabric {
@@ -325,8 +327,9 @@ pub struct Manager {
     fabric: Option<Fabric>,
     /// Tables that switches hold, by GUID.
     held: BTreeMap<u64, Arc<Vec<u8>>>,
-    /// Ports whose tables of service levels were written, and how many lanes they have.
-    levels: BTreeMap<Place, u8>,
+    /// What ports have got beside their LIDs.
+    ports: Ports,
+    partitions: Option<Partitions>,
     /// GUIDs of nodes that did not take them.
     without_levels: BTreeSet<u64>,
     /// GUIDs of switches of whose tables a block could not be read.
@@ -386,7 +389,8 @@ impl Manager {
             stranger_at: Duration::ZERO,
             fabric: None,
             held: BTreeMap::new(),
-            levels: BTreeMap::new(),
+            ports: Ports::default(),
+            partitions: None,
             without_levels: BTreeSet::new(),
             unreadable: BTreeSet::new(),
             roots: Vec::new(),
@@ -416,6 +420,14 @@ impl Manager {
     /// With roots for Up*/Down*, by their GUIDs, in place of those that it finds.
     pub fn with_roots(mut self, roots: Vec<u64>) -> Manager {
         self.roots = roots;
+        self
+    }
+
+    /// With partitions; switches discard packets of others if they are to enforce that.
+    pub fn with_partitions(mut self, partitions: Partitions, enforces: bool) -> Manager {
+        self.groups = Groups::with_broadcasts(partitions.broadcasts());
+        self.ports.enforces = enforces;
+        self.partitions = Some(partitions);
         self
     }
 
@@ -620,8 +632,10 @@ impl Manager {
                 let known = self.fabric.as_ref().filter(|_| !self.is_new);
                 let is_new = |place| known.is_none_or(|fabric| fabric.lids.of(place).is_none());
                 let (channels, numbering) = (&routed.channels, self.numbering);
-                let levels = &self.levels;
-                let setup = Setup::to(&discovery, channels, target, levels, numbering, is_new);
+                let partitions = self.partitions.as_ref();
+                self.ports.memberships =
+                    partitions.map(|partitions| partitions.members(&discovery, &target.lids));
+                let setup = Setup::to(&discovery, channels, target, &self.ports, numbering, is_new);
                 let writing = Writing { setup, discovery, routed, how };
                 self.task = Task::Write(Box::new(writing));
             }
@@ -831,7 +845,11 @@ impl Manager {
             }
             self.held.remove(guid);
             self.unknown_trees.insert(*guid);
-            self.levels.retain(|place, _| place.0 != *guid);
+            self.ports.levels.retain(|place, _| place.0 != *guid);
+            // A switch holds P_Keys of the end ports next to it.
+            let links = discovery.links();
+            let is_next = |place: &Place| links.get(place).is_some_and(|far| far.0 == *guid);
+            self.ports.keys.retain(|place, _| place.0 != *guid && !is_next(place));
             // Nothing was written where there is no last LID.
             let blocks = if top == 0 { 0 } else { u32::from(top) / LFT_BLOCK as u32 + 1 };
             for block in 0..blocks {
@@ -876,7 +894,7 @@ impl Manager {
 
     fn finish_setup(&mut self, now: Duration, writing: Writing) {
         let Writing { setup, mut discovery, routed, how } = writing;
-        self.note_levels(&setup, &discovery);
+        self.note_ports(&setup, &discovery);
         if !setup.failed_levels().is_empty() {
             // No table was written: the fabric is what it was before.
             self.counters.failed_sweeps += 1;
@@ -931,7 +949,9 @@ impl Manager {
         // The tree may be another.
         self.groups.is_changed |= self.groups.has_members();
         let lids = target.lids.clone();
-        self.fabric = Some(Fabric { discovery, routed, lids, directory, tables, numbers });
+        let memberships = self.ports.memberships.clone();
+        self.fabric =
+            Some(Fabric { discovery, routed, lids, directory, tables, numbers, memberships });
         self.next_at = now + self.config.interval;
     }
 
@@ -947,15 +967,17 @@ impl Manager {
         }
     }
 
-    /// Notes which ports map service levels to lanes. A node that does not take that is left to one lane for all paths.
-    fn note_levels(&mut self, setup: &Setup, discovery: &Discovery) {
-        self.levels.extend(setup.levels());
+    /// Notes which ports have P_Keys, and which map service levels to lanes. A node that does not take that is left to one lane for all paths.
+    fn note_ports(&mut self, setup: &Setup, discovery: &Discovery) {
+        self.ports.keys.extend(setup.keys().map(|(place, keys)| (place, keys.clone())));
+        self.ports.levels.extend(setup.levels());
         for place in setup.failed_levels() {
-            self.levels.remove(place);
+            self.ports.levels.remove(place);
             self.without_levels.insert(place.0);
         }
         let is_there = |guid: &u64| discovery.nodes().contains_key(guid);
-        self.levels.retain(|(guid, _), _| is_there(guid));
+        self.ports.levels.retain(|(guid, _), _| is_there(guid));
+        self.ports.keys.retain(|(guid, _), _| is_there(guid));
         self.without_levels.retain(is_there);
     }
 
@@ -1052,6 +1074,7 @@ impl Manager {
             tables: &fabric.tables,
             numbers: &fabric.numbers,
             levels: &fabric.routed.levels,
+            memberships: fabric.memberships.as_ref(),
             manager: self.sm_info(),
             room,
         };
@@ -1268,10 +1291,12 @@ impl Manager {
     fn give_up(&mut self) {
         self.fabric = None;
         self.held.clear();
-        self.levels.clear();
+        self.ports.levels.clear();
+        self.ports.keys.clear();
         self.without_levels.clear();
         self.unreadable.clear();
-        self.groups = Groups::default();
+        let partitions = self.partitions.iter();
+        self.groups = Groups::with_broadcasts(partitions.flat_map(Partitions::broadcasts));
         self.sender.clear();
         self.trees.clear();
         self.unknown_trees.clear();

@@ -8,13 +8,14 @@
 //! | step | what is written |
 //! |---|---|
 //! | 1 | `PortInfo` of end ports and of port 0 of switches that have not their LID, or not that of the manager |
-//! | 2 | where paths have several lanes: SL2VL and VL arbitration tables of ports that have not got them |
-//! | 3 | blocks of linear forwarding tables that change, in the stages of a [`transition`] |
-//! | 4 | `SwitchInfo` with the last LID |
-//! | 5 | `PortInfo` of both ends of every link that is not in use: armed |
-//! | 6 | the same: active |
+//! | 2 | P_Key tables of end ports, and of the ports of switches before them, if partitions are set up |
+//! | 3 | where paths have several lanes: SL2VL and VL arbitration tables of ports that have not got them |
+//! | 4 | blocks of linear forwarding tables that change, in the stages of a [`transition`] |
+//! | 5 | `SwitchInfo` with the last LID |
+//! | 6 | `PortInfo` of both ends of every link that is not in use: armed |
+//! | 7 | the same: active |
 //!
-//! Without all tables of step 2, those of step 3 could have credit loops: then nothing else is written.
+//! Without all tables of step 3, those of step 4 could have credit loops: then nothing else is written.
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -30,8 +31,10 @@ use crate::levels::{self, Levels};
 use crate::lids::{Lids, Order, Owner, TooFewLids};
 use crate::mad::{
     Attribute, DirectedRoute, MAD_BYTES, NodeType, PortInfo, PortSetting, PortState,
-    can_reregister, linear_capacity, linear_top, manager_level, switch_setting,
+    can_reregister, enforces_partitions, linear_capacity, linear_top, manager_level,
+    switch_setting,
 };
+use crate::partitions::{self, Memberships};
 use crate::routes::{Tables, up_down::Ranks};
 use crate::topology::NodeId;
 use crate::transition::{self, Flaw, Transition, Write};
@@ -90,6 +93,11 @@ pub enum SetupComplaint {
     /// It says that it has taken something else.
     #[error("the node at {0} has not taken {1:?} {2}, and says that all is well")]
     NotWritten(DirectedRoute, Attribute, u32),
+    /// It is a member of more partitions than its table, or that of the switch before it, holds.
+    #[error(
+        "port {1} of {0:#018x} is a member of {2} partitions, and there is room for {3} P_Keys"
+    )]
+    TooManyKeys(u64, u8, usize, usize),
 }
 
 /// Complaints that are kept; the others are counted.
@@ -104,6 +112,19 @@ pub struct Target {
     pub transition: Transition,
     /// The service levels of paths.
     pub levels: Levels,
+}
+
+/// What ports get beside LIDs and states, and what of it they have got.
+#[derive(Clone, Debug, Default)]
+pub struct Ports {
+    /// The lanes of ports that have got their tables of service levels.
+    pub levels: BTreeMap<Place, u8>,
+    /// The P_Keys of ports that have got them.
+    pub keys: BTreeMap<Place, Vec<u16>>,
+    /// Those that ports shall have, if their tables are not left as they are.
+    pub memberships: Option<Memberships>,
+    /// Switches discard packets of partitions that an end port is no member of.
+    pub enforces: bool,
 }
 
 /// What a fabric was set up to before, by the numbers that switches have now.
@@ -229,6 +250,8 @@ enum Why {
     Switch(u64),
     /// A table of service levels of a port.
     Level(Place),
+    /// P_Keys of an end port, also at its switch.
+    Keys(Place),
     /// A port refused to enter this state. It may be there already: a response got lost, or data made it active.
     Verify(Place, Option<PortState>, u16),
 }
@@ -273,6 +296,9 @@ pub struct Setup {
     /// Ports whose tables of service levels were written, and how many lanes they have; those that did not take them.
     levels: BTreeMap<Place, u8>,
     failed_levels: BTreeSet<Place>,
+    /// The same with P_Keys.
+    keys: BTreeMap<Place, Vec<u16>>,
+    failed_keys: BTreeSet<Place>,
     complaints: Vec<SetupComplaint>,
     complaints_left_out: u64,
 }
@@ -291,24 +317,25 @@ impl Setup {
         let ranks = Ranks::of(channels);
         let before = Before::default();
         let target = Target::new(discovery, channels, (tables, &ranks), lids, &before, 1)?;
-        let held = BTreeMap::new();
-        Ok(Setup::to(discovery, channels, target, &held, Numbering::default(), |_| false))
+        let ports = Ports::default();
+        Ok(Setup::to(discovery, channels, target, &ports, Numbering::default(), |_| false))
     }
 
-    /// Of a fabric to a target. `levels` are the lanes of ports that have got their tables of service levels. The numbering
-    /// is that of the requests. Clients of ports that `is_new` names have to register with subnet administration anew,
-    /// even if their port is in use and stays as it is.
+    /// Of a fabric to a target, with the rest of what ports get. The numbering is that of the requests. Clients of ports
+    /// that `is_new` names have to register with subnet administration anew, even if their port is in use and stays as
+    /// it is.
     pub fn to(
         discovery: &Discovery,
         channels: &Channels,
         target: Target,
-        levels: &BTreeMap<Place, u8>,
+        ports: &Ports,
         numbering: Numbering,
         is_new: impl Fn(Place) -> bool,
     ) -> Setup {
-        let plan = Plan::new(discovery, channels, &target, &is_new);
-        let levels = plan.levels(levels);
-        let steps = plan.steps(&levels);
+        let plan = Plan::new(discovery, channels, &target, ports, &is_new);
+        let (levels, keys) = (plan.levels(), plan.keys());
+        let (key_requests, complaints) = plan.key_requests(&keys);
+        let steps = plan.steps(&levels, key_requests);
         Setup {
             exchange: Exchange::beginning(numbering),
             steps,
@@ -321,7 +348,9 @@ impl Setup {
             is_cut_short: false,
             levels,
             failed_levels: BTreeSet::new(),
-            complaints: Vec::new(),
+            keys,
+            failed_keys: BTreeSet::new(),
+            complaints,
             complaints_left_out: 0,
         }
     }
@@ -347,7 +376,13 @@ impl Setup {
         taken.map(|(place, lanes)| (*place, *lanes))
     }
 
-    /// Ports that did not take them. Then no forwarding table was written.
+    /// Ports that have got their P_Keys now.
+    pub fn keys(&self) -> impl Iterator<Item = (Place, &Vec<u16>)> {
+        let taken = self.keys.iter().filter(|(place, _)| !self.failed_keys.contains(*place));
+        taken.map(|(place, keys)| (*place, keys))
+    }
+
+    /// Ports that did not take tables of service levels. Then no forwarding table was written.
     pub fn failed_levels(&self) -> &BTreeSet<Place> {
         &self.failed_levels
     }
@@ -425,6 +460,9 @@ impl Setup {
             self.failed.insert(guid);
             self.failed_blocks.insert(modifier);
         }
+        if let (Some(_), Why::Keys(place)) = (complaint, done.context) {
+            self.failed_keys.insert(place);
+        }
         if let (Some(_), Why::Level(place)) = (complaint, done.context) {
             self.failed_levels.insert(place);
             self.is_cut_short = true;
@@ -445,7 +483,7 @@ impl Setup {
         match why {
             Why::Port(place) | Why::Verify(place, ..) => drop(self.ports.insert(place, now)),
             Why::Switch(guid) => drop(self.switches.insert(guid, now)),
-            Why::Table(_) | Why::Level(_) => {}
+            Why::Table(_) | Why::Level(_) | Why::Keys(_) => {}
         }
     }
 
@@ -512,6 +550,7 @@ struct Plan<'a> {
     discovery: &'a Discovery,
     channels: &'a Channels,
     target: &'a Target,
+    ports: &'a Ports,
     /// Ports whose clients register anew.
     is_new: &'a dyn Fn(Place) -> bool,
     /// By node of the topology.
@@ -526,6 +565,7 @@ impl<'a> Plan<'a> {
         discovery: &'a Discovery,
         channels: &'a Channels,
         target: &'a Target,
+        ports: &'a Ports,
         is_new: &'a dyn Fn(Place) -> bool,
     ) -> Plan<'a> {
         let of = |(guid, port)| target.lids.of((guid, port)).or(target.lids.of((guid, 0)));
@@ -533,29 +573,75 @@ impl<'a> Plan<'a> {
         let guids = discovery.guids();
         let guid = |switch: &NodeId| guids.get(switch.index()).copied().unwrap_or(0);
         let numbers = channels.switches().iter().map(guid).zip(0..).collect();
-        Plan { discovery, channels, target, is_new, guids, numbers, manager_lid }
+        Plan { discovery, channels, target, ports, is_new, guids, numbers, manager_lid }
     }
 
     /// Ports that have to get tables of service levels, and how many lanes they have; none where all paths have one lane.
-    fn levels(&self, held: &BTreeMap<Place, u8>) -> BTreeMap<Place, u8> {
+    fn levels(&self) -> BTreeMap<Place, u8> {
         if self.target.levels.lanes.count() < 2 {
             return BTreeMap::new();
         }
         let mut wanted = levels::lanes_of_ports(self.discovery);
         wanted.retain(|place, lanes| {
-            held.get(place) != Some(lanes) || !levels::is_in_use(self.discovery, *place)
+            self.ports.levels.get(place) != Some(lanes)
+                || !levels::is_in_use(self.discovery, *place)
         });
         wanted
     }
 
-    fn steps(&self, levels: &BTreeMap<Place, u8>) -> VecDeque<Step> {
+    /// Ports that have to get P_Keys.
+    fn keys(&self) -> BTreeMap<Place, Vec<u16>> {
+        let wanted = self.ports.memberships.iter().flat_map(Memberships::iter);
+        let lacks = |(place, keys): &(Place, &[u16])| {
+            let held = self.ports.keys.get(place).is_some_and(|held| held == keys);
+            !held || place.1 > 0 && !levels::is_in_use(self.discovery, *place)
+        };
+        wanted.filter(lacks).map(|(place, keys)| (place, keys.to_vec())).collect()
+    }
+
+    /// What writes them, and which ports have more than fit. Ports of switches that are in use enforce them from now on.
+    fn key_requests(
+        &self,
+        keys: &BTreeMap<Place, Vec<u16>>,
+    ) -> (Vec<(Request, Why)>, Vec<SetupComplaint>) {
+        let (mut all, mut complaints) = (Vec::new(), Vec::new());
+        for (place, keys) in keys {
+            let (requests, room) =
+                partitions::requests(self.discovery, *place, keys, self.ports.enforces);
+            if keys.len() > room && complaints.len() < MAX_COMPLAINTS {
+                let (guid, port) = *place;
+                complaints.push(SetupComplaint::TooManyKeys(guid, port, keys.len(), room));
+            }
+            all.extend(requests.into_iter().map(|request| (request, Why::Keys(*place))));
+            let far = self.discovery.links().get(place).copied();
+            let lacks_enforcement = |far: &Place| {
+                let node = self.discovery.nodes().get(&far.0);
+                levels::is_in_use(self.discovery, *far)
+                    && node
+                        .and_then(|node| node.ports.get(&far.1))
+                        .is_some_and(|info| enforces_partitions(info) != self.ports.enforces)
+            };
+            all.extend(far.filter(lacks_enforcement).and_then(|far| self.port(far, None)));
+        }
+        (all, complaints)
+    }
+
+    /// Whether a port of a switch discards packets of other partitions; `None` where that is left as it is.
+    fn enforcement(&self, place: Place) -> Option<bool> {
+        let memberships = self.ports.memberships.as_ref()?;
+        let far = self.discovery.links().get(&place)?;
+        let is_before_end_port = far.1 > 0 && !memberships.of(*far).is_empty();
+        is_before_end_port.then_some(self.ports.enforces)
+    }
+
+    fn steps(&self, levels: &BTreeMap<Place, u8>, keys: Vec<(Request, Why)>) -> VecDeque<Step> {
         let at_once = |requests| Step { requests, ..Step::default() };
         let Transition { stages, rests, .. } = &self.target.transition;
         let levels = levels.iter().flat_map(|(place, lanes)| {
             let requests = levels::requests(self.discovery, *place, *lanes).into_iter();
             requests.map(|request| (request, Why::Level(*place)))
         });
-        let mut steps = VecDeque::from([at_once(self.identities()), at_once(levels.collect())]);
+        let mut steps = VecDeque::from([self.identities(), keys, levels.collect()].map(at_once));
         for (at, stage) in stages.iter().enumerate() {
             let is_last = at + 1 == stages.len();
             let (rest, needs) = match at {
@@ -584,7 +670,14 @@ impl<'a> Plan<'a> {
         let lid = self.target.lids.of((guid, port)).unwrap_or(0);
         let lmc = if lid == 0 { 0 } else { self.target.lids.lmc((guid, port)) };
         let manager_level = self.manager_level((guid, port));
-        let setting = PortSetting { lid, manager_lid: self.manager_lid, manager_level, state, lmc };
+        let setting = PortSetting {
+            lid,
+            manager_lid: self.manager_lid,
+            manager_level,
+            enforces_partitions: self.enforcement((guid, port)),
+            state,
+            lmc,
+        };
         let data = setting.emit(own, far);
         // A port of an adapter takes what arrives at it, and nothing else.
         let route = node.port_routes.get(&port).copied();

@@ -88,14 +88,18 @@ pub struct Group {
 #[derive(Clone, Debug)]
 pub struct Groups {
     groups: BTreeMap<Gid, Group>,
+    /// Those that are there without members, too.
+    permanent: BTreeSet<Gid>,
     /// Whether members have changed since the tables were made.
     pub(crate) is_changed: bool,
     /// How many LIDs the tables of all switches hold.
     capacity: u16,
 }
 
-/// IPv4 broadcast of IPoIB in the default partition (RFC 4391).
-const BROADCAST: Gid = Gid { prefix: 0xff12_401b_ffff_0000, interface: 0xffff_ffff };
+/// IPv4 broadcast of IPoIB in a partition (RFC 4391).
+fn broadcast(p_key: u16) -> Gid {
+    Gid { prefix: 0xff12_401b << 32 | u64::from(p_key) << 16, interface: 0xffff_ffff }
+}
 
 /// Its Q_Key is what other managers use; 2,048 bytes, 10 Gbit/s.
 const BROADCAST_TERMS: Terms = Terms {
@@ -111,13 +115,25 @@ const BROADCAST_TERMS: Terms = Terms {
 
 impl Default for Groups {
     fn default() -> Groups {
-        let broadcast = Group { lid: FIRST, terms: BROADCAST_TERMS, members: BTreeMap::new() };
-        let groups = BTreeMap::from([(BROADCAST, broadcast)]);
-        Groups { groups, is_changed: false, capacity: MAX_GROUPS as u16 }
+        Groups::with_broadcasts(core::iter::empty())
     }
 }
 
 impl Groups {
+    /// With IPv4 broadcast in the default partition and others, by their P_Keys with the bit of full members.
+    pub fn with_broadcasts(p_keys: impl Iterator<Item = u16>) -> Groups {
+        let p_keys: BTreeSet<u16> = p_keys.collect();
+        let others = p_keys.into_iter().filter(|p_key| *p_key != super::DEFAULT_P_KEY);
+        let p_keys = [super::DEFAULT_P_KEY].into_iter().chain(others).take(MAX_GROUPS);
+        let group = |(lid, p_key)| {
+            let terms = Terms { p_key, ..BROADCAST_TERMS };
+            (broadcast(p_key), Group { lid, terms, members: BTreeMap::new() })
+        };
+        let groups: BTreeMap<Gid, Group> = (FIRST..).zip(p_keys).map(group).collect();
+        let permanent = groups.keys().copied().collect();
+        Groups { groups, permanent, is_changed: false, capacity: MAX_GROUPS as u16 }
+    }
+
     /// A group.
     pub fn get(&self, gid: Gid) -> Option<&Group> {
         self.groups.get(&gid)
@@ -197,7 +213,7 @@ impl Groups {
             self.is_changed = true;
         }
         let is_over = !group.members.values().any(|(_, state)| state & FULL != 0);
-        if is_over && gid != BROADCAST {
+        if is_over && !self.permanent.contains(&gid) {
             self.groups.remove(&gid);
         }
         Ok(record)
@@ -236,7 +252,8 @@ impl Groups {
             group.members.retain(|_, (place, _)| is_there(*place));
             self.is_changed |= group.members.len() != before;
         }
-        self.groups.retain(|gid, group| *gid == BROADCAST || !group.members.is_empty());
+        let permanent = &self.permanent;
+        self.groups.retain(|gid, group| permanent.contains(gid) || !group.members.is_empty());
     }
 
     /// The multicast forwarding tables for a fabric whose switches have an order from the root down: by switch,

@@ -185,14 +185,23 @@ impl Agents {
         }
         let is_switch = self.topology.node(node).kind() == Kind::Switch;
         Some(match attribute {
-            Attribute::NodeInfo => NodeInfo {
-                node_type: if is_switch { NodeType::Switch } else { NodeType::ChannelAdapter },
-                ports: self.topology.node(node).ports(),
-                guid: self.impostors.get(&node).copied().unwrap_or(Agents::guid(node)),
-                port_guid: if is_switch { Agents::guid(node) } else { Agents::port_guid(node, by) },
-                local_port: by,
+            Attribute::NodeInfo => {
+                let mut data = NodeInfo {
+                    node_type: if is_switch { NodeType::Switch } else { NodeType::ChannelAdapter },
+                    ports: self.topology.node(node).ports(),
+                    guid: self.impostors.get(&node).copied().unwrap_or(Agents::guid(node)),
+                    port_guid: if is_switch {
+                        Agents::guid(node)
+                    } else {
+                        Agents::port_guid(node, by)
+                    },
+                    local_port: by,
+                }
+                .emit();
+                // PartitionCap.
+                data[28..30].copy_from_slice(&64_u16.to_be_bytes());
+                data
             }
-            .emit(),
             Attribute::NodeDescription => {
                 let mut data = [0; 64];
                 let name = self.topology.node(node).name().as_bytes();
@@ -216,6 +225,8 @@ impl Agents {
                 data[..2].copy_from_slice(&0xc000_u16.to_be_bytes());
                 data[4..6].copy_from_slice(&1_024_u16.to_be_bytes());
                 data[11] = u8::from(self.maps_all_inputs);
+                // PartitionEnforcementCap.
+                data[14..16].copy_from_slice(&32_u16.to_be_bytes());
                 data
             }
             Attribute::LinearForwardingTable => [255; 64],

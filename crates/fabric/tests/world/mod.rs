@@ -75,9 +75,14 @@ impl World {
     }
 
     pub(crate) fn start_with(&mut self, at: usize, config: Config, lids: BTreeMap<Place, u16>) {
+        self.start_as(at, |transaction| Manager::new(config, lids, transaction));
+    }
+
+    /// One that is made with the first number of its requests.
+    pub(crate) fn start_as(&mut self, at: usize, make: impl FnOnce(u32) -> Manager) {
         self.agents.managers.push(self.host(at));
         self.next_transaction += 1_000_000;
-        self.managers.insert(at, Manager::new(config, lids, self.next_transaction));
+        self.managers.insert(at, make(self.next_transaction));
     }
 
     /// Its process is killed: from now on it says nothing.

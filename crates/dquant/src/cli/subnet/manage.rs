@@ -2,18 +2,19 @@
 
 mod lid_file;
 
-use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
+use std::{fmt, fs};
 
 use clap::Args;
 use engine::signals::{on_end_signal, on_status_signal};
 use fabric::manager::event::{Event, Summary};
 use fabric::manager::work::{Done, How};
 use fabric::manager::{Config, Counters, Datagram, Manager, Peer};
+use fabric::partitions::Partitions;
 use nic::clock;
 use nic::umad::{Address, Umad, UmadError};
 use serde::Serialize;
@@ -41,13 +42,14 @@ Examples:
   dquant subnet manage
   dquant subnet manage --priority 3 --lids /var/lib/dquant/lids
   dquant subnet manage --engine up-down --device mlx5_0 --port 1
+  dquant subnet manage --partitions /etc/dquant/partitions.conf --enforce-partitions
   kill -USR1 $(pidof dquant)"
 )]
 pub(super) struct Manage {
     #[command(flatten)]
     port: PortArgs,
 
-    /// Routing engine; up-down where its paths need more than one VL
+    /// Routing engine; up-down where its paths need more VLs than links have
     #[arg(long, value_enum, default_value_t = Name::Balanced, value_name = "NAME")]
     engine: Name,
 
@@ -83,6 +85,14 @@ pub(super) struct Manage {
     #[arg(long, default_value = "1", value_name = "KEY", value_parser = key)]
     sm_key: u64,
 
+    /// Set up the partitions of this file, in the manner of opensm's partitions.conf, once it starts
+    #[arg(long, value_name = "FILE")]
+    partitions: Option<PathBuf>,
+
+    /// Switches discard packets of partitions that a host is no member of
+    #[arg(long, requires = "partitions")]
+    enforce_partitions: bool,
+
     /// Keep LIDs in this file across restarts
     #[arg(long, value_name = "FILE")]
     lids: Option<PathBuf>,
@@ -117,6 +127,7 @@ impl Manage {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
         let file = self.lids.as_deref().map(LidFile::open).transpose()?;
         let lids = file.as_ref().map(|file| file.lids.clone()).unwrap_or_default();
+        let partitions = self.partitions.as_deref().map(read_partitions).transpose()?;
         let umad = self.port.open_manager()?;
         let config = Config {
             engine: self.engine.engine(),
@@ -130,9 +141,31 @@ impl Manage {
         };
         // Responses to the requests of a process before this one may still be under way.
         let transaction = clock::process_cpu().total_ns() as u32 ^ std::process::id() << 16;
-        let manager = Manager::new(config, lids, transaction).with_roots(self.roots);
+        let mut manager = Manager::new(config, lids, transaction).with_roots(self.roots);
+        if let Some(partitions) = partitions {
+            manager = manager.with_partitions(partitions, self.enforce_partitions);
+        }
         Daemon::new(manager, umad, file)?.run(console)
     }
+}
+
+/// Largest file of partitions that is read: one of 48,000 members has 1 MB.
+const MAX_PARTITION_BYTES: u64 = 16 << 20;
+
+fn read_partitions(path: &Path) -> Result<Partitions, CliError> {
+    let unreadable =
+        |error| CliError::because(format_args!("cannot read {}", path.display()), &error);
+    let len = fs::metadata(path).map_err(unreadable)?.len();
+    if len > MAX_PARTITION_BYTES {
+        let what = format_args!("{} has {len} bytes", path.display());
+        return Err(CliError::usage(what).hint("is it a file of --partitions?"));
+    }
+    let text = fs::read_to_string(path).map_err(unreadable)?;
+    Partitions::parse(&text).map_err(|error| {
+        let what = format_args!("{} {error}", path.display());
+        CliError::usage(what)
+            .hint("a partition is 'name=0x8001, ipoib : 0xGUID=full, ALL_CAS=limited;'")
+    })
 }
 
 /// The loop between the manager and the port.
@@ -425,6 +458,7 @@ struct CounterReport {
     dropped_events: u64,
     answered: u64,
     unanswered: u64,
+    without_room: u64,
     failed_groups: u64,
     terms: u64,
 }
@@ -436,7 +470,7 @@ impl CounterReport {
         let Counters { traps, ignored_traps, refused_controls, malformed, .. } = *counters;
         let Counters { unasked, mismatched, dropped_replies, dropped_events, terms, .. } =
             *counters;
-        let Counters { answered, unanswered, failed_groups, .. } = *counters;
+        let Counters { answered, unanswered, without_room, failed_groups, .. } = *counters;
         CounterReport {
             sent,
             heavy_sweeps,
@@ -453,6 +487,7 @@ impl CounterReport {
             dropped_events,
             answered,
             unanswered,
+            without_room,
             failed_groups,
             terms,
         }
