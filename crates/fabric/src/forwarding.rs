@@ -73,6 +73,45 @@ impl Forwarding {
         forwarding
     }
 
+    /// Leads the further LIDs of an end port by other ports than its first one: at each switch by those, in turn, that are as
+    /// close to it as the port for the first LID. So no path goes round, and none is longer.
+    pub fn spread(&mut self, channels: &Channels, owners: &[Owner]) {
+        let mut ways = Ways::new(channels);
+        // The first LID of the end port, and the depths of its paths once there is a second.
+        let mut first: Option<(Owner, u16, Option<Vec<u16>>)> = None;
+        for (lid, owner) in (0_u16..).zip(owners) {
+            match &mut first {
+                Some((own, base, depths)) if own == owner => {
+                    let base = *base;
+                    let depths = depths.get_or_insert_with(|| {
+                        ways.follow(base, [self, self]);
+                        ways.depths()
+                    });
+                    self.turn(channels, base, lid, depths);
+                }
+                _ if matches!(owner, Owner::EndPort(_)) => first = Some((*owner, lid, None)),
+                _ => first = None,
+            }
+        }
+    }
+
+    /// Sets the entries of a LID, which is that much behind the first one of its port.
+    fn turn(&mut self, channels: &Channels, base: u16, lid: u16, depths: &[u16]) {
+        for switch in 0..channels.switches().len() as u32 {
+            let own = channels.at(switch, self.port(switch, base));
+            let leads_on = |channel: &u32| {
+                let to = channels.get(*channel).to;
+                depths[to as usize] + 1 == depths[switch as usize]
+                    && self.port(to, base) != NO_ROUTE
+            };
+            let close: Vec<u32> = channels.leaving(switch).filter(leads_on).collect();
+            if let Some(at) = own.and_then(|own| close.iter().position(|one| *one == own)) {
+                let channel = close[(at + usize::from(lid - base)) % close.len()];
+                self.set(switch, lid, channels.get(channel).port);
+            }
+        }
+    }
+
     /// The entry of a switch for a LID.
     pub fn port(&self, switch: u32, lid: u16) -> u8 {
         let table = self.ports.get(switch as usize);

@@ -154,7 +154,8 @@ impl Target {
         let top = lids.top();
         check_switches(discovery, channels, &guids, top)?;
         let old_levels = before.levels.as_ref();
-        let routing = Routing { channels, tables, ranks, owners: &owners, most_lanes };
+        let has_lmc = lids.has_lmc();
+        let routing = Routing { channels, tables, ranks, owners: &owners, most_lanes, has_lmc };
         let (target, levels) = routing.forwarding(old_levels)?;
         let mut old = Forwarding::empty(channels.switches().len(), top);
         for (switch, held) in (0..).zip(&before.held) {
@@ -174,19 +175,33 @@ struct Routing<'a> {
     ranks: &'a Ranks,
     owners: &'a [Owner],
     most_lanes: u8,
+    /// Ports have several LIDs, which may lead over different paths.
+    has_lmc: bool,
 }
 
 impl Routing<'_> {
     /// With paths between all switches if these close no cycle, without some of them if not; and with one lane for all
-    /// paths if that will do. If there were more before, connections keep theirs.
+    /// paths if that will do. If there were more before, connections keep theirs. With an LMC, the LIDs of a port lead over
+    /// different paths unless that closes a cycle.
     fn forwarding(&self, before: Option<&Levels>) -> Result<(Forwarding, Levels), SetupError> {
-        let Routing { channels, tables, ranks, owners, most_lanes } = *self;
+        let Routing { channels, tables, ranks, owners, most_lanes, .. } = *self;
         let top = owners.len().saturating_sub(1) as u16;
         let had_lanes = before.filter(|before| before.lanes.count() > 1);
         let mut refused = SetupError::CreditLoop;
         for is_divided in [had_lanes.is_some(), had_lanes.is_none()] {
-            for detour in [Detour::Allowed, Detour::Refused] {
-                let forwarding = Forwarding::new(channels, tables, ranks, owners, detour);
+            let spreads = [
+                (true, Detour::Allowed),
+                (true, Detour::Refused),
+                (false, Detour::Allowed),
+                (false, Detour::Refused),
+            ];
+            for (spreads, detour) in
+                spreads.into_iter().filter(|(spreads, _)| self.has_lmc || !spreads)
+            {
+                let mut forwarding = Forwarding::new(channels, tables, ranks, owners, detour);
+                if spreads {
+                    forwarding.spread(channels, owners);
+                }
                 let one = Levels::one(channels, owners);
                 let kept = before.map(|before| &before.lanes);
                 let levels = match is_divided {

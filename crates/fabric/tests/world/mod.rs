@@ -470,6 +470,15 @@ impl World {
         (None, path)
     }
 
+    pub(crate) fn hosts(&self) -> Vec<Port> {
+        self.sources()
+    }
+
+    /// The first switch, and the port that it forwards by, of packets that leave a host for a LID.
+    pub(crate) fn first_hop(&self, from: Port, lid: u16) -> Option<Port> {
+        self.follow(from, lid).1.first().copied()
+    }
+
     /// Ports of hosts by which packets get into the fabric.
     fn sources(&self) -> Vec<(NodeId, u8)> {
         let topology = &self.agents.topology;

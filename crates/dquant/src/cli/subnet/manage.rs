@@ -73,7 +73,7 @@ pub(super) struct Manage {
     #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     misses: u32,
 
-    /// LID mask control: every end port gets 2^N LIDs, all on one path
+    /// LID mask control: every end port gets 2^N LIDs, on different paths where there are some
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=7))]
     lmc: u8,
 
