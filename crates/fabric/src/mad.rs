@@ -480,6 +480,35 @@ pub fn can_reregister(port_info: &[u8; 64]) -> bool {
     port_info[20] & 1 << 1 != 0
 }
 
+/// The management key that guards a port (IBA 14.2.4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyGuard {
+    /// The M_Key.
+    pub key: u64,
+    /// M_KeyProtectBits: 1 hides the key from those who have not got it, 2 and 3 refuse all that they ask for; 0 does
+    /// neither. Nothing can be set without the key.
+    pub protection: u8,
+    /// Seconds after which the port gives the protection up when its manager is silent after a violation; 0 is never.
+    pub lease_s: u16,
+}
+
+impl KeyGuard {
+    /// Of a port; from attribute `PortInfo`.
+    pub fn parse(port_info: &[u8; 64]) -> KeyGuard {
+        KeyGuard {
+            key: u64_at(port_info, 0),
+            protection: port_info[34] >> 6,
+            lease_s: u16_at(port_info, 26),
+        }
+    }
+
+    fn put(self, data: &mut [u8; 64]) {
+        data[..8].copy_from_slice(&self.key.to_be_bytes());
+        data[26..28].copy_from_slice(&self.lease_s.to_be_bytes());
+        data[34] = data[34] & 0x3f | (self.protection & 3) << 6;
+    }
+}
+
 /// In byte 43 of `PortInfo`: PartitionEnforcementInbound and Outbound.
 const ENFORCEMENT: u8 = 0x0c;
 
@@ -498,6 +527,8 @@ pub struct PortSetting {
     pub manager_lid: u16,
     /// The service level of packets to the manager (MasterSMSL).
     pub manager_level: u8,
+    /// Who may manage it; `None` leaves that.
+    pub guard: Option<KeyGuard>,
     /// Whether it discards packets of partitions that its table does not hold; `None` leaves it.
     pub enforces_partitions: Option<bool>,
     /// The state that it enters; `None` leaves it.
@@ -531,6 +562,9 @@ impl PortSetting {
             data[36] = data[36] & 0xf | mtu << 4;
             let lanes = (own[37] >> 4).min(far[37] >> 4);
             data[43] = data[43] & 0xf | lanes << 4;
+        }
+        if let Some(guard) = self.guard {
+            guard.put(&mut data);
         }
         if let Some(enforces) = self.enforces_partitions {
             data[43] = data[43] & !ENFORCEMENT | if enforces { ENFORCEMENT } else { 0 };

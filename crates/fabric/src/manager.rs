@@ -46,15 +46,15 @@ use crate::exchange::{Done as Finished, Exchange, Fate, Numbering, Request, Requ
 use crate::levels::Levels;
 use crate::lids::{LAST_LID, Lids};
 use crate::mad::{
-    Attribute, DIRECTED_ROUTE, DirectedRoute, LFT_BLOCK, MAD_BYTES, NodeType, PortInfo, PortState,
-    linear_top, multicast_capacity,
+    Attribute, DIRECTED_ROUTE, DirectedRoute, KeyGuard, LFT_BLOCK, MAD_BYTES, NodeType, PortInfo,
+    PortState, linear_top, multicast_capacity,
 };
 use crate::partitions::{Memberships, Partitions};
 use crate::routes::Engine;
 use crate::setup::{Ports, Setup, SetupComplaint};
 use crate::sm_info::{
     ADMINISTRATION, CAPABILITY_CHANGED, Control, Header, LID_ROUTED, NOTICE, Notice, PORT_CHANGED,
-    SmInfo, Standing, method, respond, smp_data,
+    SmInfo, Standing, WRONG_KEY, method, respond, smp_data,
 };
 use event::{Event, Refusal, Summary, Trouble, Why};
 pub use look::Change;
@@ -110,8 +110,10 @@ pub struct Config {
     pub misses: u32,
     /// Low bits of LIDs that end ports ignore.
     pub lmc: u8,
-    /// Of all ports.
+    /// The M_Key that requests carry.
     pub m_key: u64,
+    /// Sets it on all ports, with M_KeyProtectBits and the seconds of the lease.
+    pub guard: Option<(u8, u16)>,
     /// Of all managers of the subnet.
     pub sm_key: u64,
 }
@@ -126,6 +128,7 @@ impl Default for Config {
             misses: 3,
             lmc: 0,
             m_key: 0,
+            guard: None,
             sm_key: DEFAULT_SM_KEY,
         }
     }
@@ -184,6 +187,8 @@ pub struct Counters {
     pub ignored_traps: u64,
     /// Control messages of other managers that were refused.
     pub refused_controls: u64,
+    /// Traps of ports that refused an SMP with a wrong M_Key.
+    pub wrong_keys: u64,
     /// Datagrams that are none, or of no kind that is handled.
     pub malformed: u64,
     /// Responses that nobody waited for.
@@ -389,7 +394,14 @@ impl Manager {
             stranger_at: Duration::ZERO,
             fabric: None,
             held: BTreeMap::new(),
-            ports: Ports::default(),
+            ports: Ports {
+                guard: config.guard.map(|(protection, lease_s)| KeyGuard {
+                    key: config.m_key,
+                    protection,
+                    lease_s,
+                }),
+                ..Ports::default()
+            },
             partitions: None,
             without_levels: BTreeSet::new(),
             unreadable: BTreeSet::new(),
@@ -1026,7 +1038,7 @@ impl Manager {
     fn handle_trap(&mut self, now: Duration, peer: Peer, mad: &[u8; MAD_BYTES]) {
         let notice = Notice::parse(&smp_data(mad));
         let is_heeded = notice.is_generic
-            && matches!(notice.trap, PORT_CHANGED | CAPABILITY_CHANGED)
+            && matches!(notice.trap, PORT_CHANGED | CAPABILITY_CHANGED | WRONG_KEY)
             && self.standing == Standing::Master;
         if !is_heeded {
             self.counters.ignored_traps += 1;
@@ -1042,11 +1054,14 @@ impl Manager {
         let mut repress = *mad;
         repress[3] = method::TRAP_REPRESS;
         self.reply(peer, repress);
-        if notice.trap == PORT_CHANGED {
-            self.suspects.insert(guid);
-        } else {
+        match notice.trap {
+            PORT_CHANGED => drop(self.suspects.insert(guid)),
+            WRONG_KEY => {
+                self.counters.wrong_keys += 1;
+                self.report_refusal(now, Refusal::WrongManagementKey(guid, notice.violator_lid));
+            }
             // A manager may have begun or ended there.
-            self.suspect_stranger(now);
+            _ => self.suspect_stranger(now),
         }
     }
 

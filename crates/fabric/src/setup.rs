@@ -30,7 +30,7 @@ use crate::forwarding::{Detour, Forwarding};
 use crate::levels::{self, Levels};
 use crate::lids::{Lids, Order, Owner, TooFewLids};
 use crate::mad::{
-    Attribute, DirectedRoute, MAD_BYTES, NodeType, PortInfo, PortSetting, PortState,
+    Attribute, DirectedRoute, KeyGuard, MAD_BYTES, NodeType, PortInfo, PortSetting, PortState,
     can_reregister, enforces_partitions, linear_capacity, linear_top, manager_level,
     switch_setting,
 };
@@ -125,6 +125,8 @@ pub struct Ports {
     pub memberships: Option<Memberships>,
     /// Switches discard packets of partitions that an end port is no member of.
     pub enforces: bool,
+    /// Who may manage end ports and switches; none if that is left as it is.
+    pub guard: Option<KeyGuard>,
 }
 
 /// What a fabric was set up to before, by the numbers that switches have now.
@@ -229,6 +231,7 @@ impl Routing<'_> {
                     }
                     None => return Ok((forwarding, levels)),
                     Some(Flaw::Loop(lid)) => return Err(SetupError::Loop(lid)),
+                    Some(Flaw::CreditLoop) if refused == SetupError::OtherLevels => refused,
                     Some(Flaw::CreditLoop) => SetupError::CreditLoop,
                 };
             }
@@ -689,6 +692,7 @@ impl<'a> Plan<'a> {
             lid,
             manager_lid: self.manager_lid,
             manager_level,
+            guard: self.ports.guard.filter(|_| lid > 0),
             enforces_partitions: self.enforcement((guid, port)),
             state,
             lmc,
@@ -726,7 +730,9 @@ impl<'a> Plan<'a> {
                 let is_unused = place.1 > 0 && info.state < Some(PortState::Armed);
                 let is_told = place.1 > 0 && can_reregister(own) && (self.is_new)(*place);
                 let now = (info.lid, info.manager_lid, manager_level(own), info.lmc);
-                is_unused || is_told || now != wanted
+                let is_unguarded =
+                    self.ports.guard.is_some_and(|guard| KeyGuard::parse(own) != guard);
+                is_unused || is_told || is_unguarded || now != wanted
             })
         };
         let wrong = self.target.lids.iter().filter(is_wrong);

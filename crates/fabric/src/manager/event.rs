@@ -28,7 +28,7 @@ pub enum Event {
     Rival(SmInfo),
     /// A manager, by its GUID, has another SM_Key and is ignored.
     Foreign(u64),
-    /// A request of another manager was refused; at most one such event a second, with the number of those in between.
+    /// A request of another manager, or an SMP with a wrong M_Key, was refused; at most one such event a second, with the number of those in between.
     Refused(Refusal, u64),
 }
 
@@ -67,6 +67,8 @@ pub enum Refusal {
     Unknown(u64),
     /// The SM_Key is another.
     WrongKey(u64),
+    /// A node, by its GUID, refused an SMP from this LID with a wrong M_Key.
+    WrongManagementKey(u64, u16),
     /// Not in this state.
     Standing(Standing),
     /// It is nothing that can be asked for.
@@ -140,6 +142,9 @@ impl Event {
             Event::Foreign(_) | Event::Refused(Refusal::WrongKey(_), _) => {
                 Some("managers of one subnet need the same --sm-key")
             }
+            Event::Refused(Refusal::WrongManagementKey(..), _) => Some(
+                "another manager, or a tool without the key: smpquery and others take it with -y",
+            ),
             Event::Refused(Refusal::Unknown(_), _) => {
                 Some("a node that is no subnet manager asks; find it, only root there can do that")
             }
@@ -213,6 +218,12 @@ impl fmt::Display for Refusal {
             }
             Refusal::WrongKey(guid) => {
                 write!(f, "refused a control message of {guid:#018x} with another SM_Key")
+            }
+            Refusal::WrongManagementKey(guid, 0xffff) => {
+                write!(f, "{guid:#018x} refused an SMP with a wrong M_Key, by a directed route")
+            }
+            Refusal::WrongManagementKey(guid, lid) => {
+                write!(f, "{guid:#018x} refused an SMP with a wrong M_Key from LID {lid}")
             }
             Refusal::Standing(standing) => {
                 write!(

@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use fabric::exchange::Requester;
-use fabric::mad::{Attribute, DirectedRoute, Method, NodeInfo, NodeType, PortInfo, PortState, Smp};
+use fabric::mad::{
+    Attribute, DirectedRoute, KeyGuard, Method, NodeInfo, NodeType, PortInfo, PortState, Smp,
+};
 use fabric::shape::Shape;
 use fabric::topology::{Capacity, End, Kind, NodeId, Topology};
 
@@ -48,6 +50,8 @@ pub(crate) struct Agents {
     pub(crate) maps_all_inputs: bool,
     /// Nodes whose clients were told to register anew.
     pub(crate) reregistered: Vec<NodeId>,
+    /// Requests with a wrong M_Key.
+    pub(crate) violations: u64,
     /// What was written, by node, attribute and modifier.
     pub(crate) written: BTreeMap<(NodeId, u16, u32), [u8; 64]>,
 }
@@ -76,6 +80,7 @@ impl Agents {
             lanes: None,
             maps_all_inputs: false,
             reregistered,
+            violations: 0,
             written,
         }
     }
@@ -102,6 +107,9 @@ impl Agents {
         response[4] = 0x80;
         let mut smp = Smp::parse_response(&response).expect("our own request");
         let (node, by) = self.walk(start, smp.route)?;
+        if !self.is_allowed(node, by, method, &smp) {
+            return None;
+        }
         let is_curt = self.curt.contains(&node) && smp.attribute != Attribute::NodeInfo;
         if is_curt || self.silent.contains(&node) {
             return None;
@@ -149,14 +157,31 @@ impl Agents {
                 }
             }
         }
+        let m_key = smp.m_key;
         smp.method = Method::Response;
         smp.data = self.read(node, by, smp.attribute, smp.modifier)?;
+        let guard = KeyGuard::parse(&smp.data);
+        if smp.attribute == Attribute::PortInfo && m_key != guard.key && guard.protection > 0 {
+            smp.data[..8].fill(0);
+        }
         // Of a switch, port 0 says so.
         let is_own_port = smp.attribute == Attribute::PortInfo && (is_host || smp.modifier == 0);
         if is_own_port && self.managers.contains(&node) {
             smp.data[23] |= 1 << 1;
         }
         Some(smp.emit())
+    }
+
+    /// Whether a node takes a request, by the M_Key of its port (IBA 14.2.4.2).
+    fn is_allowed(&mut self, node: NodeId, by: u8, method: u8, smp: &Smp) -> bool {
+        let is_switch = self.topology.node(node).kind() == Kind::Switch;
+        let port = if is_switch { 0 } else { u32::from(by) };
+        let info = self.written.get(&(node, Attribute::PortInfo.id(), port));
+        let guard = info.map(KeyGuard::parse).filter(|guard| guard.key != 0);
+        let is_allowed =
+            guard.is_none_or(|guard| smp.m_key == guard.key || method == 1 && guard.protection < 2);
+        self.violations += u64::from(!is_allowed);
+        is_allowed
     }
 
     /// A link dies, or a dead one comes back: both ends say so.

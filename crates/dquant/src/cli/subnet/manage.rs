@@ -77,9 +77,17 @@ pub(super) struct Manage {
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=7))]
     lmc: u8,
 
-    /// The M_Key that ports have; it is sent, not set
+    /// The M_Key that ports have; set by --m-key-protection, and otherwise sent alone
     #[arg(long, default_value = "0", value_name = "KEY", value_parser = key)]
     m_key: u64,
+
+    /// Set the M_Key: 0 guards what is set, 1 hides the key, 2 refuses all requests without it
+    #[arg(long, value_name = "0..2", requires = "m_key", value_parser = clap::value_parser!(u8).range(0..=2))]
+    m_key_protection: Option<u8>,
+
+    /// After a wrong M_Key a port drops its protection if the manager is silent for so many seconds; 0: never
+    #[arg(long, default_value_t = 60, value_name = "SECONDS")]
+    m_key_lease: u16,
 
     /// The SM_Key of all managers of this subnet; opensm's is 1
     #[arg(long, default_value = "1", value_name = "KEY", value_parser = key)]
@@ -137,6 +145,7 @@ impl Manage {
             misses: self.misses,
             lmc: self.lmc,
             m_key: self.m_key,
+            guard: self.m_key_protection.map(|protection| (protection, self.m_key_lease)),
             sm_key: self.sm_key,
         };
         // Responses to the requests of a process before this one may still be under way.
@@ -451,6 +460,7 @@ struct CounterReport {
     traps: u64,
     ignored_traps: u64,
     refused_controls: u64,
+    wrong_keys: u64,
     malformed: u64,
     unasked: u64,
     mismatched: u64,
@@ -467,7 +477,8 @@ impl CounterReport {
     fn new(counters: &Counters) -> CounterReport {
         let Counters { sent, heavy_sweeps, light_sweeps, trap_looks, failed_sweeps, .. } =
             *counters;
-        let Counters { traps, ignored_traps, refused_controls, malformed, .. } = *counters;
+        let Counters { traps, ignored_traps, refused_controls, wrong_keys, malformed, .. } =
+            *counters;
         let Counters { unasked, mismatched, dropped_replies, dropped_events, terms, .. } =
             *counters;
         let Counters { answered, unanswered, without_room, failed_groups, .. } = *counters;
@@ -480,6 +491,7 @@ impl CounterReport {
             traps,
             ignored_traps,
             refused_controls,
+            wrong_keys,
             malformed,
             unasked,
             mismatched,
