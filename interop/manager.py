@@ -28,7 +28,7 @@ import time
 
 from subnet import INSTALLABLE, PRELOAD, ROOT, Simulated, plan, preload, trace
 
-LARGE, SMALL, RINGS = "fat-tree:16", "fat-tree:4", "torus:4x4:2"
+LARGE, SMALL, RINGS = "fat-tree:16", "fat-tree:4", "torus:4x4:1"
 TRACES = 200
 LIMIT_S = 30
 REROUTE_S, REROUTE_CPU_S, SWEEP_CPU_S = 0.25, 0.05, 0.3
@@ -228,6 +228,11 @@ def test_questions(dquant, simulated, complaints):
         ends = re.findall(r'^\[\d+\]\(\w+\).*# lid (\d+) lmc', text, re.M)
         switch = re.search(r'^Switch.*base port 0 lid (\d+)', text, re.M)[1]
         values = {"a": ends[0], "b": ends[-1], "switch": switch}
+        told = subprocess.run([dquant, "--json", "subnet", "status", "--pid", str(managed.process.pid)], stdout=subprocess.PIPE, text=True, check=False)
+        if told.returncode != 0 or json.loads(told.stdout)["state"] != "master" or json.loads(told.stdout)["recent"][-1]["event"] != "set-up":
+            complaints.append(f"questions: dquant subnet status: exit {told.returncode}: {told.stdout[:400]}")
+        else:
+            print("  dquant subnet status: master, and what it set up")
         for command, expected, pattern in QUESTIONS:
             words = [word.format(**values) for word in command]
             code, text, _ = simulated.run(words)
@@ -338,7 +343,7 @@ def judged(folder, *options):
 
 def dump_levels(simulated, folder, text, complaints):
     """Writes what ibdmchk reads of SLs and their VLs: of each pair of ports that of its path record, and the SL2VL tables."""
-    ends = re.findall(r'^\[\d+\]\((\w+)\).*# lid (\d+) lmc', text, re.M)
+    ends = re.findall(r'^Ca\s+\d+\s+"H-(\w+)".*\n\[\d+\]\(\w+\).*# lid (\d+) lmc', text, re.M)
     levels = []
     for guid, source in ends:
         for _, lid in ends:
@@ -352,7 +357,7 @@ def dump_levels(simulated, folder, text, complaints):
     (folder / "fabric.psl").write_text("".join(f"0x{int(guid, 16):016x} {lid} {level}\n" for guid, lid, level in levels))
     mappings = []
     for guid, lid in re.findall(r'^Switch\s+\d+\s+"S-(\w+)".*\blid (\d+)', text, re.M):
-        for port in range(1, 7):
+        for port in range(1, 6):
             for line in simulated.run(["smpquery", "sl2vl", lid, str(port)])[1].splitlines():
                 row = re.match(r"ports: in +(\d+), out +(\d+): \|(.*)\|", line)
                 if row:

@@ -1,7 +1,9 @@
 //! `dquant subnet manage`: a subnet manager that stays; the state machine is [`fabric::manager`].
 
 mod lid_file;
+mod socket;
 
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,13 +13,14 @@ use std::{fmt, fs};
 
 use clap::Args;
 use engine::signals::{on_end_signal, on_status_signal};
+use fabric::administration::rmpp::RmppCounters;
 use fabric::manager::event::{Event, Summary};
 use fabric::manager::work::{Done, How};
 use fabric::manager::{Config, Counters, Datagram, Manager, Peer};
 use fabric::partitions::Partitions;
 use nic::clock;
 use nic::umad::{Address, Umad, UmadError};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::super::{Console, Report};
 use super::plan::Name;
@@ -25,6 +28,8 @@ use super::port::PortArgs;
 use crate::exit::{CliError, Exit};
 use crate::units;
 use lid_file::LidFile;
+pub(super) use socket::SOCKET_PREFIX;
+use socket::Socket;
 
 /// Manage the InfiniBand subnet that this machine is connected to, until a signal ends it
 ///
@@ -33,7 +38,8 @@ use lid_file::LidFile;
 /// part in the election of the master: the highest priority wins, then the lowest port GUID. Ports keep
 /// their LIDs; --lids keeps them across restarts. Whatever fails leaves the last good tables in place.
 ///
-/// State changes are reported on stdout, with --json one object a line. SIGUSR1 prints the status.
+/// State changes are reported on stdout, with --json one object a line. 'dquant subnet status' asks for the
+/// status, SIGUSR1 prints it here.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
@@ -43,7 +49,7 @@ Examples:
   dquant subnet manage --priority 3 --lids /var/lib/dquant/lids
   dquant subnet manage --engine up-down --device mlx5_0 --port 1
   dquant subnet manage --partitions /etc/dquant/partitions.conf --enforce-partitions
-  kill -USR1 $(pidof dquant)"
+  dquant subnet status"
 )]
 pub(super) struct Manage {
     #[command(flatten)]
@@ -125,6 +131,9 @@ fn key(text: &str) -> Result<u64, String> {
         .map_err(|_| format!("'{text}' is no number of 64 bits; write it like 0x1122334455667788"))
 }
 
+/// Events that the status has.
+const MAX_RECENT: usize = 10;
+
 /// The longest wait for a datagram: signals are noticed in between.
 const MOST_WAIT: Duration = Duration::from_millis(100);
 
@@ -191,6 +200,11 @@ struct Daemon {
     failed_reports: u64,
     /// The outcome of work that a thread does.
     work: Option<Receiver<(Done, u64)>>,
+    /// The last events, the oldest first.
+    recent: VecDeque<EventReport>,
+    last_set_up: Option<LastSetUp>,
+    /// None if it could not be opened.
+    socket: Option<Socket>,
     is_asked_to_end: Arc<AtomicBool>,
     is_asked_for_status: Arc<AtomicBool>,
 }
@@ -213,12 +227,22 @@ impl Daemon {
             failed_sends: 0,
             failed_reports: 0,
             work,
+            recent: VecDeque::new(),
+            last_set_up: None,
+            socket: None,
             is_asked_to_end,
             is_asked_for_status,
         })
     }
 
     fn run(mut self, console: &mut Console) -> Result<Exit, CliError> {
+        // Without it, SIGUSR1 prints the status.
+        match Socket::listen() {
+            Ok(socket) => self.socket = Some(socket),
+            Err(error) => {
+                console.error(&CliError::because("no socket for 'dquant subnet status'", &error))
+            }
+        }
         while !self.is_asked_to_end.load(Ordering::Relaxed) {
             self.report(console);
             self.transmit()?;
@@ -244,6 +268,13 @@ impl Daemon {
             let time_ns = self.started.elapsed().as_nanos() as u64;
             let report = EventReport::new(&event, time_ns, self.cpu_ns);
             self.failed_reports += u64::from(console.report(&report).is_err());
+            if let Some(set_up) = &report.set_up {
+                self.last_set_up = Some(LastSetUp { time_ns, set_up: set_up.clone() });
+            }
+            self.recent.push_back(report);
+            if self.recent.len() > MAX_RECENT {
+                self.recent.pop_front();
+            }
         }
         if let (Some(file), Some(lids)) = (&self.file, self.manager.take_lids())
             && let Err(error) = file.write(lids)
@@ -252,6 +283,10 @@ impl Daemon {
         }
         if self.is_asked_for_status.swap(false, Ordering::Relaxed) {
             self.failed_reports += u64::from(console.report(&self.status()).is_err());
+        }
+        if let Some(socket) = self.socket.as_ref().filter(|socket| socket.is_asked()) {
+            // Numbers and text always have a JSON form.
+            socket.reply(serde_json::to_string(&self.status()).unwrap_or_default());
         }
     }
 
@@ -334,6 +369,9 @@ impl Daemon {
             failed_sends: self.failed_sends,
             failed_reports: self.failed_reports,
             counters: CounterReport::new(&manager.counters()),
+            tables: TableReport::new(&manager.tables()),
+            last_set_up: self.last_set_up.clone(),
+            recent: self.recent.iter().cloned().collect(),
         }
     }
 }
@@ -365,41 +403,51 @@ fn peer(from: Address) -> Peer {
 }
 
 /// One event, as a line.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct EventReport {
     /// Since the start.
     time_ns: u64,
     /// CPU time of the manager so far, without the library that sends and receives.
     cpu_ns: u64,
-    event: &'static str,
+    event: String,
     message: String,
-    hint: Option<&'static str>,
+    hint: Option<String>,
     is_warning: bool,
     /// Of a fabric that was set up.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     set_up: Option<SetUpReport>,
 }
 
 impl EventReport {
     fn new(event: &Event, time_ns: u64, cpu_ns: u64) -> EventReport {
-        let (message, hint, is_warning) = (event.to_string(), event.hint(), event.is_warning());
+        let (message, is_warning) = (event.to_string(), event.is_warning());
+        let hint = event.hint().map(str::to_owned);
         let set_up = match event {
             Event::SetUp(summary) => Some(SetUpReport::new(summary)),
             _ => None,
         };
-        EventReport { time_ns, cpu_ns, event: event.name(), message, hint, is_warning, set_up }
+        let event = event.name().to_owned();
+        EventReport { time_ns, cpu_ns, event, message, hint, is_warning, set_up }
     }
 }
 
+/// When a fabric was set up last, and to what.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct LastSetUp {
+    /// Since the start.
+    time_ns: u64,
+    set_up: SetUpReport,
+}
+
 /// See [`Summary`].
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct SetUpReport {
     hosts: usize,
     switches: usize,
     links: usize,
     lids: usize,
     engine: String,
-    how: &'static str,
+    how: String,
     /// LIDs whose entries changed; of these, switch by switch, and with none for a moment.
     changed: usize,
     ordered: usize,
@@ -426,7 +474,8 @@ impl SetUpReport {
                 How::Mended => "mended",
                 How::Computed => "computed",
                 How::Fallback(_) => "fallback",
-            },
+            }
+            .to_owned(),
             changed,
             ordered,
             drained,
@@ -445,12 +494,32 @@ impl fmt::Display for EventReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = if self.is_warning { "warning: " } else { "" };
         write!(f, "{:>10.3} s  {what}{}", self.time_ns as f64 / 1e9, self.message)?;
-        self.hint.map_or(Ok(()), |hint| write!(f, "\n{:>14}hint: {hint}", ""))
+        self.hint.as_ref().map_or(Ok(()), |hint| write!(f, "\n{:>14}hint: {hint}", ""))
+    }
+}
+
+/// See [`RmppCounters`].
+#[derive(Debug, Serialize, Deserialize)]
+struct TableReport {
+    sent: u64,
+    segments: u64,
+    repeated: u64,
+    given_up: u64,
+    unacknowledged: u64,
+    senseless: u64,
+    foreign: u64,
+}
+
+impl TableReport {
+    fn new(counters: &RmppCounters) -> TableReport {
+        let RmppCounters { sent, segments, repeated, given_up, .. } = *counters;
+        let RmppCounters { unacknowledged, senseless, foreign, .. } = *counters;
+        TableReport { sent, segments, repeated, given_up, unacknowledged, senseless, foreign }
     }
 }
 
 /// See [`Counters`].
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct CounterReport {
     sent: u64,
     heavy_sweeps: u64,
@@ -507,8 +576,8 @@ impl CounterReport {
 }
 
 /// What the manager is and has done.
-#[derive(Debug, Serialize)]
-struct StatusReport {
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct StatusReport {
     state: String,
     /// Of its port; none before that has responded.
     guid: Option<String>,
@@ -522,6 +591,12 @@ struct StatusReport {
     /// Events that could not be written.
     failed_reports: u64,
     counters: CounterReport,
+    /// Tables of subnet administration that took several datagrams.
+    tables: TableReport,
+    /// None before the first.
+    last_set_up: Option<LastSetUp>,
+    /// The last events, the oldest first.
+    recent: Vec<EventReport>,
 }
 
 impl Report for StatusReport {
@@ -546,6 +621,25 @@ impl fmt::Display for StatusReport {
         write!(
             f,
             "\n  not used: {ignored_traps} traps, {refused_controls} control messages, {malformed} malformed, {unasked} late or of others, {mismatched} for other requests; dropped: {dropped_replies} replies, {dropped_events} events; failed: {failed_sends} sends, {failed_reports} log lines"
-        )
+        )?;
+        let CounterReport { answered, unanswered, without_room, wrong_keys, .. } = counters;
+        write!(
+            f,
+            "\n  subnet administration: {answered} answered, {} of them tables, {without_room} without room, {unanswered} not answered; wrong M_Keys: {wrong_keys}",
+            self.tables.sent
+        )?;
+        if let Some(LastSetUp { time_ns, set_up }) = &self.last_set_up {
+            let ago_s = self.up_ns.saturating_sub(*time_ns) as f64 / 1e9;
+            let SetUpReport { hosts, switches, links, engine, how, lanes, .. } = set_up;
+            write!(
+                f,
+                "\n  set up {ago_s:.1} s ago in {:.1} ms: {hosts} hosts, {switches} switches, {links} links, engine {engine} ({how}), VLs: {lanes}",
+                set_up.wall_ns as f64 / 1e6
+            )?;
+        }
+        if !self.recent.is_empty() {
+            f.write_str("\n  last events:")?;
+        }
+        self.recent.iter().try_for_each(|event| write!(f, "\n{event}"))
     }
 }
