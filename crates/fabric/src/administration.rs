@@ -6,12 +6,14 @@
 //! | `NodeRecord`, `PortInfoRecord` | by LID, GUID, or all |
 //! | `SMInfoRecord` | of this manager |
 //! | `MCMemberRecord` | join, leave and query; see [`groups`] |
+//! | `InformInfo` | subscribe to ports and groups that come and go; see [`inform`] |
 //! | `ClassPortInfo` | what is supported: nothing optional |
 //!
 //! Tables that are longer than a datagram are sent by [`rmpp`]; where too many are under way, the answer is "no
 //! resources". Everything else is refused as not supported. A port may join and leave for itself alone.
 
 pub mod groups;
+pub mod inform;
 pub mod rmpp;
 mod wire;
 

@@ -119,18 +119,17 @@ pub fn lanes_of_ports(discovery: &Discovery) -> BTreeMap<Place, u8> {
 
 /// How many lanes paths can have: those of every link between switches that take tables of levels.
 pub fn most_lanes(discovery: &Discovery, takes_tables: impl Fn(u64) -> bool) -> u8 {
-    let is_switch = |guid: u64| {
-        let node = discovery.nodes().get(&guid);
-        node.is_some_and(|node| node.info.node_type == NodeType::Switch)
-    };
     if !discovery.nodes().keys().all(|guid| takes_tables(*guid)) {
         return 1;
     }
-    let between = lanes_of_ports(discovery).into_iter().filter(|(near, _)| {
-        let far = discovery.links().get(near);
-        is_switch(near.0) && far.is_some_and(|far| is_switch(far.0))
-    });
-    between.map(|(_, lanes)| lanes).min().unwrap_or(1).min(MAX_LANES)
+    let own = |(guid, port): &Place| {
+        let node = discovery.nodes().get(guid)?;
+        let is_switch = node.info.node_type == NodeType::Switch;
+        node.ports.get(port).filter(|_| is_switch).map(usable_lanes)
+    };
+    let links = discovery.links().iter().filter(|(near, far)| near < far);
+    let between = links.filter_map(|(near, far)| Some(own(near)?.min(own(far)?)));
+    between.min().unwrap_or(1).min(MAX_LANES)
 }
 
 /// Whether a port is in use, so that it has kept what was written to it.

@@ -39,8 +39,9 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use crate::administration::groups::{self, Groups, MulticastTables};
+use crate::administration::inform::{Happening, InformCounters, Subscriptions};
 use crate::administration::rmpp::{Client, RmppCounters, Sender};
-use crate::administration::{self, Directory, Reply, Status, Subnet};
+use crate::administration::{self, Directory, Gid, Reply, Status, Subnet};
 use crate::discovery::{Discovery, Place};
 use crate::exchange::{Done as Finished, Exchange, Fate, Numbering, Request, Requester};
 use crate::levels::Levels;
@@ -223,6 +224,8 @@ pub struct Fabric {
     /// Of switches, by GUID.
     numbers: BTreeMap<u64, u32>,
     memberships: Option<Memberships>,
+    /// Of the manager's port.
+    own_lid: u16,
 }
 
 impl Fabric {
@@ -346,6 +349,7 @@ pub struct Manager {
     groups: Groups,
     /// Tables of subnet administration that are under way.
     sender: Sender,
+    subscriptions: Subscriptions,
     /// Multicast forwarding tables that switches hold, and GUIDs of switches of which that is not known.
     trees: MulticastTables,
     unknown_trees: BTreeSet<u64>,
@@ -410,6 +414,7 @@ impl Manager {
             lids_changed: false,
             groups: Groups::default(),
             sender: Sender::default(),
+            subscriptions: Subscriptions::default(),
             trees: MulticastTables::new(),
             unknown_trees: BTreeSet::new(),
             groups_at: Duration::ZERO,
@@ -453,6 +458,9 @@ impl Manager {
         if let Some((client, mad, len)) = self.sender.poll_transmit(now) {
             return Some(Datagram { peer: Peer::from(client), mad, len });
         }
+        if let Some(report) = self.poll_report(now) {
+            return Some(report);
+        }
         self.begin(now);
         // What has nothing to ask is over at once.
         self.advance(now);
@@ -472,6 +480,16 @@ impl Manager {
         Some(Datagram { peer: Peer::Directed, mad: mad?, len: MAD_BYTES })
     }
 
+    /// The next report to a subscriber.
+    fn poll_report(&mut self, now: Duration) -> Option<Datagram> {
+        if !self.subscriptions.has_work() {
+            return None;
+        }
+        let own = (self.own_lid(), Gid::of(self.guid.unwrap_or(0)));
+        let (client, mad) = self.subscriptions.poll_transmit(now, own)?;
+        Some(Datagram { peer: Peer::from(client), mad, len: MAD_BYTES })
+    }
+
     /// The fabric to be routed, if that is due.
     pub fn poll_work(&mut self) -> Option<Work> {
         match &mut self.task {
@@ -487,7 +505,8 @@ impl Manager {
 
     /// When [`handle_timeout`](Manager::handle_timeout) is wanted next; `None` while only the outcome of work is awaited.
     pub fn poll_timeout(&self) -> Option<Duration> {
-        [self.task_timeout(), self.sender.poll_timeout()].into_iter().flatten().min()
+        let tables = [self.sender.poll_timeout(), self.subscriptions.poll_timeout()];
+        tables.into_iter().chain([self.task_timeout()]).flatten().min()
     }
 
     fn task_timeout(&self) -> Option<Duration> {
@@ -539,6 +558,11 @@ impl Manager {
         self.sender.counters()
     }
 
+    /// How many subscribers there are to what happens, and what became of reports to them.
+    pub fn subscriptions(&self) -> (usize, InformCounters) {
+        (self.subscriptions.count(), self.subscriptions.counters())
+    }
+
     /// The GUID of its port, once that is known.
     pub fn guid(&self) -> Option<u64> {
         self.guid
@@ -559,6 +583,7 @@ impl Manager {
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Duration) {
         self.sender.handle_timeout(now);
+        self.subscriptions.handle_timeout(now);
         match &mut self.task {
             Task::Nothing | Task::Route(_) => {}
             Task::Discover(discovery) => discovery.handle_timeout(now),
@@ -958,12 +983,29 @@ impl Manager {
         let capacity = switches.map(|info| multicast_capacity(&info)).min().unwrap_or(0);
         self.forget_lids(&directory, &target.lids);
         self.groups.keep(capacity, |place| target.lids.of(place).is_some());
+        self.subscriptions.keep(|lid| directory.at(lid).is_some());
+        if let Some(before) = self.fabric.take() {
+            self.compare(&before, &discovery, &target.lids);
+        }
+        for what in self.groups.take_happened() {
+            self.subscriptions.happen(what);
+        }
         // The tree may be another.
         self.groups.is_changed |= self.groups.has_members();
         let lids = target.lids.clone();
         let memberships = self.ports.memberships.clone();
-        self.fabric =
-            Some(Fabric { discovery, routed, lids, directory, tables, numbers, memberships });
+        let of = |place: Place| lids.of(place).or(lids.of((place.0, 0)));
+        let own_lid = discovery.start().and_then(of).unwrap_or(0);
+        self.fabric = Some(Fabric {
+            discovery,
+            routed,
+            lids,
+            directory,
+            tables,
+            numbers,
+            memberships,
+            own_lid,
+        });
         self.next_at = now + self.config.interval;
     }
 
@@ -1077,6 +1119,9 @@ impl Manager {
         if Sender::is_meant(mad) {
             return self.sender.handle(now, client, mad);
         }
+        if Subscriptions::is_response(mad) {
+            return self.subscriptions.handle_response(client, mad);
+        }
         // The client was impatient.
         if self.sender.is_under_way(client, mad) {
             return;
@@ -1093,7 +1138,14 @@ impl Manager {
             manager: self.sm_info(),
             room,
         };
-        match administration::answer(&subnet, &mut self.groups, lid, mad) {
+        let own_lid = fabric.own_lid;
+        let subscribed = self.subscriptions.answer(client, own_lid, mad);
+        let answer =
+            subscribed.or_else(|| administration::answer(&subnet, &mut self.groups, lid, mad));
+        for what in self.groups.take_happened() {
+            self.subscriptions.happen(what);
+        }
+        match answer {
             Some(Reply::Datagram(response, len)) => {
                 self.counters.answered += 1;
                 let is_without_room = response[4..6] == Status::NoResources.code().to_be_bytes();
@@ -1105,6 +1157,23 @@ impl Manager {
                 self.sender.send(now, client, table);
             }
             None => self.counters.malformed += 1,
+        }
+    }
+
+    /// The LID of its port; 0 before there is one.
+    fn own_lid(&self) -> u16 {
+        self.fabric.as_ref().map_or(0, |fabric| fabric.own_lid)
+    }
+
+    /// Tells subscribers which ports came and went since the fabric of before.
+    fn compare(&mut self, before: &Fabric, discovery: &Discovery, lids: &Lids) {
+        let gid = |discovery: &Discovery, place| discovery.port_guid(place).map(Gid::of);
+        let new = lids.iter().filter(|(place, _)| before.lids.of(*place).is_none());
+        let new = new.filter_map(|(place, _)| gid(discovery, place)).map(Happening::InService);
+        let gone = before.lids.iter().filter(|(place, _)| lids.of(*place).is_none());
+        let gone = gone.filter_map(|(place, _)| gid(&before.discovery, place));
+        for what in gone.map(Happening::OutOfService).chain(new) {
+            self.subscriptions.happen(what);
         }
     }
 
@@ -1313,6 +1382,7 @@ impl Manager {
         let partitions = self.partitions.iter();
         self.groups = Groups::with_broadcasts(partitions.flat_map(Partitions::broadcasts));
         self.sender.clear();
+        self.subscriptions.clear();
         self.trees.clear();
         self.unknown_trees.clear();
         self.failed_blocks = None;

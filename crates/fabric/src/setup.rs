@@ -708,6 +708,9 @@ impl<'a> Plan<'a> {
 
     /// The level of packets from an end port to the manager.
     fn manager_level(&self, place: Place) -> u8 {
+        if self.target.levels.lanes.count() == 1 {
+            return 0;
+        }
         let switch = self.switch_of(place).and_then(|guid| self.numbers.get(&guid));
         switch.map_or(0, |switch| self.target.levels.level(*switch, self.manager_lid))
     }

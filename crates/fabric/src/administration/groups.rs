@@ -8,6 +8,7 @@
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
+use super::inform::Happening;
 use super::wire::{Gid, Query, Status};
 use crate::discovery::{Discovery, Place};
 
@@ -90,6 +91,8 @@ pub struct Groups {
     groups: BTreeMap<Gid, Group>,
     /// Those that are there without members, too.
     permanent: BTreeSet<Gid>,
+    /// Groups that came and went since that was asked last.
+    happened: Vec<Happening>,
     /// Whether members have changed since the tables were made.
     pub(crate) is_changed: bool,
     /// How many LIDs the tables of all switches hold.
@@ -131,7 +134,8 @@ impl Groups {
         };
         let groups: BTreeMap<Gid, Group> = (FIRST..).zip(p_keys).map(group).collect();
         let permanent = groups.keys().copied().collect();
-        Groups { groups, permanent, is_changed: false, capacity: MAX_GROUPS as u16 }
+        let happened = Vec::new();
+        Groups { groups, permanent, happened, is_changed: false, capacity: MAX_GROUPS as u16 }
     }
 
     /// A group.
@@ -180,6 +184,7 @@ impl Groups {
             let lid = free.ok_or(Status::NoResources)?;
             let terms = Terms { p_key: terms.p_key | 0x8000, ..*terms };
             self.groups.insert(gid, Group { lid, terms, members: BTreeMap::new() });
+            self.happened.push(Happening::GroupCreated(gid));
         }
         let group = self.groups.get_mut(&gid).ok_or(Status::NoRecords)?;
         let is_other = terms.is_complete
@@ -215,6 +220,7 @@ impl Groups {
         let is_over = !group.members.values().any(|(_, state)| state & FULL != 0);
         if is_over && !self.permanent.contains(&gid) {
             self.groups.remove(&gid);
+            self.happened.push(Happening::GroupDeleted(gid));
         }
         Ok(record)
     }
@@ -239,6 +245,11 @@ impl Groups {
             .collect()
     }
 
+    /// Groups that came and went since the last call.
+    pub(crate) fn take_happened(&mut self) -> Vec<Happening> {
+        core::mem::take(&mut self.happened)
+    }
+
     fn free_lid(&self) -> Option<u16> {
         let taken: BTreeSet<u16> = self.groups.values().map(|group| group.lid).collect();
         (FIRST..FIRST + self.capacity).find(|lid| !taken.contains(lid))
@@ -252,8 +263,14 @@ impl Groups {
             group.members.retain(|_, (place, _)| is_there(*place));
             self.is_changed |= group.members.len() != before;
         }
-        let permanent = &self.permanent;
-        self.groups.retain(|gid, group| permanent.contains(gid) || !group.members.is_empty());
+        let (permanent, happened) = (&self.permanent, &mut self.happened);
+        self.groups.retain(|gid, group| {
+            let stays = permanent.contains(gid) || !group.members.is_empty();
+            if !stays {
+                happened.push(Happening::GroupDeleted(*gid));
+            }
+            stays
+        });
     }
 
     /// The multicast forwarding tables for a fabric whose switches have an order from the root down: by switch,

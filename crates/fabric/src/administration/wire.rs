@@ -26,6 +26,7 @@ pub(crate) const DELETE: u8 = 0x15;
 /// Attributes (IBA table 188).
 pub(crate) mod attribute {
     pub(crate) const CLASS_PORT_INFO: u16 = 0x01;
+    pub(crate) const INFORM_INFO: u16 = 0x03;
     pub(crate) const NODE_RECORD: u16 = 0x11;
     pub(crate) const PORT_INFO_RECORD: u16 = 0x12;
     pub(crate) const SM_INFO_RECORD: u16 = 0x18;

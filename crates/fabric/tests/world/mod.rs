@@ -42,6 +42,8 @@ pub(crate) struct World {
     /// Service levels of connections, by where they begin and the LID: what subnet administration said when they were
     /// made. Only where ports have lanes.
     levels: BTreeMap<(Port, u16), u8>,
+    /// Reports to subscribers that were sent meanwhile.
+    pub(crate) reports: Vec<Datagram>,
 }
 
 impl World {
@@ -61,6 +63,7 @@ impl World {
             loses: 0,
             count: 1,
             levels: BTreeMap::new(),
+            reports: Vec::new(),
         }
     }
 
@@ -180,6 +183,9 @@ impl World {
     /// Brings a datagram to a node, and the response back.
     fn deliver(&mut self, from: usize, datagram: &Datagram) {
         let mad = &datagram.mad;
+        if (mad[1], mad[3]) == (0x03, 0x06) {
+            self.reports.push(*datagram);
+        }
         if datagram.peer != Peer::Directed || mad[3] & 0x80 != 0 {
             return;
         }

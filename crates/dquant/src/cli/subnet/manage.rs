@@ -13,6 +13,7 @@ use std::{fmt, fs};
 
 use clap::Args;
 use engine::signals::{on_end_signal, on_status_signal};
+use fabric::administration::inform::InformCounters;
 use fabric::administration::rmpp::RmppCounters;
 use fabric::manager::event::{Event, Summary};
 use fabric::manager::work::{Done, How};
@@ -360,6 +361,7 @@ impl Daemon {
 
     fn status(&self) -> StatusReport {
         let manager = &self.manager;
+        let (subscribers, informed) = manager.subscriptions();
         StatusReport {
             state: manager.standing().to_string(),
             guid: manager.guid().map(|guid| format!("{guid:#018x}")),
@@ -370,6 +372,8 @@ impl Daemon {
             failed_reports: self.failed_reports,
             counters: CounterReport::new(&manager.counters()),
             tables: TableReport::new(&manager.tables()),
+            subscribers,
+            reports: InformReport::new(&informed),
             last_set_up: self.last_set_up.clone(),
             recent: self.recent.iter().cloned().collect(),
         }
@@ -518,6 +522,24 @@ impl TableReport {
     }
 }
 
+/// See [`InformCounters`].
+#[derive(Debug, Serialize, Deserialize)]
+struct InformReport {
+    sent: u64,
+    taken: u64,
+    given_up: u64,
+    lost: u64,
+    dropped: u64,
+    foreign: u64,
+}
+
+impl InformReport {
+    fn new(counters: &InformCounters) -> InformReport {
+        let InformCounters { sent, taken, given_up, lost, dropped, foreign } = *counters;
+        InformReport { sent, taken, given_up, lost, dropped, foreign }
+    }
+}
+
 /// See [`Counters`].
 #[derive(Debug, Serialize, Deserialize)]
 struct CounterReport {
@@ -593,6 +615,9 @@ pub(super) struct StatusReport {
     counters: CounterReport,
     /// Tables of subnet administration that took several datagrams.
     tables: TableReport,
+    /// Subscribers to ports and groups that come and go, and reports to them.
+    subscribers: usize,
+    reports: InformReport,
     /// None before the first.
     last_set_up: Option<LastSetUp>,
     /// The last events, the oldest first.
@@ -625,8 +650,8 @@ impl fmt::Display for StatusReport {
         let CounterReport { answered, unanswered, without_room, wrong_keys, .. } = counters;
         write!(
             f,
-            "\n  subnet administration: {answered} answered, {} of them tables, {without_room} without room, {unanswered} not answered; wrong M_Keys: {wrong_keys}",
-            self.tables.sent
+            "\n  subnet administration: {answered} answered, {} of them tables, {without_room} without room, {unanswered} not answered; {} subscribers, {} reports taken; wrong M_Keys: {wrong_keys}",
+            self.tables.sent, self.subscribers, self.reports.taken
         )?;
         if let Some(LastSetUp { time_ns, set_up }) = &self.last_set_up {
             let ago_s = self.up_ns.saturating_sub(*time_ns) as f64 / 1e9;
