@@ -6,6 +6,7 @@
 | link | a link dies by ibsim's console: the tables are set again in time, and `ibtracert` finds a path for random pairs; the link comes back |
 | election | beside opensm on another host, with a higher and with a lower priority: one is master; it takes over when opensm ends |
 | questions | `saquery`, `sminfo`, `smpquery` read what the manager did |
+| partitions | `smpquery pkeys` reads the keys of a file at hosts and at their switches; `saquery` gets a path where a partition is shared, and none where not |
 | restart | LIDs stay when the manager is killed and started again, and on a fabric that has lost them all |
 | levels | on a torus, whose shortest paths need several VLs: `smpquery` reads SL2VL and arbitration tables, and `ibdmchk` finds no credit loop with the SLs that `saquery` got, whole and with a dead link; with one SL for all paths it does |
 | judge | `ibdmchk` of ibutils, if it is there, over the tables that the switches hold |
@@ -253,6 +254,41 @@ def test_questions(dquant, simulated, complaints):
         managed.close()
 
 
+def test_partitions(dquant, simulated, complaints):
+    """host0 manages; host1 and host2 are full members of 1, host3 and host4 limited ones."""
+    folder = pathlib.Path(simulated.environment["OSM_TMP_DIR"])
+    guid = lambda host: f"0x{0x100001 + 2 * host:016x}"
+    file = folder / "partitions.conf"
+    file.write_text(f"one=0x8001, ipoib, defmember=full : {guid(1)}, {guid(2)},\n  {guid(3)}=limited, {guid(4)}=limited;\n")
+    wrong = folder / "wrong.conf"
+    wrong.write_text("one=0x8001 : ALL;\ntwo=0x8001 : ALL;\n")
+    refused = subprocess.run([dquant, "subnet", "manage", "--partitions", str(wrong)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if refused.returncode != 2 or "line 2" not in refused.stdout:
+        complaints.append(f"partitions: a wrong file: exit {refused.returncode}: {refused.stdout[:300]}")
+    managed = Managed(simulated, manage(dquant, "--partitions", str(file), "--enforce-partitions"))
+    try:
+        managed.event("set-up")
+        text = simulated.run(["ibnetdiscover"])[1]
+        ends = {int(own, 16): (lid, switch, port) for own, switch, port, lid in
+                re.findall(r'^\[\d+\]\((\w+)\)\s+"S-(\w+)"\[(\d+)\].*# lid (\d+) lmc', text, re.M)}
+        switches = dict(re.findall(r'^Switch\s+\d+\s+"S-(\w+)".*\blid (\d+)', text, re.M))
+        hosts = [ends[int(guid(host), 16)] for host in range(6)]
+        expected = [["0xffff"], ["0x7fff", "0x8001"], ["0x7fff", "0x8001"], ["0x7fff", "0x0001"], ["0x7fff", "0x0001"], ["0x7fff"]]
+        for (lid, switch, port), keys in zip(hosts, expected):
+            for command in (["smpquery", "pkeys", lid], ["smpquery", "pkeys", switches[switch], port]):
+                read = [key for key in re.findall(r"0x[0-9a-f]{4}\b", simulated.run(command)[1]) if key != "0x0000"]
+                if read != keys:
+                    complaints.append(f"partitions: {' '.join(command)}: {read}, not {keys}")
+        for source, target, key in ((1, 2, "0x8001"), (3, 1, "0x01"), (3, 4, None), (1, 5, None), (5, 0, "0x7FFF")):
+            answer = simulated.run(["saquery", "PR", "--slid", hosts[source][0], "--dlid", hosts[target][0]])[1]
+            found = re.search(r"pkey\.+(0x\w+)", answer)
+            if (found and int(found[1], 16)) != (key and int(key, 16)):
+                complaints.append(f"partitions: path from host{source} to host{target}: {answer[:300]}")
+        print("  P_Keys at hosts and switches, and paths: as the file says")
+    finally:
+        managed.close()
+
+
 def entries_of(dump):
     """{switch: lines} of a dump of forwarding tables."""
     switches, current = {}, None
@@ -432,7 +468,7 @@ def test_judge(dquant, simulated, complaints):
         managed.close()
 
 
-TESTS = {"questions": (SMALL, test_questions), "restart": (SMALL, test_restart), "election": (SMALL, test_election),
+TESTS = {"questions": (SMALL, test_questions), "partitions": (SMALL, test_partitions), "restart": (SMALL, test_restart), "election": (SMALL, test_election),
          "link": (LARGE, test_link), "levels": (RINGS, test_levels), "judge": (LARGE, test_judge)}
 
 
