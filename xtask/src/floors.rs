@@ -106,12 +106,14 @@ const FLOORS: &[(&str, &str)] = &[
          exchange: mad
          discovery: topology mad exchange
          lids: topology channels mad discovery
+         levels: channels lanes mad exchange discovery lids
+         partitions: mad exchange discovery lids
          forwarding: channels routes mad lids
-         transition: channels dependencies routes mad forwarding
-         setup: topology channels routes mad exchange discovery lids forwarding transition
+         transition: channels dependencies routes mad levels forwarding
+         setup: topology channels routes mad exchange discovery lids levels partitions forwarding transition
          sm_info: mad
-         administration: routes mad discovery lids sm_info
-         manager: topology channels routes mad exchange discovery lids setup sm_info administration",
+         administration: routes mad discovery lids levels partitions sm_info
+         manager: topology channels routes mad exchange discovery lids levels partitions setup sm_info administration",
     ),
     (
         "crates/xio/src",

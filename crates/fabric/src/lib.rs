@@ -21,6 +21,8 @@
 //! | [`exchange`] | questions to nodes and their answers |
 //! | [`discovery`] | what a fabric consists of, asked node by node |
 //! | [`lids`] | LIDs: who has which |
+//! | [`levels`] | service levels of paths, and the lanes that ports map them to |
+//! | [`partitions`] | which ports may talk to which |
 //! | [`forwarding`] | tables by LID, and where packets go by them |
 //! | [`transition`] | from one set of tables to another, safely |
 //! | [`sm_info`] | what managers tell each other, and notices |
@@ -43,10 +45,12 @@ pub mod exchange;
 pub mod forwarding;
 pub mod judge;
 pub mod lanes;
+pub mod levels;
 pub mod lids;
 pub mod lingjun;
 pub mod mad;
 pub mod manager;
+pub mod partitions;
 pub mod routes;
 pub mod setup;
 pub mod shape;
