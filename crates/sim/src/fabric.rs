@@ -567,13 +567,17 @@ impl<M: NodeMemory> Fabric<M> {
             let deadlines = deadlines.map(|at| at.max(self.now));
             return deadlines.chain(self.events.next_at()).min();
         }
-        while let Some((at, &Event::Deadline(node))) = self.events.peek() {
+        loop {
+            let (at, event) = self.events.peek()?;
+            let &Event::Deadline(node) = event else {
+                return Some(at);
+            };
             let entry = &mut self.nodes[node as usize];
             let due = world::next_wakeup(&entry.endpoint);
             let due = due.filter(|&due| due < NEVER && !entry.is_stopped);
             let is_set = entry.timer == Some(at);
             if is_set && due.is_some_and(|due| due <= at) {
-                break;
+                return Some(at);
             }
             self.events.drop_next();
             if is_set {
@@ -581,7 +585,6 @@ impl<M: NodeMemory> Fabric<M> {
                 entry.timer.into_iter().for_each(|due| self.events.add(due, Event::Deadline(node)));
             }
         }
-        self.events.next_at()
     }
 
     /// Moves the clock to `at`, and delivers what is due by then. Nodes run on request.
@@ -608,13 +611,18 @@ impl<M: NodeMemory> Fabric<M> {
 
     /// Applies the programs' changes, then moves to the next event. False if there is none.
     pub fn advance(&mut self) -> bool {
+        self.advance_within(Time::from_nanos(u64::MAX))
+    }
+
+    /// The same, unless the next event is later than that.
+    pub fn advance_within(&mut self, latest: Time) -> bool {
         self.wakes.clear();
         for &node in &self.touched {
             self.nodes[node as usize].is_touched = false;
         }
         self.touched.clear();
         self.settle_changed();
-        let Some(at) = self.next_at() else {
+        let Some(at) = self.next_at().filter(|&at| at <= latest) else {
             return !self.touched.is_empty();
         };
         match self.holds {
@@ -676,6 +684,11 @@ impl<M: NodeMemory> Fabric<M> {
             entry.is_dirty = true;
             self.dirty.push(node);
         }
+    }
+
+    /// Whether no node was changed since it ran.
+    pub fn is_settled(&self) -> bool {
+        self.dirty.is_empty()
     }
 
     /// Lets the changed nodes do all they can at this instant; returns whether any had something to do.

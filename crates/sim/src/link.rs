@@ -228,6 +228,10 @@ pub(crate) struct Waiting {
     /// Its number.
     pub(crate) packet: u32,
     pub(crate) bytes: u32,
+    /// Its codepoint: to read it where the packet is kept would cost a cache miss for each that waited.
+    pub(crate) ecn: Ecn,
+    /// Switches write into it.
+    pub(crate) has_telemetry: bool,
     /// How it came to this switch; none at the node that sent it.
     pub(crate) ingress: Option<Ingress>,
 }
@@ -711,7 +715,9 @@ mod tests {
     use super::*;
 
     fn enqueue(link: &mut Link, at: Time, packet: u32, bytes: u32, dscp: u8) -> Enqueued {
-        link.enqueue(at, link.class(dscp), Waiting { packet, bytes, ingress: None })
+        let (ecn, has_telemetry, ingress) = (Ecn::Ect0, false, None);
+        let waiting = Waiting { packet, bytes, ecn, has_telemetry, ingress };
+        link.enqueue(at, link.class(dscp), waiting)
     }
 
     fn start_next(link: &mut Link, at: Time) -> Option<(u32, Time)> {

@@ -20,7 +20,7 @@ use crate::congestion::{
 };
 use crate::io::{BURST_PACKETS, Telemetry};
 use crate::planted::{Bug, Planted};
-use crate::time::{Duration, Time};
+use crate::time::{Duration, Time, earlier};
 use crate::verbs::{Connect, Ecn, Path};
 use crate::wire::telemetry::{Form, Report};
 use crate::wire::{Headers, ICRC_BYTES, Operation};
@@ -348,7 +348,7 @@ impl Congestion {
     // ---- time ----------------------------------------------------------------------------------
 
     pub(super) fn deadline(&self) -> Option<(Time, TimeoutReason)> {
-        [self.held, self.timer].into_iter().flatten().min().map(|at| (at, TimeoutReason::Pacing))
+        earlier(self.held, self.timer).map(|at| (at, TimeoutReason::Pacing))
     }
 
     pub(super) fn handle_timeout(&mut self, now: Time) {

@@ -1008,7 +1008,10 @@ impl Qp {
             Kind::Rc(rc) => rc.requester.deadline(),
             Kind::Uc(_) | Kind::Ud(_) => None,
         };
-        [service, self.congestion.deadline()].into_iter().flatten().min_by_key(|&(at, _)| at)
+        match (service, self.congestion.deadline()) {
+            (Some(service), Some(congestion)) if congestion.0 < service.0 => Some(congestion),
+            (service, congestion) => service.or(congestion),
+        }
     }
 
     /// Whether [`poll_transmit`](Qp::poll_transmit) may return a packet.

@@ -133,7 +133,7 @@ pub(super) struct Flow {
 impl<M: NodeMemory> Fabric<M> {
     /// A packet leaves `at`, a node or a switch, on its next link. At a switch it came by the link `ingress`.
     pub(super) fn route(&mut self, at: Vertex, ingress: Option<u32>, id: u32) {
-        let &mut Transit { bytes, dscp, .. } = self.pool.transit(id);
+        let &mut Transit { bytes, dscp, ecn, has_telemetry, .. } = self.pool.transit(id);
         let is_expired = match at {
             Vertex::Switch(switch) => !self.visit(switch, id),
             Vertex::Node(_) => false,
@@ -161,14 +161,16 @@ impl<M: NodeMemory> Fabric<M> {
             self.vacate(ingress, bytes);
             return self.discard(id);
         }
-        let waiting = Waiting { packet: id, bytes, ingress };
+        let waiting = Waiting { packet: id, bytes, ecn, has_telemetry, ingress };
         match self.links[link as usize].enqueue(self.now, class, waiting) {
             Enqueued::Waits => {
                 self.watch_queues();
                 self.collect_watermarks();
             }
             Enqueued::Leaves(at) => {
-                self.stamp(link, id);
+                if has_telemetry {
+                    self.stamp(link, id);
+                }
                 self.vacate(ingress, bytes);
                 self.events.add(at, Event::Departed(link));
             }
@@ -200,11 +202,11 @@ impl<M: NodeMemory> Fabric<M> {
         links.get(place as usize).copied()
     }
 
-    /// A switch writes the state of the link into a packet that starts to depart, if it has a place for it.
+    /// A switch writes the state of the link into a packet with telemetry that starts to depart.
+    #[cold]
     fn stamp(&mut self, link: u32, id: u32) {
         let link = &mut self.links[link as usize];
-        if self.pool.transit(id).has_telemetry
-            && let Some(packet) = self.pool.get_mut(id)
+        if let Some(packet) = self.pool.get_mut(id)
             && let Some(report) = &mut packet.telemetry
             && matches!(link.start, Vertex::Switch(_))
         {
@@ -248,9 +250,13 @@ impl<M: NodeMemory> Fabric<M> {
         else {
             return;
         };
-        let packet = self.pool.transit(waiting.packet);
-        packet.ecn = self.links[index].mark(packet.ecn, class, &mut self.chance);
-        self.stamp(link, waiting.packet);
+        let ecn = self.links[index].mark(waiting.ecn, class, &mut self.chance);
+        if ecn != waiting.ecn {
+            self.pool.transit(waiting.packet).ecn = ecn;
+        }
+        if waiting.has_telemetry {
+            self.stamp(link, waiting.packet);
+        }
         self.discharge(waiting.ingress, waiting.bytes);
         self.vacate(waiting.ingress, waiting.bytes);
         self.events.add(left_at, Event::Departed(link));
@@ -486,7 +492,7 @@ pub(super) fn is_live<M>(nodes: &[Node<M>], packet: &Packet) -> bool {
     let Some(node) = nodes.get(packet.to as usize) else {
         return false;
     };
-    let state = node.endpoint.qp_state(Qpn::new(packet.qpn));
+    let state = node.endpoint.qp_state(Qpn::new(packet.dest_qpn()));
     state.is_some_and(|state| matches!(state, Rtr | Rts | Sqd | Sqe))
 }
 

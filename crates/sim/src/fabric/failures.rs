@@ -411,7 +411,7 @@ impl<M: NodeMemory> Fabric<M> {
         if let Some(buffer) = self.buffers.get_mut(switch as usize) {
             buffer.clear();
         }
-        for Waiting { packet, bytes, ingress } in lost {
+        for Waiting { packet, bytes, ingress, .. } in lost {
             self.feel_death(switch);
             self.vacate(ingress, bytes);
             self.discard(packet);

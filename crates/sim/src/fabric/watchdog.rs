@@ -172,7 +172,7 @@ impl<M: NodeMemory> Fabric<M> {
         let dropped = entry.drain(self.now, class);
         self.failures.conduct.watchdog_trips += 1;
         self.failures.conduct.watchdog_drops += dropped.len() as u64;
-        for Waiting { packet, bytes, ingress } in dropped {
+        for Waiting { packet, bytes, ingress, .. } in dropped {
             self.discharge(ingress, bytes);
             self.vacate(ingress, bytes);
             self.discard(packet);

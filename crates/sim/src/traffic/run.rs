@@ -218,10 +218,11 @@ impl Runner {
     pub fn advance(&mut self, deadline: Time) -> Result<bool, TrafficError> {
         self.start_due()?;
         // What was posted at this instant has not made its events yet.
-        self.fabric.settle_changed();
-        self.take_touched()?;
-        let is_due = self.fabric.next_at().is_some_and(|at| at <= deadline);
-        if self.left == 0 || !is_due || !self.fabric.advance() {
+        if !self.fabric.is_settled() {
+            self.fabric.settle_changed();
+            self.take_touched()?;
+        }
+        if self.left == 0 || !self.fabric.advance_within(deadline) {
             return Ok(false);
         }
         if self.fabric.wakes().contains(&SAMPLE) {

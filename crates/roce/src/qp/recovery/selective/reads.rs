@@ -244,6 +244,12 @@ impl ReadTracker {
         self.len == 0
     }
 
+    /// Whether it has no timer: no READ is outstanding, and no range was.
+    #[inline]
+    pub(crate) fn is_at_rest(&self) -> bool {
+        self.len == 0 && self.oldest_request_at.is_none()
+    }
+
     /// READs not completed.
     #[cfg(test)]
     pub(crate) fn len(&self) -> u32 {

@@ -393,10 +393,10 @@ impl Scoreboard {
     }
 
     /// When [`mark_lost`](Scoreboard::mark_lost) would mark a packet by time alone.
-    pub(crate) fn loss_time(&self, reorder_timeout: Duration) -> Option<Time> {
+    pub(crate) fn loss_time(&self, reorder_timeout: impl FnOnce() -> Duration) -> Option<Time> {
         let (newest, _) = self.newest?;
         let oldest = self.get(self.oldest)?;
-        (oldest.order < newest).then_some(oldest.sent_at + reorder_timeout)
+        (oldest.order < newest).then(|| oldest.sent_at + reorder_timeout())
     }
 
     fn lose(&mut self, number: u16) {
@@ -502,11 +502,11 @@ mod tests {
     fn patience_decides_when_too_little_follows() {
         let mut board = sent(0, 3);
         board.handle_ack(Psn::new(0), Some(&sack(1, 0, 0b100)), at(20));
-        assert_eq!(board.loss_time(Duration::from_micros(25)), Some(at(25)));
+        assert_eq!(board.loss_time(|| Duration::from_micros(25)), Some(at(25)));
         assert_eq!(board.mark_lost(at(24), Duration::from_micros(25)), 0);
         assert_eq!(board.mark_lost(at(25), Duration::from_micros(25)), 1);
         assert_eq!(board.mark_lost(at(26), Duration::from_micros(25)), 1);
-        assert_eq!(board.loss_time(REORDER_TIMEOUT), None);
+        assert_eq!(board.loss_time(|| REORDER_TIMEOUT), None);
     }
 
     #[test]
@@ -569,7 +569,7 @@ mod tests {
         assert_eq!(board.next_lost(), Some(Psn::new(101)));
         board.mark_all_lost();
         assert_eq!((board.next_lost(), board.in_flight()), (Some(Psn::new(100)), 0));
-        assert_eq!((board.latest_sent(), board.loss_time(REORDER_TIMEOUT)), (None, None));
+        assert_eq!((board.latest_sent(), board.loss_time(|| REORDER_TIMEOUT)), (None, None));
         board.handle_ack(Psn::new(104), None, at(6));
         assert!(board.is_empty());
         assert_eq!(board.next_lost(), None);
