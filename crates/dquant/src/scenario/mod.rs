@@ -318,7 +318,7 @@ fn mtu(bytes: u32) -> Result<Mtu, CliError> {
 }
 
 /// Who reads the watermarks of switches; hosts are told half an interval later, unless the file says when.
-fn watermarks(switches: &file::Switches) -> Result<Option<Collector>, CliError> {
+fn watermarks(switches: &Switches) -> Result<Option<Collector>, CliError> {
     let Some(every) = switches.watermarks else {
         return match switches.watermarks_delay {
             Some(_) => Err(CliError::usage("switches.watermarks_delay needs switches.watermarks")),
