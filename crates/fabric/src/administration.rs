@@ -2,7 +2,7 @@
 //!
 //! | record | answered |
 //! |---|---|
-//! | `PathRecord` | for a source and a destination, by LID or GID, or from a source to all; DLID, SLID, MTU, rate, SL and P_Key of the path |
+//! | `PathRecord` | for a source and a destination, by LID or GID, or from a source to all: LIDs, MTU, rate, SL, P_Key |
 //! | `NodeRecord`, `PortInfoRecord` | by LID, GUID, or all |
 //! | `SMInfoRecord` | of this manager |
 //! | `MCMemberRecord` | join, leave and query; see [`groups`] |

@@ -158,12 +158,12 @@ pub fn requests(discovery: &Discovery, place: Place, lanes: u8) -> Vec<Request> 
         requests.push(Request::set(route, attribute, modifier, data));
     };
     let mapping = level_mapping(lanes);
-    match node.switch_info {
-        Some(info) if maps_all_inputs(&info) => {
-            set(Attribute::SlToVl, ALL_INPUTS | output, mapping)
-        }
-        Some(_) => (0..=u32::from(node.info.ports))
-            .for_each(|input| set(Attribute::SlToVl, input << 8 | output, mapping)),
+    let inputs = u32::from(node.info.ports);
+    match node.switch_info.map(|info| maps_all_inputs(&info)) {
+        Some(true) => set(Attribute::SlToVl, ALL_INPUTS | output, mapping),
+        Some(false) => (0..=inputs).for_each(|input| {
+            set(Attribute::SlToVl, input << 8 | output, mapping);
+        }),
         None => set(Attribute::SlToVl, output, mapping),
     }
     if lanes > 1 {

@@ -52,7 +52,7 @@ use crate::mad::{
 };
 use crate::partitions::{Memberships, Partitions};
 use crate::routes::Engine;
-use crate::setup::{Ports, Setup, SetupComplaint};
+use crate::setup::{Ports, Setup, SetupComplaint, Target};
 use crate::sm_info::{
     ADMINISTRATION, CAPABILITY_CHANGED, Control, Header, LID_ROUTED, NOTICE, Notice, PORT_CHANGED,
     SmInfo, Standing, WRONG_KEY, method, respond, smp_data,
@@ -953,22 +953,8 @@ impl Manager {
         }
         setup.ports().for_each(|(place, info)| discovery.set_port(place, info));
         setup.switches().for_each(|(guid, info)| discovery.set_switch_info(guid, info));
-        let nodes = discovery.nodes().values();
-        let switches = nodes.filter(|node| node.info.node_type == NodeType::Switch).count();
-        let summary = Summary {
-            hosts: discovery.nodes().len() - switches,
-            switches,
-            links: discovery.links().len() / 2,
-            lids: target.lids.count(),
-            engine: routed.engine,
-            how,
-            changed: target.transition.changed,
-            ordered: target.transition.ordered,
-            drained: target.transition.drained,
-            blocks: target.transition.blocks(),
-            lanes: target.levels.lanes.count(),
-            nanoseconds: now.saturating_sub(self.began).as_nanos() as u64,
-        };
+        let nanoseconds = now.saturating_sub(self.began).as_nanos() as u64;
+        let summary = summary(&discovery, target, routed.engine, how, nanoseconds);
         self.report(Event::SetUp(summary));
         for (place, lid) in target.lids.iter() {
             self.lids_changed |= self.lids.insert(place, lid) != Some(lid);
@@ -1021,7 +1007,8 @@ impl Manager {
         }
     }
 
-    /// Notes which ports have P_Keys, and which map service levels to lanes. A node that does not take that is left to one lane for all paths.
+    /// Notes which ports have P_Keys, and which map service levels to lanes. A node that does not take that is left to one
+    /// lane for all paths.
     fn note_ports(&mut self, setup: &Setup, discovery: &Discovery) {
         self.ports.keys.extend(setup.keys().map(|(place, keys)| (place, keys.clone())));
         self.ports.levels.extend(setup.levels());
@@ -1539,6 +1526,32 @@ impl Manager {
         } else {
             self.counters.dropped_events += 1;
         }
+    }
+}
+
+/// What was set up.
+fn summary(
+    discovery: &Discovery,
+    target: &Target,
+    engine: Engine,
+    how: How,
+    nanoseconds: u64,
+) -> Summary {
+    let nodes = discovery.nodes().values();
+    let switches = nodes.filter(|node| node.info.node_type == NodeType::Switch).count();
+    Summary {
+        hosts: discovery.nodes().len() - switches,
+        switches,
+        links: discovery.links().len() / 2,
+        lids: target.lids.count(),
+        engine,
+        how,
+        changed: target.transition.changed,
+        ordered: target.transition.ordered,
+        drained: target.transition.drained,
+        blocks: target.transition.blocks(),
+        lanes: target.levels.lanes.count(),
+        nanoseconds,
     }
 }
 

@@ -241,7 +241,7 @@ impl Daemon {
         match Socket::listen() {
             Ok(socket) => self.socket = Some(socket),
             Err(error) => {
-                console.error(&CliError::because("no socket for 'dquant subnet status'", &error))
+                console.error(&CliError::because("no socket for 'dquant subnet status'", &error));
             }
         }
         while !self.is_asked_to_end.load(Ordering::Relaxed) {
