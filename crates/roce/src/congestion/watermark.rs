@@ -43,6 +43,9 @@ const LONGEST_QUEUE: Duration = Duration::from_millis(10);
 const RAISE_PART: u64 = 1_024;
 const FLOOR_PART: u64 = 4_096;
 
+/// No cap is lower, whatever rate a report claims: the minimum rate of ConnectX NICs under DCQCN.
+const LEAST_BPS: u64 = 1_000_000;
+
 /// So many raises in a row are alike; from then on each is twice the one before.
 const EVEN_RAISES: u32 = 4;
 
@@ -216,12 +219,11 @@ impl Cap {
     }
 
     fn cut(&mut self, now: Time, watermark: &Watermark, delivered: u64) {
-        let (line, before) = (watermark.rate_bps.get(), self.rate_bps.unwrap_or(u64::MAX));
-        let delivered = delivered.min(before).min(line);
+        let delivered = delivered.min(self.rate_bps.unwrap_or(u64::MAX));
         let excess = watermark.queueing().as_nanos().saturating_sub(LOW.as_nanos());
         let span = 2 * watermark.interval().as_nanos().max(1);
         let part = u128::from(delivered) * u128::from(excess.min(span / 2)) / u128::from(span);
-        let floor = (line / FLOOR_PART).max(1);
+        let floor = (watermark.rate_bps.get() / FLOOR_PART).max(LEAST_BPS);
         self.rate_bps = Some((delivered - part as u64).max(floor));
         let drained_at = now + Duration::from_nanos(span.max(2 * excess));
         self.drains = Some((drained_at, (delivered / 8 * 7).max(floor)));
@@ -378,14 +380,13 @@ mod tests {
                 cap.acknowledged(bytes);
                 let delivered = cap.delivered;
                 cap.hear(now, &watermark);
-                prop_assert!(cap.rate_bps() != Some(0));
+                prop_assert!(cap.rate_bps().is_none_or(|rate| rate >= LEAST_BPS));
                 if let (Some(rate), Some(since)) = (cap.rate_bps(), since)
                     && before.is_none_or(|before| rate < before)
                 {
                     let span = u128::from(now.since(since).as_nanos().max(1));
                     let half = u128::from(delivered) * 4_000_000_000 / span;
                     let half = half.min(u128::from(before.unwrap_or(u64::MAX) / 2));
-                    let half = half.min(u128::from(watermark.rate_bps.get() / 2));
                     prop_assert!(u128::from(rate) + 1 >= half, "{rate} {half}");
                 }
                 prop_assert!(cap.expires_at.is_none_or(|at| at <= now + MAX_AGE));
