@@ -15,6 +15,7 @@
 
 mod air;
 mod failures;
+mod losses;
 mod neighbours;
 mod node;
 mod reports;
@@ -47,7 +48,9 @@ use crate::pressure::{Gate, Pressure};
 pub use air::MAX_DELAY_NS;
 use air::{Flow, Pool};
 use failures::Failures;
-pub use failures::{Conduct, Defect, LinkFaults, Rerouting};
+pub use failures::{Conduct, Defect, Islands, LinkFaults, Rerouting};
+use losses::Losses;
+pub use losses::{Cause, LossReport};
 pub use neighbours::Flaw;
 use neighbours::Neighbourhood;
 pub use node::Node;
@@ -172,6 +175,7 @@ pub struct Fabric<M> {
     /// How long pauses last, where they end by themselves.
     quanta: Option<u16>,
     failures: Failures,
+    losses: Losses,
     watch: Watch,
     nic_packets: Option<u32>,
     holds: bool,
@@ -232,6 +236,7 @@ impl<M: NodeMemory> Fabric<M> {
             buffers,
             quanta: config.buffer.and_then(|buffer| buffer.pfc?.pause_quanta),
             failures: Failures::new(config, config.graph.edges().len()),
+            losses: Losses::default(),
             watch: Watch::new(config.watchdog, config.graph.edges().len()),
             nic_packets: config.nic_packets,
             holds: config.holds,

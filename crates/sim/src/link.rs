@@ -276,6 +276,8 @@ pub(crate) struct Link {
     pub(crate) is_disturbed: bool,
     /// The rate that it was built for.
     pub(crate) nominal_bps: u64,
+    /// Bit errors in 10^15 bits that it adds to frames.
+    pub(crate) bit_errors: u64,
     /// By class, where pauses end by themselves: when.
     pub(crate) pause_ends: [Time; MAX_CLASSES],
     /// Classes with a timer for the end of their pause, and with one to refresh it, as bits.
@@ -348,6 +350,7 @@ impl Link {
             slowness_unfelt: false,
             is_disturbed: false,
             nominal_bps: edge.config.rate_bps,
+            bit_errors: 0,
             pause_ends: [Time::ZERO; MAX_CLASSES],
             ending: 0,
             refreshing: 0,
@@ -413,6 +416,11 @@ impl Link {
     /// A packet found no room in the switch.
     pub(crate) fn count_drop(&mut self) {
         self.stats.dropped += 1;
+    }
+
+    /// Bytes that have left since statistics were last reset.
+    pub(crate) fn departed_bytes(&self) -> u64 {
+        self.stats.sent_bytes
     }
 
     /// Bytes that wait.

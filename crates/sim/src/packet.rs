@@ -145,6 +145,11 @@ impl Packet {
         self.word(4) & 0x00ff_ffff
     }
 
+    /// Packet sequence number, as far as the packet still has one.
+    pub(crate) fn psn(&self) -> u32 {
+        self.word(8) & 0x00ff_ffff
+    }
+
     /// The IP and UDP header fields covered by the ICRC.
     pub(crate) fn pseudo(&self) -> Pseudo {
         let (src_port, dst_port, id) = (self.source.port(), ROCE_PORT, self.id);

@@ -3,12 +3,14 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`mod@file`] | what a file may say |
+//! | [`faults`] | what fails, resolved to links and switches |
 //! | [`pictures`] | queues, slowdowns and links as SVG |
 //! | [`trace`] | flows from a file |
 //! | [`result`] | what a run came to, as text and JSON |
 //!
 //! The simulation itself is in the crate `sim`. Nothing in here prints.
 
+pub mod faults;
 pub mod file;
 pub mod pictures;
 pub mod result;
@@ -28,6 +30,7 @@ use roce::{Duration, Time};
 use serde::Deserialize;
 use sim::buffer::BufferConfig;
 use sim::chance::Chance;
+use sim::fabric::{Rerouting, Watchdog};
 use sim::graph::{Graph, Spread, Vertex};
 use sim::link::{LinkConfig, Marking};
 use sim::topology;
@@ -35,6 +38,7 @@ use sim::traffic::{Flow, Network, Runner, Workload};
 use toml::{Table, Value};
 
 use crate::exit::CliError;
+use faults::NamedFault;
 use file::{Ecn, File, Recovery, Routing};
 
 /// Largest scenario, and largest trace, that is read.
@@ -102,6 +106,8 @@ pub struct Prepared {
     pub network: Network,
     /// The flows.
     pub flows: Vec<Flow>,
+    /// What fails, in the order of the network's faults.
+    pub faults: Vec<NamedFault>,
     /// Whether connections are used again.
     pub keeps_connections: bool,
     /// When the run ends at the latest.
@@ -132,8 +138,18 @@ impl Scenario {
         let Some((last, tables)) = setting.key.split_last() else {
             return Ok(changed);
         };
-        for name in tables {
-            let entry = table.entry(name.clone()).or_insert_with(|| Value::Table(Table::new()));
+        let mut tables = tables.iter();
+        while let Some(name) = tables.next() {
+            let mut entry = table.entry(name.clone()).or_insert_with(|| Value::Table(Table::new()));
+            if let Value::Array(all) = entry {
+                let (place, there) = (tables.next().map_or("", String::as_str), all.len());
+                let found = place.parse::<usize>().ok().and_then(|place| all.get_mut(place));
+                entry = found.ok_or_else(|| {
+                    CliError::usage(format_args!(
+                        "{name} is a list of {there}: {name}.0 is its first entry, and there is no {name}.{place}"
+                    ))
+                })?;
+            }
             table = entry.as_table_mut().ok_or_else(|| {
                 CliError::usage(format_args!("{name} is a value and no table of the scenario"))
             })?;
@@ -160,6 +176,8 @@ impl Scenario {
         let mut chance = Chance::new(file.run.seed);
         let flows = workload.flows(graph.nodes(), host_bps, &mut chance);
         let control = &file.transport.control;
+        let deadline = Time::ZERO + file.run.deadline;
+        let faults = faults::resolve(&file.faults, &topology, deadline, file.run.seed)?;
         let congestion = CongestionControl::named(control, host_bps, base_rtt);
         Ok(Prepared {
             title: file.title.clone().unwrap_or_else(|| self.path.display().to_string()),
@@ -174,14 +192,22 @@ impl Scenario {
                     Recovery::GoBackN => Reliability::GoBackN,
                     Recovery::Selective => Reliability::Selective,
                 },
-                timeout: TIMEOUT,
+                timeout: timeout(file.transport.timeout)?,
+                retry_count: retries(file.transport.retries)?,
+                faults: faults.iter().map(|fault| fault.timed).collect(),
+                rerouting: rerouting(&file.switches),
+                watchdog: file.switches.watchdog.map(|span| Watchdog {
+                    detection: span,
+                    restoration: span,
+                }),
                 congestion: congestion.unwrap_or_default(),
                 seed: chance.word(),
             },
             topology,
             flows: flows.map_err(CliError::from_cause)?,
             keeps_connections: workload.keeps_connections(),
-            deadline: Time::ZERO + file.run.deadline,
+            deadline,
+            faults,
             base_rtt,
         })
     }
@@ -242,8 +268,27 @@ fn is_no_scenario(path: &Path, text: &str, error: &toml::de::Error) -> CliError 
     error.hint("docs/scenarios.md has every table and value")
 }
 
-/// 67 ms: queues of a lossless network take long, and its packets are not lost.
-const TIMEOUT: u8 = 14;
+/// The code of an ACK timeout: 4.096 us times a power of two.
+fn timeout(wanted: Duration) -> Result<u8, CliError> {
+    let code = (1..=31).find(|&code| 4_096_u64 << code >= wanted.as_nanos());
+    code.filter(|_| wanted > Duration::ZERO).ok_or_else(|| {
+        CliError::usage("transport.timeout is 8.192us to 8796s: a queue pair has no other ones")
+    })
+}
+
+fn retries(count: u8) -> Result<u8, CliError> {
+    match count {
+        0..=7 => Ok(count),
+        _ => Err(CliError::usage(format_args!("transport.retries is {count}; it can be 0 to 7"))),
+    }
+}
+
+/// Tables of a routing engine stay as they are.
+fn rerouting(switches: &file::Switches) -> Option<Rerouting> {
+    let file::Switches { rerouting, routing, detection, convergence, .. } = *switches;
+    let finds = rerouting && routing != Routing::Balanced;
+    finds.then_some(Rerouting { detection, spread: convergence })
+}
 
 impl Prepared {
     /// The name of a host or switch.

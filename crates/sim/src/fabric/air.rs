@@ -10,9 +10,9 @@ use roce::endpoint::Endpoint;
 use roce::verbs::Qpn;
 use roce::wire::{Headers, Psn, Service};
 
-use super::{Event, Fabric, Node};
+use super::{Cause, Event, Fabric, Node};
 use crate::faults::Fault;
-use crate::link::{Enqueued, Ingress, Link, Started, Vertex, Waiting};
+use crate::link::{Enqueued, Ingress, Link, Outage, Started, Vertex, Waiting};
 use crate::memory::NodeMemory;
 use crate::packet::Packet;
 use crate::paths::Spread;
@@ -79,14 +79,14 @@ impl<M: NodeMemory> Fabric<M> {
         });
         if is_expired {
             self.vacate(ingress, bytes);
-            return self.discard(id);
+            return self.lose(Cause::HopLimit, id);
         }
         let ingress_link = ingress.filter(|_| self.failures.bounces).map(|ingress| ingress.link);
         let back = ingress_link.and_then(|link| self.bounce(link, id));
         let Some(link) = back.or_else(|| self.next_link(at, id)) else {
             self.count_unrouted();
             self.vacate(ingress, bytes);
-            return self.discard(id);
+            return self.lose(Cause::NoRoute, id);
         };
         let class = self.links[link as usize].class(dscp);
         let is_busy = self.links[link as usize].is_busy(class, bytes);
@@ -184,13 +184,17 @@ impl<M: NodeMemory> Fabric<M> {
 
     /// A packet enters the air, where faults are injected.
     fn launch(&mut self, link: u32, id: u32) {
-        let Link { is_up, is_faulty, .. } = self.links[link as usize];
+        let Link { is_up, is_faulty, bit_errors, .. } = self.links[link as usize];
         if !is_up {
             return self.lose_to_outage(link, id);
         }
+        if bit_errors > 0 && self.is_hit_by_bit_error(link, id) {
+            self.resend_total(link, id);
+            return self.lose(Cause::BitError, id);
+        }
         if self.failures.faults.bit_errors > 0 && !self.survives_bit_errors(link, id) {
             self.resend_total(link, id);
-            return self.discard(id);
+            return self.lose(Cause::BitError, id);
         }
         if !is_faulty || self.mix.is_none() {
             return self.fly(link, id, Duration::ZERO);
@@ -227,7 +231,11 @@ impl<M: NodeMemory> Fabric<M> {
     fn lose_to_outage(&mut self, link: u32, id: u32) {
         self.feel_outage(link);
         self.resend_total(link, id);
-        self.discard(id);
+        let cause = match self.links[link as usize].outage {
+            Outage::Switch(_) => Cause::SwitchDown,
+            Outage::Cable | Outage::Link => Cause::LinkDown,
+        };
+        self.lose(cause, id);
     }
 
     fn double(&mut self, link: u32, id: u32) {
@@ -341,6 +349,9 @@ impl<M: NodeMemory> Fabric<M> {
         };
         if !self.mix.is_none() || !self.flows.is_empty() {
             self.judge(&packet);
+        }
+        if self.losses.has_wounds() {
+            self.losses.arrives(self.now, &packet);
         }
         self.nodes[node as usize].port.inbox.push_back(packet);
         self.mark_dirty(node);

@@ -9,16 +9,19 @@
 //! | [`sizes`] | published distributions of flow sizes |
 //! | [`workload`] | patterns of flows |
 //! | [`ideal`] | how long a flow takes alone |
+//! | [`failing`] | links and switches that fail meanwhile |
 //! | [`run`] | flows over a simulated network |
 //! | [`outcome`] | completion times, slowdowns, queues |
 
+pub mod failing;
 pub mod ideal;
 pub mod outcome;
 pub mod run;
 pub mod sizes;
 pub mod workload;
 
-pub use outcome::{Outcome, Record, Slowdowns};
+pub use failing::{MAX_FAULTS, TimedFault, Trouble};
+pub use outcome::{GivenUp, Outcome, Record, Slowdowns};
 pub use run::{Network, Runner, TrafficError};
 pub use sizes::FlowSizes;
 pub use workload::{Flow, MAX_FLOWS, Workload, WorkloadError};

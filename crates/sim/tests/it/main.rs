@@ -4,6 +4,7 @@
 
 mod chaos;
 mod circle;
+mod failing;
 mod goodput;
 mod incast;
 mod neighbour;

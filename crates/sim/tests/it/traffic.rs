@@ -15,7 +15,7 @@ use sim::traffic::{Flow, FlowSizes, Network, Outcome, Runner, Workload};
 
 const GBIT: u64 = 1_000_000_000;
 
-fn network(shape: &str, control: &str, spread: Spread) -> Network {
+pub fn network(shape: &str, control: &str, spread: Spread) -> Network {
     let rate = 100 * GBIT;
     let capacity = Capacity { rate_bps: rate, delay_ns: 1_000 };
     let topology = shape.parse::<Shape>().unwrap().build(capacity).unwrap();
@@ -30,7 +30,9 @@ fn network(shape: &str, control: &str, spread: Spread) -> Network {
     })
     .spread(spread);
     let base_rtt = Network::base_rtt(&graph, Mtu::M1024);
-    assert!((12_000..14_000).contains(&base_rtt.as_nanos()), "{base_rtt:?}");
+    let hops = if shape.starts_with("leaf-spine") { 4 } else { 6 };
+    let expected = hops * 2_000..hops * 2_000 + 2_000;
+    assert!(expected.contains(&base_rtt.as_nanos()), "{base_rtt:?}");
     Network {
         graph,
         buffer: Some(BufferConfig::lossless(32_000_000)),
@@ -38,12 +40,16 @@ fn network(shape: &str, control: &str, spread: Spread) -> Network {
         window_packets: 1 << 14,
         reliability: Reliability::Selective,
         timeout: 14,
+        retry_count: 7,
+        faults: Vec::new(),
+        rerouting: None,
+        watchdog: None,
         congestion: CongestionControl::named(control, rate, base_rtt).unwrap(),
         seed: 1,
     }
 }
 
-fn run(network: &Network, workload: &Workload) -> Outcome {
+pub fn run(network: &Network, workload: &Workload) -> Outcome {
     let hosts = network.graph.nodes();
     let flows = workload.flows(hosts, 100 * GBIT, &mut Chance::new(network.seed)).unwrap();
     let mut runner = Runner::new(network, flows, workload.keeps_connections());
