@@ -81,6 +81,8 @@ pub struct FabricConfig {
     pub nic_packets: Option<u32>,
     /// IPv6 instead of IPv4.
     pub ipv6: bool,
+    /// RoCEv1: packets have a GRH with GIDs of these addresses. Switches mark and stamp none of them, and see no queue pairs.
+    pub roce_v1: bool,
     /// Most packets that a node receives at once.
     pub batch: usize,
     /// A node that still has something to do after this many turns at one instant is considered to
@@ -104,6 +106,7 @@ impl FabricConfig {
             watchdog: None,
             nic_packets: None,
             ipv6: false,
+            roce_v1: false,
             batch: 64,
             max_turns: 100_000,
             endpoint: EndpointConfig::default(),
@@ -213,7 +216,7 @@ impl<M: NodeMemory> Fabric<M> {
         mut machine: impl FnMut(u32, &mut Chance) -> (M, u64),
     ) -> Fabric<M> {
         let mut chance = Chance::new(config.seed);
-        let addressing = Addressing { ipv6: config.ipv6 };
+        let addressing = Addressing { ipv6: config.ipv6, is_v1: config.roce_v1 };
         let nodes = (0..config.graph.nodes()).map(|index| {
             let (memory, seed) = machine(index, &mut chance);
             let body = Body::of(memory.kind(), config.is_sealed);
@@ -298,6 +301,16 @@ impl<M: NodeMemory> Fabric<M> {
     /// The path to a node.
     pub fn path_to(&self, node: u32) -> Path {
         Path::new((self.addressing.ip(node), ROCE_PORT).into())
+    }
+
+    /// Bytes of a packet between Ethernet's header and BTH.
+    pub fn network_bytes(&self) -> u32 {
+        self.addressing.network_bytes()
+    }
+
+    /// Whether packets have a GRH in place of IP and UDP.
+    pub fn is_roce_v1(&self) -> bool {
+        self.addressing.is_v1
     }
 
     /// Nodes that ran during the last [`advance`](Fabric::advance).
@@ -389,7 +402,8 @@ impl<M: NodeMemory> Fabric<M> {
         Packet {
             source: self.addressing.source(from),
             dest: self.addressing.ip(to),
-            ecn: Ecn::Ect0,
+            ecn: self.addressing.ecn(Ecn::Ect0),
+            is_v1: self.addressing.is_v1,
             frame_bytes: self.addressing.frame_bytes(bytes.len() as u32),
             bytes,
             from,

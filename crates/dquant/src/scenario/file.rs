@@ -133,6 +133,8 @@ pub struct Transport {
     /// Name of the congestion control.
     #[serde(deserialize_with = "control")]
     pub control: String,
+    /// What is around transport headers.
+    pub frames: Frames,
     /// Path MTU in bytes.
     pub mtu: u32,
     /// Loss recovery.
@@ -150,6 +152,7 @@ impl Default for Transport {
     fn default() -> Transport {
         Transport {
             control: "dcqcn-mlnx".to_owned(),
+            frames: Frames::Ipv4,
             mtu: 1_024,
             recovery: Recovery::Selective,
             window: 4_096,
@@ -158,6 +161,18 @@ impl Default for Transport {
             retries: 7,
         }
     }
+}
+
+/// What is around transport headers.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Frames {
+    /// RoCEv2 over IPv4.
+    Ipv4,
+    /// RoCEv2 over IPv6.
+    Ipv6,
+    /// A global route header.
+    RoceV1,
 }
 
 /// Loss recovery.

@@ -39,7 +39,7 @@ use toml::{Table, Value};
 
 use crate::exit::CliError;
 use faults::NamedFault;
-use file::{Ecn, File, Recovery, Routing};
+use file::{Ecn, File, Frames, Recovery, Routing};
 
 /// Largest scenario, and largest trace, that is read.
 const MAX_FILE: u64 = 1 << 20;
@@ -178,7 +178,8 @@ impl Scenario {
         let control = &file.transport.control;
         let deadline = Time::ZERO + file.run.deadline;
         let faults = faults::resolve(&file.faults, &topology, deadline, file.run.seed)?;
-        let congestion = CongestionControl::named(control, host_bps, base_rtt);
+        let congestion = CongestionControl::named(control, host_bps, base_rtt).unwrap_or_default();
+        check_frames(&file.transport, &congestion)?;
         Ok(Prepared {
             title: file.title.clone().unwrap_or_else(|| self.path.display().to_string()),
             control: control.clone(),
@@ -186,6 +187,8 @@ impl Scenario {
             network: Network {
                 graph,
                 buffer: Some(buffer(&file)),
+                ipv6: file.transport.frames == Frames::Ipv6,
+                roce_v1: file.transport.frames == Frames::RoceV1,
                 mtu,
                 window_packets: file.transport.window.max(1),
                 reliability: match file.transport.recovery {
@@ -200,7 +203,7 @@ impl Scenario {
                     detection: span,
                     restoration: span,
                 }),
-                congestion: congestion.unwrap_or_default(),
+                congestion,
                 seed: chance.word(),
             },
             topology,
@@ -349,6 +352,26 @@ fn host_rate(topology: &Topology) -> Result<u64, CliError> {
         (Some(&rate), 1) => Ok(rate),
         _ => Err(CliError::usage("the links of hosts have different rates; scenarios need one")),
     }
+}
+
+/// Switches mark and stamp nothing behind a GRH: refuses controls that would never learn of congestion.
+fn check_frames(
+    transport: &file::Transport,
+    congestion: &CongestionControl,
+) -> Result<(), CliError> {
+    let lost = match congestion {
+        CongestionControl::Dcqcn(_) | CongestionControl::Dctcp(_) => "mark none of its packets",
+        CongestionControl::Hpcc(_) => "stamp none of its packets",
+        _ => return Ok(()),
+    };
+    if transport.frames != Frames::RoceV1 {
+        return Ok(());
+    }
+    let control = &transport.control;
+    Err(CliError::usage(format_args!(
+        "transport.control is {control}, and transport.frames roce-v1: switches {lost}"
+    ))
+    .hint("controls that work there: advertised, swift, timely, timely-patched, delay, off"))
 }
 
 fn mtu(bytes: u32) -> Result<Mtu, CliError> {

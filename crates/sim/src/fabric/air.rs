@@ -410,7 +410,9 @@ fn hash(at: Vertex, packet: &Packet) -> u64 {
         Vertex::Node(node) => (1, node),
         Vertex::Switch(switch) => (2, switch),
     };
-    let parts = [kind, number, packet.from, packet.to, packet.dest_qpn()];
+    // Behind a GRH, switches find neither ports nor anything else that differs between queue pairs.
+    let queue_pair = if packet.is_v1 { 0 } else { packet.dest_qpn() };
+    let parts = [kind, number, packet.from, packet.to, queue_pair];
     parts.into_iter().fold(0, |state: u64, part| {
         let sum = (state ^ u64::from(part)).wrapping_add(0x9e37_79b9_7f4a_7c15);
         let once = (sum ^ sum >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

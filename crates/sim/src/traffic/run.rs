@@ -39,6 +39,10 @@ pub struct Network {
     pub graph: Graph,
     /// The buffer of each switch, shared by its ports; `None` for a queue of its own at each link.
     pub buffer: Option<BufferConfig>,
+    /// IPv6 instead of IPv4.
+    pub ipv6: bool,
+    /// RoCEv1: a GRH in place of IP and UDP.
+    pub roce_v1: bool,
     /// Path MTU.
     pub mtu: Mtu,
     /// Most unacknowledged packets of a flow.
@@ -149,6 +153,8 @@ impl Runner {
                 ..EndpointConfig::default()
             },
             buffer: network.buffer,
+            ipv6: network.ipv6,
+            roce_v1: network.roce_v1,
             rerouting: network.rerouting.filter(|_| !network.faults.is_empty()),
             watchdog: network.watchdog,
             nic_packets: Some(1),
@@ -170,14 +176,8 @@ impl Runner {
         to_come.sort_by_key(|&number| core::cmp::Reverse((flows[number as usize].at, number)));
         let &Network { mtu, window_packets, reliability, timeout, .. } = network;
         let (retry_count, congestion) = (network.retry_count, network.congestion);
-        let reliable = Connecting {
-            mtu,
-            window_packets,
-            reliability,
-            timeout,
-            retry_count,
-            congestion,
-        };
+        let reliable =
+            Connecting { mtu, window_packets, reliability, timeout, retry_count, congestion };
         Runner {
             network: reliable,
             keeps_connections,
@@ -512,7 +512,7 @@ const FAULT: u32 = 2;
 fn record(fabric: &Fabric<Phantom>, mtu: Mtu, flow: &Flow) -> Record {
     let path: Vec<LinkConfig> = fabric.path(flow.from, flow.to);
     let Flow { from, to, bytes, .. } = *flow;
-    let ideal = completion_time(&path, bytes, mtu);
+    let ideal = completion_time(&path, bytes, mtu, fabric.network_bytes());
     let (started, arrived, gave_up, is_cut) = (None, None, None, false);
     Record { from, to, bytes, started, arrived, ideal, gave_up, is_cut }
 }

@@ -48,7 +48,11 @@ fn flows_find_other_ways_and_recover() {
     for trouble in [Trouble::LinkDown(0), Trouble::SwitchDown(1)] {
         let network = failing(Spread::Flow, &[(trouble, 100, Some(2_000))]);
         let outcome = run(&network, &workload);
-        assert_eq!((outcome.unfinished(), outcome.failed, outcome.faults), (0, 0, 1), "{trouble:?}");
+        assert_eq!(
+            (outcome.unfinished(), outcome.failed, outcome.faults),
+            (0, 0, 1),
+            "{trouble:?}"
+        );
         let cause = match trouble {
             Trouble::LinkDown(_) => Cause::LinkDown,
             _ => Cause::SwitchDown,
