@@ -123,8 +123,7 @@ impl<'a> Places<'a> {
         let Fault { kind, count, rate, by, .. } = *fault;
         let key = kind.place();
         let given = [("link", &fault.link), ("switch", &fault.switch), ("port", &fault.port)];
-        if let Some((other, _)) =
-            given.iter().find(|(name, value)| *name != key && value.is_some())
+        if let Some((other, _)) = given.iter().find(|(name, value)| *name != key && value.is_some())
         {
             return Err(format!("it strikes a {key}, and has no '{other}'"));
         }

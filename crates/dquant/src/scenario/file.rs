@@ -53,6 +53,9 @@ pub struct Topology {
     /// Propagation delay of every link.
     #[serde(default = "one_microsecond", deserialize_with = "span")]
     pub delay: Duration,
+    /// Whether hosts with several ports forward packets between them.
+    #[serde(default)]
+    pub relay: bool,
 }
 
 /// What switches do.
@@ -135,6 +138,8 @@ pub struct Transport {
     pub control: String,
     /// What is around transport headers.
     pub frames: Frames,
+    /// How flows use hosts with several ports.
+    pub rails: HostRails,
     /// Path MTU in bytes.
     pub mtu: u32,
     /// Loss recovery.
@@ -153,6 +158,7 @@ impl Default for Transport {
         Transport {
             control: "dcqcn-mlnx".to_owned(),
             frames: Frames::Ipv4,
+            rails: HostRails::Hash,
             mtu: 1_024,
             recovery: Recovery::Selective,
             window: 4_096,
@@ -173,6 +179,16 @@ pub enum Frames {
     Ipv6,
     /// A global route header.
     RoceV1,
+}
+
+/// How flows use hosts with several ports.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum HostRails {
+    /// Each takes one, by a hash.
+    Hash,
+    /// Each is cut into parts, one for each.
+    All,
 }
 
 /// Loss recovery.

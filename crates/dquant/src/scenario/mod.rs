@@ -3,6 +3,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`mod@file`] | what a file may say |
+//! | [`hosts`] | hosts as nodes of the simulation, with one port or several |
 //! | [`faults`] | what fails, resolved to links and switches |
 //! | [`pictures`] | queues, slowdowns and links as SVG |
 //! | [`trace`] | flows from a file |
@@ -12,11 +13,11 @@
 
 pub mod faults;
 pub mod file;
+pub mod hosts;
 pub mod pictures;
 pub mod result;
 pub mod trace;
 
-use std::collections::BTreeSet;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -33,13 +34,13 @@ use sim::chance::Chance;
 use sim::fabric::{Rerouting, Watchdog};
 use sim::graph::{Graph, Spread, Vertex};
 use sim::link::{LinkConfig, Marking};
-use sim::topology;
 use sim::traffic::{Flow, Network, Runner, Workload};
 use toml::{Table, Value};
 
 use crate::exit::CliError;
 use faults::NamedFault;
 use file::{Ecn, File, Frames, Recovery, Routing};
+use hosts::Hosts;
 
 /// Largest scenario, and largest trace, that is read.
 const MAX_FILE: u64 = 1 << 20;
@@ -102,6 +103,8 @@ pub struct Prepared {
     pub host_bps: u64,
     /// Names of hosts and switches, for pictures.
     pub topology: Topology,
+    /// Hosts as nodes of the network.
+    pub hosts: Hosts,
     /// The network.
     pub network: Network,
     /// The flows.
@@ -167,14 +170,16 @@ impl Scenario {
             .map_err(|error| is_no_scenario(&self.path, "", &error))?;
         let topology = self.topology(&file.topology)?;
         topology.check().map_err(CliError::from_cause)?;
-        check_hosts(&topology)?;
-        let graph = graph(&file, &topology)?;
+        let hosts = Hosts::of(&topology, file.topology.relay)?;
+        let graph = graph(&file, &topology, &hosts)?;
         let mtu = mtu(file.transport.mtu)?;
         let base_rtt = Network::base_rtt(&graph, mtu);
-        let workload = self.workload(&file.workload, graph.nodes())?;
-        let host_bps = host_rate(&topology)?;
+        let workload = self.workload(&file.workload, hosts.count)?;
+        let host_bps = hosts.link_bps;
         let mut chance = Chance::new(file.run.seed);
-        let flows = workload.flows(graph.nodes(), host_bps, &mut chance);
+        let flows = workload.flows(hosts.count, hosts.rate_bps, &mut chance);
+        let flows = flows.map_err(CliError::from_cause)?;
+        let flows = hosts.place(flows, file.transport.rails, &topology)?;
         let control = &file.transport.control;
         let deadline = Time::ZERO + file.run.deadline;
         let faults = faults::resolve(&file.faults, &topology, deadline, file.run.seed)?;
@@ -199,15 +204,16 @@ impl Scenario {
                 retry_count: retries(file.transport.retries)?,
                 faults: faults.iter().map(|fault| fault.timed).collect(),
                 rerouting: rerouting(&file.switches),
-                watchdog: file.switches.watchdog.map(|span| Watchdog {
-                    detection: span,
-                    restoration: span,
-                }),
+                watchdog: file
+                    .switches
+                    .watchdog
+                    .map(|span| Watchdog { detection: span, restoration: span }),
                 congestion,
                 seed: chance.word(),
             },
             topology,
-            flows: flows.map_err(CliError::from_cause)?,
+            hosts,
+            flows,
             keeps_connections: workload.keeps_connections(),
             deadline,
             faults,
@@ -294,13 +300,9 @@ fn rerouting(switches: &file::Switches) -> Option<Rerouting> {
 }
 
 impl Prepared {
-    /// The name of a host or switch.
-    pub fn name(&self, vertex: Vertex) -> &str {
-        let node = match vertex {
-            Vertex::Node(number) => self.topology.hosts().nth(number as usize),
-            Vertex::Switch(number) => self.topology.switches().nth(number as usize),
-        };
-        node.map_or("", |id| self.topology.node(id).name())
+    /// The name of a host, of its port where it has several, or of a switch.
+    pub fn name(&self, vertex: Vertex) -> String {
+        self.hosts.name(&self.topology, vertex)
     }
 
     /// The run, before anything has started.
@@ -321,37 +323,6 @@ fn read_file(path: &Path, most: u64) -> Result<String, CliError> {
         return Err(CliError::usage(format_args!("{} has more than {most} bytes", path.display())));
     }
     Ok(text)
-}
-
-/// Refuses hosts that cannot reach each other over switches, and hosts with several links: their packets would take
-/// one link at a time.
-fn check_hosts(topology: &Topology) -> Result<(), CliError> {
-    let name = |id| topology.node(id).name();
-    if let Some(several) = topology.hosts().find(|&id| topology.node(id).links().count() > 1) {
-        return Err(CliError::usage(format_args!(
-            "host '{}' has several links, and scenarios use one",
-            name(several)
-        )));
-    }
-    if let Some([a, b]) = topology::separate_hosts(topology) {
-        return Err(CliError::usage(format_args!(
-            "hosts '{}' and '{}' are not joined by switches",
-            name(a),
-            name(b)
-        )));
-    }
-    Ok(())
-}
-
-/// The rate of the hosts' links: load and congestion control are relative to it.
-fn host_rate(topology: &Topology) -> Result<u64, CliError> {
-    let links = topology.hosts().flat_map(|id| topology.node(id).links());
-    let rates = links.filter_map(|(_, id)| Some(topology.link(id)?.capacity.rate_bps));
-    let rates: BTreeSet<u64> = rates.collect();
-    match (rates.first(), rates.len()) {
-        (Some(&rate), 1) => Ok(rate),
-        _ => Err(CliError::usage("the links of hosts have different rates; scenarios need one")),
-    }
 }
 
 /// Switches mark and stamp nothing behind a GRH: refuses controls that would never learn of congestion.
@@ -387,7 +358,7 @@ fn buffer(file: &File) -> BufferConfig {
     if file.switches.pfc { BufferConfig::lossless(bytes) } else { BufferConfig::lossy(bytes) }
 }
 
-fn graph(file: &File, topology: &Topology) -> Result<Graph, CliError> {
+fn graph(file: &File, topology: &Topology, hosts: &Hosts) -> Result<Graph, CliError> {
     let classes = file.switches.classes;
     if !(1..=8).contains(&classes) {
         return Err(CliError::usage(format_args!(
@@ -409,7 +380,7 @@ fn graph(file: &File, topology: &Topology) -> Result<Graph, CliError> {
             ..LinkConfig::new(rate, Duration::from_nanos(link.capacity.delay_ns))
         }
     };
-    let graph = topology::cables(topology, config);
+    let graph = hosts.graph(topology, config);
     Ok(match file.switches.routing {
         Routing::First => graph,
         Routing::Ecmp => graph.spread(Spread::Flow),
@@ -418,7 +389,7 @@ fn graph(file: &File, topology: &Topology) -> Result<Graph, CliError> {
             let channels = Channels::of(topology);
             let tables =
                 Engine::Balanced.route(topology, &channels).map_err(CliError::from_cause)?;
-            topology::routed(graph, topology, &channels, &tables)
+            hosts.routed(graph, topology, &channels, &tables)?
         }
     })
 }

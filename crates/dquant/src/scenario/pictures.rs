@@ -19,17 +19,17 @@ const RATES: usize = 250;
 /// The longest queue of a switch, the sum of all, and what goes into hosts, over time.
 pub fn queues(title: &str, prepared: &Prepared, outcome: &Outcome) -> String {
     let ms = |at: Time| at.as_nanos() as f64 / 1e6;
-    let marks: Vec<Mark> = (prepared.faults.iter().filter(|fault| fault.timed.from < outcome.ended))
-        .map(|fault| Mark {
-            from: ms(fault.timed.from),
-            until: fault.timed.until.map(ms),
-            name: format!("{} {}", fault.kind, fault.place),
-        })
-        .collect();
+    let marks: Vec<Mark> =
+        (prepared.faults.iter().filter(|fault| fault.timed.from < outcome.ended))
+            .map(|fault| Mark {
+                from: ms(fault.timed.from),
+                until: fault.timed.until.map(ms),
+                name: format!("{} {}", fault.kind, fault.place),
+            })
+            .collect();
     let curve = |name: &str, colour: usize, bytes: &dyn Fn(usize) -> u64| {
-        let place = |(number, sample): (usize, &QueueSample)| {
-            (ms(sample.at), bytes(number) as f64 / 1e3)
-        };
+        let place =
+            |(number, sample): (usize, &QueueSample)| (ms(sample.at), bytes(number) as f64 / 1e3);
         let points = outcome.samples.iter().enumerate().map(place).collect();
         Curve { name: name.to_owned(), colour, dashed: false, points }
     };

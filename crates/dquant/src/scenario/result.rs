@@ -55,6 +55,8 @@ pub struct RunResult {
     pub control: String,
     /// Hosts of the network.
     pub hosts: u32,
+    /// Ports of each that flows choose among.
+    pub ports: u32,
     /// Its switches.
     pub switches: u32,
     /// Rate of a host's link.
@@ -198,8 +200,8 @@ impl MissingFlow {
         let missing = (0..).zip(&outcome.records).filter(|(_, flow)| flow.arrived.is_none());
         let one = |(flow, record): (u64, &Record)| MissingFlow {
             flow,
-            from: prepared.name(Vertex::Node(record.from)).to_owned(),
-            to: prepared.name(Vertex::Node(record.to)).to_owned(),
+            from: prepared.name(Vertex::Node(record.from)),
+            to: prepared.name(Vertex::Node(record.to)),
             bytes: record.bytes,
             gave_up_ns: record.gave_up.map(|end| end.at.as_nanos()),
             why: match (record.gave_up, record.started) {
@@ -226,8 +228,9 @@ impl RunResult {
         RunResult {
             title: prepared.title.clone(),
             control: prepared.control.clone(),
-            hosts: prepared.network.graph.nodes(),
-            switches: prepared.network.graph.switches(),
+            hosts: prepared.hosts.count,
+            ports: prepared.hosts.ports(),
+            switches: prepared.topology.switches().count() as u32,
             host_bps: prepared.host_bps,
             base_rtt_ns: prepared.base_rtt.as_nanos(),
             flows: outcome.records.len() as u64,
@@ -244,7 +247,7 @@ impl RunResult {
             dropped: outcome.total(|stats| stats.dropped),
             unrouted: outcome.unrouted,
             deadlock: outcome.deadlock.as_ref().map(|deadlock| {
-                let names: Vec<&str> =
+                let names: Vec<String> =
                     deadlock.at.iter().map(|&vertex| prepared.name(vertex)).collect();
                 format!("class {}: {}", deadlock.class, names.join(" -> "))
             }),
@@ -325,10 +328,14 @@ impl fmt::Display for FaultResult {
             write!(f, "\n              and {} more", planned.len() - MOST_NAMED)?;
         }
         let some = lost.iter().filter(|(_, packets)| **packets > 0);
-        let causes: Vec<String> = some.map(|(cause, packets)| format!("{cause} {packets}")).collect();
+        let causes: Vec<String> =
+            some.map(|(cause, packets)| format!("{cause} {packets}")).collect();
         let packets: u64 = lost.values().sum();
         let causes = if packets > 0 { format!(" ({})", causes.join(", ")) } else { String::new() };
-        write!(f, "\n  lost        {packets} packets{causes}; routes computed anew {reroutes} times")?;
+        write!(
+            f,
+            "\n  lost        {packets} packets{causes}; routes computed anew {reroutes} times"
+        )?;
         let us = |nanos: u64| nanos as f64 / 1e3;
         write!(f, "\n  recovery    {} of {hits} hits of a connection", recovery.count)?;
         if recovery.count == 0 {
@@ -347,9 +354,11 @@ impl fmt::Display for FaultResult {
 impl fmt::Display for RunResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let RunResult { title, control, hosts, switches, flows, .. } = self;
+        let ports =
+            if self.ports > 1 { format!(" of {} ports", self.ports) } else { String::new() };
         writeln!(
             f,
-            "{title}\n  {hosts} hosts at {} Gbit/s, {switches} switches, round trip {:.1} us; {control}; {flows} flows",
+            "{title}\n  {hosts} hosts{ports} at {} Gbit/s, {switches} switches, round trip {:.1} us; {control}; {flows} flows",
             self.host_bps as f64 / 1e9,
             self.base_rtt_ns as f64 / 1e3
         )?;

@@ -8,6 +8,7 @@ mod failing;
 mod goodput;
 mod incast;
 mod neighbour;
+mod rails;
 #[path = "../../../../testing/seeds.rs"]
 mod seeds;
 mod traffic;
