@@ -64,7 +64,7 @@ pub fn resolve(
     Ok(all)
 }
 
-/// When a fault begins and ends, each time before the run ends.
+/// When a fault begins and ends: the first time, and each later one before the run ends.
 fn spans(fault: &Fault, deadline: Time) -> Result<Vec<(Time, Option<Time>)>, String> {
     let at = Time::ZERO + fault.at;
     let lasts = match (fault.lasts, fault.until) {
@@ -79,9 +79,6 @@ fn spans(fault: &Fault, deadline: Time) -> Result<Vec<(Time, Option<Time>)>, Str
     if lasts == Some(Duration::ZERO) {
         return Err("it ends when it begins".to_owned());
     }
-    if at >= deadline {
-        return Err("it begins when the run has ended: run.deadline is not later".to_owned());
-    }
     let every = match (fault.every, fault.times) {
         (_, 0) => return Err("'times' is 0".to_owned()),
         (None, 1) => return Ok(vec![(at, lasts.map(|lasts| at + lasts))]),
@@ -92,7 +89,8 @@ fn spans(fault: &Fault, deadline: Time) -> Result<Vec<(Time, Option<Time>)>, Str
         return Err("it is repeated before it has ended: 'for' is not below 'every'".to_owned());
     };
     let starts = std::iter::successors(Some(at), |&at| Some(at + every));
-    let starts = starts.take(fault.times as usize).take_while(|&at| at < deadline);
+    let starts =
+        starts.take(fault.times as usize).take_while(|&start| start == at || start < deadline);
     // One more than there can be is enough to be refused.
     Ok(starts.take(MAX_FAULTS + 1).map(|at| (at, Some(at + lasts))).collect())
 }

@@ -52,7 +52,9 @@ fn pictures_are_written() {
         assert!(!picture.contains("NaN") && !picture.contains("inf"), "{name}");
         // Curves have points, a size alone a marker, and links a colour.
         let shown = match name {
-            "queues.svg" => picture.matches("<polyline points=\"6").count(),
+            "queues.svg" => {
+                picture.matches("<polyline").count() - picture.matches("points=\"\"").count()
+            }
             "slowdowns.svg" => picture.matches("<circle").count(),
             _ => picture.matches("<path stroke=").count(),
         };
@@ -117,7 +119,7 @@ fn flows_that_a_fault_cuts_off_are_named_and_the_run_ends() {
     assert_eq!(ran.exit, Some(1), "{ran:?}");
     let text = &ran.stdout;
     assert!(
-        text.contains("host3: 400.0 kB: retries exceeded, and no way led to its receiver"),
+        text.contains("-> host3, 400.0 kB: retries exceeded, and no way led to its receiver"),
         "{text}"
     );
     let report = folder.run(&["sim", "run", "cut.toml", "--json"]);
@@ -180,7 +182,6 @@ fn faults_that_cannot_be_are_refused() {
     refused(&format!("{link}at = '5us'\nuntil = '5us'"), "it ends before it begins");
     refused(&format!("{link}at = '5us'\nfor = '0us'"), "it ends when it begins");
     refused(&format!("{link}at = '5us'\nfor = '1us'\nuntil = '9us'"), "both 'for' and 'until'");
-    refused(&format!("{link}at = '1s'"), "it begins when the run has ended");
     refused(
         &format!("{link}at = '5us'\nfor = '9us'\nevery = '9us'\ntimes = 2"),
         "'for' is not below 'every'",
@@ -239,7 +240,7 @@ fn servers_of_a_bcube_forward_where_the_scenario_says_so() {
         (&12.into(), &4.into(), &4.into())
     );
     let balanced = ["sim", "run", "bcube.toml", "--set", "switches.routing=balanced"];
-    folder.run(&balanced).failed(2, "no routing engine has routes over hosts", "");
+    folder.run(&balanced).failed(2, "hosts do not forward", "");
     folder.write("direct.toml", bcube.replace("relay = true", ""));
     let direct = ["sim", "run", "direct.toml"];
     folder.run(&direct).failed(2, "are not joined by switches", "topology.relay = true");
@@ -276,7 +277,7 @@ fn every_kind_of_topology_runs() {
 #[test]
 fn roce_v1_has_longer_frames() {
     let folder = Folder::new("sim-run-v1");
-    folder.write("small.toml", SMALL);
+    folder.write("small.toml", SMALL.replace("'all-to-all'", "'incast'\nsenders = 1"));
     let time = |frames: &str| {
         let setting = format!("transport.frames={frames}");
         let args =
@@ -354,11 +355,7 @@ fn what_is_no_scenario_is_refused_with_its_place() {
     };
     refused("bytes", "octets", "unknown field `octets`");
     refused("'20KB'", "true", "line 4: a text with a unit is expected, not boolean");
-    refused(
-        "leaf-spine:2x2x4",
-        "bcube:2x1",
-        "hosts 'host0' and 'host3' are not joined by switches",
-    );
+    refused("leaf-spine:2x2x4", "bcube:2x1", "are not joined by switches");
     refused("[workload]", "relay = true\n[workload]", "no host has several ports");
     let v1 = "[transport]\nframes = 'roce-v1'\n[workload]";
     refused("[workload]", v1, "is dcqcn-mlnx, and transport.frames roce-v1: switches mark none");

@@ -77,9 +77,9 @@ struct Wound {
 #[derive(Debug, Default)]
 pub(super) struct Losses {
     report: LossReport,
-    /// By node and queue pair, where recoveries are watched.
+    /// Nodes and queue pairs whose recoveries are watched, and those of them that were hit.
+    watched: BTreeSet<(u32, u32)>,
     wounds: BTreeMap<(u32, u32), Wound>,
-    is_watching: bool,
 }
 
 impl Losses {
@@ -90,11 +90,12 @@ impl Losses {
     }
 
     fn note(&mut self, now: Time, packet: &Packet) {
-        if !self.is_watching || !is_request(packet) {
+        let key = (packet.to, packet.dest_qpn());
+        if !self.watched.contains(&key) || !is_request(packet) {
             return;
         }
         let hits = &mut self.report.hits;
-        let wound = self.wounds.entry((packet.to, packet.dest_qpn())).or_insert_with(|| {
+        let wound = self.wounds.entry(key).or_insert_with(|| {
             *hits += 1;
             Wound { since: now, missing: BTreeSet::new() }
         });
@@ -125,9 +126,9 @@ fn is_request(packet: &Packet) -> bool {
 }
 
 impl<M: NodeMemory> Fabric<M> {
-    /// Notes from now on which queue pairs are hit, and when they have recovered.
-    pub fn watch_recoveries(&mut self) {
-        self.losses.is_watching = true;
+    /// Notes from now on when a queue pair of a node is hit, and when it has recovered.
+    pub fn watch(&mut self, node: u32, qpn: Qpn) {
+        self.losses.watched.insert((node, qpn.get()));
     }
 
     /// What failures have cost so far.
@@ -138,6 +139,7 @@ impl<M: NodeMemory> Fabric<M> {
     /// Nothing more comes for a queue pair of a node: it has everything (true), or it never will.
     pub fn end_watch(&mut self, node: u32, qpn: Qpn, has_all: bool) {
         let key = (node, qpn.get());
+        self.losses.watched.remove(&key);
         match has_all {
             // What is missing still had come before it was lost: a retransmission without need.
             true => self.losses.heal(self.now, key),

@@ -160,10 +160,7 @@ impl Runner {
             nic_packets: Some(1),
             ..FabricConfig::new(network.graph.clone(), network.seed)
         };
-        let mut fabric = Fabric::new(&config, |_| Phantom);
-        if !network.faults.is_empty() {
-            fabric.watch_recoveries();
-        }
+        let fabric = Fabric::new(&config, |_| Phantom);
         let records = flows.iter().map(|flow| record(&fabric, network.mtu, flow)).collect();
         let mut followers = alloc::vec![Vec::new(); flows.len()];
         for (number, flow) in (0..).zip(&flows) {
@@ -322,6 +319,9 @@ impl Runner {
         let now = self.fabric.now();
         let connection = self.connection(from, to, bytes)?;
         self.open.insert(number, connection);
+        if !self.schedule.is_empty() {
+            self.fabric.watch(to, connection.receiver);
+        }
         self.records[number as usize].started = Some(now);
         let (source, dest) = (self.host(from)?.memory, self.host(to)?.memory);
         let recv = RecvWr { wr_id: number.into(), sges: SgList::new() };
