@@ -61,7 +61,7 @@ const FLOORS: &[(&str, &str)] = &[
          streams: buffer fabric faults graph link memory
          goodput: fabric faults graph link memory streams
          incast: buffer fabric goodput graph link memory streams topology
-         traffic: buffer chance fabric graph link memory packet
+         traffic: buffer chance fabric graph link memory packet topology
          circle: buffer chance fabric graph link memory streams topology
          neighbour: fabric faults goodput graph link memory streams",
     ),
@@ -95,6 +95,7 @@ const FLOORS: &[(&str, &str)] = &[
         "topology
          shape: topology
          text: topology shape
+         htsim: topology shape
          lingjun: topology
          drawing: topology shape
          channels: topology shape

@@ -26,6 +26,17 @@ pub struct Curve {
     pub points: Vec<(f64, f64)>,
 }
 
+/// A span of the axis to the right that is to stand out: something happened then.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Mark {
+    /// Where it begins.
+    pub from: f64,
+    /// Where it ends; at the end of the axis if nowhere.
+    pub until: Option<f64>,
+    /// What it is.
+    pub name: String,
+}
+
 /// One diagram.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Diagram {
@@ -35,6 +46,8 @@ pub struct Diagram {
     pub scales: [Scale; 2],
     /// Its curves.
     pub curves: Vec<Curve>,
+    /// Spans behind them; the first few are numbered and named.
+    pub marks: Vec<Mark>,
 }
 
 const WIDTH: f64 = 720.0;
@@ -192,6 +205,7 @@ fn drawn(diagram: &Diagram, [x, y]: &[Axis; 2]) -> String {
             y.scale.text(value)
         );
     }
+    text += &marked(&diagram.marks, &x, diagram.curves.len());
     for (number, curve) in diagram.curves.iter().enumerate() {
         let colour = COLOURS[curve.colour % COLOURS.len()];
         let dashes = if curve.dashed { " stroke-dasharray=\"5 4\"" } else { "" };
@@ -214,6 +228,49 @@ fn drawn(diagram: &Diagram, [x, y]: &[Axis; 2]) -> String {
             legend + 4.0,
             escaped(&curve.name)
         );
+    }
+    text
+}
+
+/// Marks with a number and a name; more would not fit beside a diagram.
+const NAMED_MARKS: usize = 8;
+
+/// Spans behind the curves, and their names below those of so many curves.
+fn marked(marks: &[Mark], x: &Axis, curves: usize) -> String {
+    let [_, right, top, bottom] = MARGINS;
+    let mut text = String::new();
+    let legend = top + 16.0 * curves as f64 + 8.0;
+    let shown = marks.iter().filter(|mark| x.shows(mark.from) && mark.from <= x.high);
+    for (number, mark) in (0..).zip(shown) {
+        let from = x.at(mark.from);
+        let until = mark.until.map_or(x.place.1, |until| x.at(until.min(x.high)));
+        let name = escaped(&mark.name);
+        let _ = writeln!(
+            text,
+            "<rect x=\"{from:.1}\" y=\"{top}\" width=\"{:.1}\" height=\"{:.1}\" fill=\"#d55e00\" \
+             fill-opacity=\"0.15\"><title>{name}</title></rect>",
+            (until - from).max(1.0),
+            HEIGHT - bottom - top
+        );
+        let line = match number {
+            0..NAMED_MARKS => format!("{} {name}", number + 1),
+            NAMED_MARKS => format!("and {} more", marks.len() - NAMED_MARKS),
+            _ => continue,
+        };
+        let _ = writeln!(
+            text,
+            "<text x=\"{:.1}\" y=\"{:.1}\" font-size=\"9\">{line}</text>",
+            WIDTH - right + 12.0,
+            legend + 12.0 * number as f64
+        );
+        if number < NAMED_MARKS {
+            let _ = writeln!(
+                text,
+                "<text x=\"{from:.1}\" y=\"{:.1}\" font-size=\"9\">{}</text>",
+                top - 2.0,
+                number + 1
+            );
+        }
     }
     text
 }
@@ -242,6 +299,28 @@ mod tests {
         Curve { name: "write <p50>".to_owned(), colour: 0, dashed: true, points: points.to_vec() }
     }
 
+    fn mark(from: f64, until: Option<f64>) -> Mark {
+        Mark { from, until, name: "down <a>".to_owned() }
+    }
+
+    #[test]
+    fn marks_are_spans_of_the_axis_and_the_first_ones_have_names() {
+        let marks = (1..=12).map(|at| mark(f64::from(at), (at > 1).then(|| f64::from(at) + 0.5)));
+        let diagram = Diagram {
+            title: String::new(),
+            scales: [Scale::Linear, Scale::Linear],
+            curves: vec![curve(&[(0.0, 0.0), (10.0, 1.0)])],
+            marks: marks.collect(),
+        };
+        let text = svg("", &[diagram]);
+        // Two of the twelve begin behind the end of the axis, which has 476 pixels.
+        assert_eq!(text.matches("fill-opacity").count(), 10, "{text}");
+        assert!(text.contains("<rect x=\"111.6\" y=\"32\" width=\"428.4\""), "to the end: {text}");
+        assert!(text.contains("<rect x=\"159.2\" y=\"32\" width=\"23.8\""), "{text}");
+        assert!(text.contains(">8 down &lt;a&gt;</text>") && !text.contains(">9 down"), "{text}");
+        assert!(text.contains(">and 4 more</text>"), "{text}");
+    }
+
     #[test]
     fn every_opened_element_is_closed_and_text_is_escaped() {
         let curves = vec![curve(&[(8.0, 5.5), (65536.0, 700.0)]), curve(&[(8.0, 0.0)]), curve(&[])];
@@ -249,6 +328,7 @@ mod tests {
             title: "us".to_owned(),
             scales: [scale, upwards],
             curves: curves.clone(),
+            marks: vec![mark(3.0, Some(9.0)), mark(0.0, None), mark(f64::NAN, None)],
         };
         let both = [diagram(Scale::Sizes, Scale::Powers), diagram(Scale::Linear, Scale::Linear)];
         let text = svg("a & b", &both);

@@ -10,6 +10,7 @@
 //! | [`topology`] | hosts, switches, ports and links |
 //! | [`shape`] | topologies made by rule, and their names |
 //! | [`text`] | topologies as text of other programs |
+//! | [`htsim`] | topologies as files of csg-htsim |
 //! | [`lingjun`] | the topology of a published cluster, from its file |
 //! | [`drawing`] | a picture of a topology |
 //! | [`channels`] | the switches of a topology as a routing engine sees them |
@@ -43,6 +44,7 @@ pub mod discovery;
 pub mod drawing;
 pub mod exchange;
 pub mod forwarding;
+pub mod htsim;
 pub mod judge;
 pub mod lanes;
 pub mod levels;

@@ -15,6 +15,7 @@
 
 mod air;
 mod failures;
+mod losses;
 mod neighbours;
 mod node;
 mod reports;
@@ -48,7 +49,9 @@ use crate::pressure::{Gate, Pressure};
 pub use air::MAX_DELAY_NS;
 use air::{Flow, Pool};
 use failures::Failures;
-pub use failures::{Conduct, Defect, LinkFaults, Rerouting};
+pub use failures::{Conduct, Defect, Islands, LinkFaults, Rerouting};
+use losses::Losses;
+pub use losses::{Cause, LossReport};
 pub use neighbours::Flaw;
 use neighbours::Neighbourhood;
 pub use node::Node;
@@ -85,6 +88,8 @@ pub struct FabricConfig {
     pub nic_packets: Option<u32>,
     /// IPv6 instead of IPv4.
     pub ipv6: bool,
+    /// RoCEv1: packets have a GRH with GIDs of these addresses. Switches mark and stamp none of them, and see no queue pairs.
+    pub roce_v1: bool,
     /// Most packets that a node receives at once.
     pub batch: usize,
     /// A node that still has something to do after this many turns at one instant is considered to
@@ -110,6 +115,7 @@ impl FabricConfig {
             telemetry_rtt: Duration::from_micros(13),
             nic_packets: None,
             ipv6: false,
+            roce_v1: false,
             batch: 64,
             max_turns: 100_000,
             endpoint: EndpointConfig::default(),
@@ -185,6 +191,7 @@ pub struct Fabric<M> {
     /// How long pauses last, where they end by themselves.
     quanta: Option<u16>,
     failures: Failures,
+    losses: Losses,
     watch: Watch,
     watermarks: Watermarks,
     telemetry_rtt: Duration,
@@ -224,7 +231,7 @@ impl<M: NodeMemory> Fabric<M> {
         mut machine: impl FnMut(u32, &mut Chance) -> (M, u64),
     ) -> Fabric<M> {
         let mut chance = Chance::new(config.seed);
-        let addressing = Addressing { ipv6: config.ipv6 };
+        let addressing = Addressing { ipv6: config.ipv6, is_v1: config.roce_v1 };
         let nodes = (0..config.graph.nodes()).map(|index| {
             let (memory, seed) = machine(index, &mut chance);
             let body = Body::of(memory.kind(), config.is_sealed);
@@ -250,6 +257,7 @@ impl<M: NodeMemory> Fabric<M> {
             buffers,
             quanta: config.buffer.and_then(|buffer| buffer.pfc?.pause_quanta),
             failures: Failures::new(config, config.graph.edges().len()),
+            losses: Losses::default(),
             watch: Watch::new(config.watchdog, config.graph.edges().len()),
             watermarks: Watermarks::new(config.watermarks),
             telemetry_rtt: config.telemetry_rtt,
@@ -313,6 +321,16 @@ impl<M: NodeMemory> Fabric<M> {
     /// The path to a node.
     pub fn path_to(&self, node: u32) -> Path {
         Path::new((self.addressing.ip(node), ROCE_PORT).into())
+    }
+
+    /// Bytes of a packet between Ethernet's header and BTH.
+    pub fn network_bytes(&self) -> u32 {
+        self.addressing.network_bytes()
+    }
+
+    /// Whether packets have a GRH in place of IP and UDP.
+    pub fn is_roce_v1(&self) -> bool {
+        self.addressing.is_v1
     }
 
     /// Nodes that ran during the last [`advance`](Fabric::advance).
@@ -404,7 +422,8 @@ impl<M: NodeMemory> Fabric<M> {
         Packet {
             source: self.addressing.source(from),
             dest: self.addressing.ip(to),
-            ecn: Ecn::Ect0,
+            ecn: self.addressing.ecn(Ecn::Ect0),
+            is_v1: self.addressing.is_v1,
             frame_bytes: self.addressing.frame_bytes(bytes.len() as u32),
             bytes,
             from,

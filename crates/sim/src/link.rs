@@ -297,6 +297,8 @@ pub(crate) struct Link {
     turn: usize,
     /// By class: since when it is paused, if it is.
     held_since: [Time; MAX_CLASSES],
+    /// Bit errors in 10^15 bits that it adds to frames.
+    pub(crate) bit_errors: u64,
     /// By class, where pauses end by themselves: when.
     pub(crate) pause_ends: [Time; MAX_CLASSES],
     /// Classes with a timer for the end of their pause, and with one to refresh it, as bits.
@@ -377,6 +379,7 @@ impl Link {
             is_disturbed: false,
             nominal_bps: edge.config.rate_bps,
             held_since: [Time::ZERO; MAX_CLASSES],
+            bit_errors: 0,
             pause_ends: [Time::ZERO; MAX_CLASSES],
             ending: 0,
             refreshing: 0,
@@ -458,6 +461,11 @@ impl Link {
     /// A packet found no room in the switch.
     pub(crate) fn count_drop(&mut self) {
         self.stats.dropped += 1;
+    }
+
+    /// Bytes that have left since statistics were last reset.
+    pub(crate) fn departed_bytes(&self) -> u64 {
+        self.stats.sent_bytes
     }
 
     /// Bytes that wait.

@@ -580,11 +580,13 @@ fn draw(path: &Path, host: &str, results: &[Measured]) -> Result<(), CliError> {
             title: "Latency, us".to_owned(),
             scales: [Scale::Sizes, Scale::Powers],
             curves: paired.filter(is_there).collect(),
+            marks: Vec::new(),
         },
         Diagram {
             title: "Bandwidth, Gbit/s".to_owned(),
             scales: [Scale::Sizes, Scale::Powers],
             curves: rate.into_iter().filter(is_there).collect(),
+            marks: Vec::new(),
         },
     ];
     let title = format!("dquant perf {host}");

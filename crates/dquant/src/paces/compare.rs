@@ -202,6 +202,7 @@ pub fn picture(title: &str, simulated: &Run, measured: &Run) -> String {
             title: format!("{what}, {}", wires.next().unwrap_or_default()),
             scales: [Scale::Linear; 2],
             curves,
+            marks: Vec::new(),
         })
     };
     let both = [simulated, measured];

@@ -12,9 +12,9 @@ use roce::wire::telemetry::Form;
 use roce::wire::{Headers, Psn, Service};
 use roce::world::Ecn;
 
-use super::{Event, Fabric, Node};
+use super::{Cause, Event, Fabric, Node};
 use crate::faults::Fault;
-use crate::link::{Enqueued, Ingress, Link, Started, Vertex, Waiting};
+use crate::link::{Enqueued, Ingress, Link, Outage, Started, Vertex, Waiting};
 use crate::memory::NodeMemory;
 use crate::packet::Packet;
 use crate::paths::Spread;
@@ -31,7 +31,7 @@ pub(super) struct Transit {
     pub(super) visited: u64,
     from: u32,
     to: u32,
-    /// Its destination queue pair.
+    /// Its destination queue pair, as far as switches see it: 0 in RoCEv1, since behind a GRH nothing tells queue pairs apart.
     qpn: u32,
     /// Its size on a link in bytes.
     pub(super) bytes: u32,
@@ -50,7 +50,7 @@ impl Transit {
             visited: 0,
             from: packet.from,
             to: packet.to,
-            qpn: packet.dest_qpn(),
+            qpn: if packet.is_v1 { 0 } else { packet.dest_qpn() },
             bytes: packet.frame_bytes,
             dscp: packet.dscp,
             hop_limit: packet.hop_limit,
@@ -144,14 +144,14 @@ impl<M: NodeMemory> Fabric<M> {
         });
         if is_expired {
             self.vacate(ingress, bytes);
-            return self.discard(id);
+            return self.lose(Cause::HopLimit, id);
         }
         let ingress_link = ingress.filter(|_| self.failures.bounces).map(|ingress| ingress.link);
         let back = ingress_link.and_then(|link| self.bounce(link, id));
         let Some(link) = back.or_else(|| self.next_link(at, id)) else {
             self.count_unrouted();
             self.vacate(ingress, bytes);
-            return self.discard(id);
+            return self.lose(Cause::NoRoute, id);
         };
         let class = self.links[link as usize].class(dscp);
         let is_busy = self.links[link as usize].is_busy(class, bytes);
@@ -264,13 +264,17 @@ impl<M: NodeMemory> Fabric<M> {
 
     /// A packet enters the air, where faults are injected.
     fn launch(&mut self, link: u32, id: u32) {
-        let Link { is_up, is_faulty, .. } = self.links[link as usize];
+        let Link { is_up, is_faulty, bit_errors, .. } = self.links[link as usize];
         if !is_up {
             return self.lose_to_outage(link, id);
         }
+        if bit_errors > 0 && self.is_hit_by_bit_error(link, id) {
+            self.resend_total(link, id);
+            return self.lose(Cause::BitError, id);
+        }
         if self.failures.faults.bit_errors > 0 && !self.survives_bit_errors(link, id) {
             self.resend_total(link, id);
-            return self.discard(id);
+            return self.lose(Cause::BitError, id);
         }
         if !is_faulty || self.mix.is_none() {
             return self.fly(link, id, Duration::ZERO);
@@ -307,7 +311,11 @@ impl<M: NodeMemory> Fabric<M> {
     fn lose_to_outage(&mut self, link: u32, id: u32) {
         self.feel_outage(link);
         self.resend_total(link, id);
-        self.discard(id);
+        let cause = match self.links[link as usize].outage {
+            Outage::Switch(_) => Cause::SwitchDown,
+            Outage::Cable | Outage::Link => Cause::LinkDown,
+        };
+        self.lose(cause, id);
     }
 
     fn double(&mut self, link: u32, id: u32) {
@@ -419,6 +427,9 @@ impl<M: NodeMemory> Fabric<M> {
         };
         if !self.mix.is_none() || !self.flows.is_empty() {
             self.judge(&packet);
+        }
+        if self.losses.has_wounds() {
+            self.losses.arrives(self.now, &packet);
         }
         self.nodes[node as usize].port.inbox.push_back(packet);
         self.mark_dirty(node);

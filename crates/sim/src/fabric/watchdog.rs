@@ -13,7 +13,7 @@ use alloc::vec::Vec;
 
 use roce::{Duration, Time};
 
-use super::{Event, Fabric};
+use super::{Cause, Event, Fabric};
 use crate::link::{MAX_CLASSES, Vertex, Waiting};
 use crate::memory::NodeMemory;
 
@@ -175,7 +175,7 @@ impl<M: NodeMemory> Fabric<M> {
         for Waiting { packet, bytes, ingress, .. } in dropped {
             self.discharge(ingress, bytes);
             self.vacate(ingress, bytes);
-            self.discard(packet);
+            self.lose(Cause::Watchdog, packet);
         }
         self.end_pause(link, class as u8);
     }

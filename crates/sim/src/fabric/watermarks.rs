@@ -108,7 +108,8 @@ impl<M: NodeMemory> Fabric<M> {
             let told: Vec<_> = connections
                 .filter_map(|(qpn, path, dest)| {
                     let to = self.addressing.node(path.remote.ip());
-                    let links = self.links_between(node, to, dest.get());
+                    let seen = if self.is_roce_v1() { 0 } else { dest.get() };
+                    let links = self.links_between(node, to, seen);
                     Some((qpn, self.longest(&reading, &links, path.dscp)?))
                 })
                 .collect();
@@ -137,7 +138,7 @@ impl<M: NodeMemory> Fabric<M> {
         links.iter().filter_map(of_link).max_by_key(Watermark::queueing)
     }
 
-    /// The links out of switches by which packets may go from one node to a queue pair of another.
+    /// The links out of switches by which packets may go from one node to a queue pair of another, as switches see it.
     fn links_between(&self, from: u32, to: u32, dest_qpn: u32) -> Vec<u32> {
         let (mut found, mut next) = (Vec::new(), vec![Vertex::Node(from)]);
         // Shortest paths have no circles, but tables that change may: each link is followed once.

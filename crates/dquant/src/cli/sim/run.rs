@@ -19,8 +19,8 @@ use crate::scenario::{Prepared, Scenario, Setting};
 /// Run a scenario: a network, its hosts and their traffic from one file
 ///
 /// Prints how long flows took beside the same flow in an empty network (slowdown), by size; goodput,
-/// queues, pauses and drops; and what the simulation cost. The result is a function of the file and its
-/// seed.
+/// queues, pauses and drops; what faults did, if the scenario has some; and what the simulation cost. The
+/// result is a function of the file and its seed.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
@@ -30,7 +30,8 @@ Exit code 1: flows had not arrived at the deadline, or their connection failed.
 Examples:
   dquant sim run scenarios/web-search.toml
   dquant sim run scenarios/incast.toml --set transport.control=hpcc --set workload.senders=63
-  dquant sim run scenarios/permutation.toml --set switches.routing=ecmp --plot pictures --json"
+  dquant sim run scenarios/permutation.toml --set switches.routing=ecmp --plot pictures --json
+  dquant sim run scenarios/failover.toml --set faults.0.for=5ms"
 )]
 pub(super) struct RunCommand {
     /// The scenario, in TOML; docs/scenarios.md has every table
@@ -91,7 +92,7 @@ impl RunCommand {
 fn draw(folder: &Path, prepared: &Prepared, outcome: &Outcome) -> Result<(), CliError> {
     let title = format!("{}: {}", prepared.title, prepared.control);
     let pictures = [
-        ("queues.svg", pictures::queues(&title, outcome)),
+        ("queues.svg", pictures::queues(&title, prepared, outcome)),
         ("slowdowns.svg", pictures::slowdowns(&title, &[(prepared.control.clone(), outcome)])),
         ("links.svg", pictures::links(prepared, outcome)),
     ];
