@@ -240,6 +240,8 @@ pub(crate) struct Waiting {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ingress {
     pub(crate) link: u32,
+    /// The port at which it ends.
+    pub(crate) port: u16,
     pub(crate) class: u8,
 }
 
@@ -287,7 +289,7 @@ pub(crate) struct Link {
     /// By class: both ends of its credits, on a link that has them.
     lanes: Option<Box<[Lane; MAX_CLASSES]>>,
     /// Its number among the links to that end.
-    pub(crate) port: usize,
+    pub(crate) port: u16,
     stats: LinkStats,
     waiting: [VecDeque<Waiting>; MAX_CLASSES],
     /// By class.

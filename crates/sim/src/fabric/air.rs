@@ -139,8 +139,8 @@ impl<M: NodeMemory> Fabric<M> {
             Vertex::Node(_) => false,
         };
         let ingress = ingress.map(|link| {
-            let class = self.links[link as usize].class(dscp) as u8;
-            Ingress { link, class }
+            let from = &self.links[link as usize];
+            Ingress { link, port: from.port, class: from.class(dscp) as u8 }
         });
         if is_expired {
             self.vacate(ingress, bytes);
@@ -155,7 +155,7 @@ impl<M: NodeMemory> Fabric<M> {
         };
         let class = self.links[link as usize].class(dscp);
         let is_busy = self.links[link as usize].is_busy(class, bytes);
-        if is_busy && !self.charge(ingress, bytes) {
+        if is_busy && !self.charge(link, ingress, bytes) {
             self.links[link as usize].count_drop();
             self.judge_drop(ingress);
             self.vacate(ingress, bytes);
@@ -179,7 +179,7 @@ impl<M: NodeMemory> Fabric<M> {
                 self.launch(link, id);
             }
             Enqueued::Dropped => {
-                self.discharge(ingress, bytes);
+                self.discharge(link, ingress, bytes);
                 self.vacate(ingress, bytes);
                 self.discard(id);
             }
@@ -257,7 +257,7 @@ impl<M: NodeMemory> Fabric<M> {
         if waiting.has_telemetry {
             self.stamp(link, waiting.packet);
         }
-        self.discharge(waiting.ingress, waiting.bytes);
+        self.discharge(link, waiting.ingress, waiting.bytes);
         self.vacate(waiting.ingress, waiting.bytes);
         self.events.add(left_at, Event::Departed(link));
     }

@@ -334,7 +334,7 @@ impl<M: NodeMemory> Fabric<M> {
         if let Vertex::Switch(switch) = end
             && let Some(buffer) = self.buffers.get_mut(switch as usize)
         {
-            buffer.forget_pauses(port);
+            buffer.forget_pauses(port.into());
         }
     }
 

@@ -116,7 +116,7 @@ impl<M: NodeMemory> Fabric<M> {
             return;
         };
         let buffer = self.buffers.get(switch as usize);
-        if buffer.is_some_and(|buffer| buffer.has_paused(port, class.into())) {
+        if buffer.is_some_and(|buffer| buffer.has_paused(port.into(), class.into())) {
             self.send_pause(link, class.into(), true);
         }
     }
@@ -173,7 +173,7 @@ impl<M: NodeMemory> Fabric<M> {
         self.failures.conduct.watchdog_trips += 1;
         self.failures.conduct.watchdog_drops += dropped.len() as u64;
         for Waiting { packet, bytes, ingress, .. } in dropped {
-            self.discharge(ingress, bytes);
+            self.discharge(link, ingress, bytes);
             self.vacate(ingress, bytes);
             self.lose(Cause::Watchdog, packet);
         }
