@@ -670,7 +670,7 @@ impl Controller for Delay {
     fn handle(&mut self, now: Time, event: Event<'_>) {
         match event {
             Event::Acknowledged { packets, in_flight, rtt } => {
-                self.cap.acknowledged(u64::from(packets) * u64::from(self.packet_bytes));
+                self.cap.acknowledged(u64::from(packets) * self.packet_bytes);
                 self.handle_acknowledged(now, packets, in_flight, rtt);
             }
             Event::Lost { packets } => {
