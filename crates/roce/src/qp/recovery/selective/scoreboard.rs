@@ -163,6 +163,7 @@ impl Scoreboard {
         (psn.get() % MAX_PACKETS) as u16
     }
 
+    #[inline]
     fn index(&self, number: u16) -> usize {
         usize::from(number) & self.ring.len().wrapping_sub(1)
     }
@@ -232,8 +233,9 @@ impl Scoreboard {
     }
 
     /// Removes a packet in flight from the list.
-    fn land(&mut self, number: u16, state: State) {
-        let Packet { earlier, later, .. } = *self.packet(number);
+    #[inline]
+    fn land(&mut self, number: u16, packet: &Packet, state: State) {
+        let &Packet { earlier, later, .. } = packet;
         match earlier {
             NONE => self.oldest = later,
             earlier => self.packet(earlier).later = later,
@@ -304,7 +306,7 @@ impl Scoreboard {
         let packet = *self.packet(number);
         match packet.state {
             State::Delivered => return,
-            State::InFlight => self.land(number, State::Delivered),
+            State::InFlight => self.land(number, &packet, State::Delivered),
             State::Lost => {
                 self.lost -= 1;
                 self.packet(number).state = State::Delivered;
@@ -402,7 +404,8 @@ impl Scoreboard {
     fn lose(&mut self, number: u16) {
         // The only PSN between una and end that has this number.
         let offset = u32::from(number).wrapping_sub(self.una.get()) % MAX_PACKETS;
-        self.land(number, State::Lost);
+        let packet = *self.packet(number);
+        self.land(number, &packet, State::Lost);
         self.note_lost(self.una.plus(offset));
     }
 
