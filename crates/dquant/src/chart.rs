@@ -205,7 +205,7 @@ fn drawn(diagram: &Diagram, [x, y]: &[Axis; 2]) -> String {
             y.scale.text(value)
         );
     }
-    text += &marked(&diagram.marks, &x, diagram.curves.len());
+    text += &marked(&diagram.marks, x, diagram.curves.len());
     for (number, curve) in diagram.curves.iter().enumerate() {
         let colour = COLOURS[curve.colour % COLOURS.len()];
         let dashes = if curve.dashed { " stroke-dasharray=\"5 4\"" } else { "" };

@@ -51,7 +51,7 @@ pub fn write(samples: &[Sample]) -> String {
     text
 }
 
-/// Reads what [`write`] has written.
+/// Reads what [`write()`] has written.
 ///
 /// # Errors
 /// With the line that is no sample.
