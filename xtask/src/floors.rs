@@ -114,6 +114,13 @@ const FLOORS: &[(&str, &str)] = &[
          manager: topology channels routes mad exchange discovery lids setup sm_info administration",
     ),
     (
+        "crates/parfait/src",
+        "runs
+         family: runs
+         pattern
+         demand: runs family pattern",
+    ),
+    (
         "crates/xio/src",
         "dataset
          documents

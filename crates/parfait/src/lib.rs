@@ -1,0 +1,23 @@
+//! Bandwidth that a training job can count on: what a job puts on each link, what links still carry, and which hosts a
+//! job gets.
+//!
+//! Nothing in here touches an operating system, and nothing is random but by a seed that the caller passes: the same
+//! jobs in the same order get the same hosts on every machine. Rates are integers in bits per second.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`runs`] | runs of consecutive ranks |
+//! | [`family`] | families of edges between workers, counted in closed form |
+//! | [`pattern`] | patterns of jobs, and their names |
+//! | [`demand`] | what crosses a link: Parfait's, TAG's and a hose's reservation |
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
+pub mod demand;
+pub mod family;
+pub mod pattern;
+pub mod runs;
