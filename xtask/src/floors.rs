@@ -118,7 +118,12 @@ const FLOORS: &[(&str, &str)] = &[
         "runs
          family: runs
          pattern
-         demand: runs family pattern",
+         demand: runs family pattern
+         groups
+         spread
+         network: groups spread
+         loads: runs demand spread network
+         ledger: runs demand spread network loads",
     ),
     (
         "crates/xio/src",

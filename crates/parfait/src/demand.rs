@@ -327,6 +327,31 @@ impl Demand {
             (sums.0 + inside * hose, sums.1 + outside * hose)
         })
     }
+
+    /// How many groups of workers TAG tells apart.
+    pub fn components(&self) -> usize {
+        self.components.len()
+    }
+
+    /// Workers of a run in a component.
+    pub(crate) fn in_component(&self, component: usize, run: Run) -> u64 {
+        self.components[component].count(run)
+    }
+
+    /// Edges of the tenant application graph of a phase: components, and what each worker sends and receives at most.
+    pub(crate) fn tag_edges(
+        &self,
+        phase: usize,
+    ) -> impl Iterator<Item = (usize, usize, u64, u64)> + '_ {
+        let edges = self.phases[phase].tag.iter();
+        edges.map(|edge| (edge.from, edge.to, edge.send_bps, edge.receive_bps))
+    }
+
+    /// The sum of the hoses of a run's workers.
+    pub(crate) fn hose_of(&self, run: Run) -> u64 {
+        let hoses = self.components.iter().zip(&self.hose_bps);
+        hoses.map(|(component, hose)| component.count(run) * hose).sum()
+    }
 }
 
 /// The components of a pattern and its phases: its edges, and its translation to a tenant application graph. A hose

@@ -10,6 +10,11 @@
 //! | [`family`] | families of edges between workers, counted in closed form |
 //! | [`pattern`] | patterns of jobs, and their names |
 //! | [`demand`] | what crosses a link: Parfait's, TAG's and a hose's reservation |
+//! | [`groups`] | hosts below the same switches |
+//! | [`spread`] | which links the packets of a pair of hosts take |
+//! | [`network`] | hosts with slots, and what links can carry |
+//! | [`loads`] | what a placed job puts on each link |
+//! | [`ledger`] | who holds which slots and how much of each link |
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -19,5 +24,10 @@ extern crate std;
 
 pub mod demand;
 pub mod family;
+pub mod groups;
+pub mod ledger;
+pub mod loads;
+pub mod network;
 pub mod pattern;
 pub mod runs;
+pub mod spread;

@@ -109,10 +109,8 @@ fn max_flow(edges: &[(u32, u32, u64)], bits: u32, workers: u32) -> u64 {
         room[*from as usize][*to as usize] += rate;
     }
     for rank in 0..workers as usize {
-        match bits >> rank & 1 {
-            1 => room[source][rank] = u64::MAX / 4,
-            _ => room[rank][sink] = u64::MAX / 4,
-        }
+        let (from, to) = if bits >> rank & 1 == 1 { (source, rank) } else { (rank, sink) };
+        room[from][to] = u64::MAX / 4;
     }
     let mut flow = 0;
     loop {
