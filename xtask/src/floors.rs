@@ -123,7 +123,8 @@ const FLOORS: &[(&str, &str)] = &[
          spread
          network: groups spread
          loads: runs demand spread network
-         ledger: runs demand spread network loads",
+         ledger: runs demand spread network loads
+         placement: runs pattern demand network loads ledger",
     ),
     (
         "crates/xio/src",

@@ -24,7 +24,7 @@ use alloc::string::ToString;
 use alloc::vec::Vec;
 use core::fmt;
 
-use crate::family::{Axis, Family};
+use crate::family::{Axis, Family, Layout, Roles};
 use crate::pattern::{Pattern, PatternError};
 use crate::runs::{Run, congruent};
 
@@ -86,6 +86,8 @@ enum Component {
     Leaders(u32),
     /// All others of the groups.
     Members(u32),
+    Clients(Roles),
+    Servers(Roles),
 }
 
 impl Component {
@@ -96,6 +98,8 @@ impl Component {
             Component::Place(axis, place) => axis.at_place(run, place),
             Component::Leaders(group) => congruent(run, 0, group),
             Component::Members(group) => u64::from(run.len()) - congruent(run, 0, group),
+            Component::Clients(roles) => roles.clients(run),
+            Component::Servers(roles) => roles.servers(run),
         }
     }
 }
@@ -147,8 +151,12 @@ pub enum Order {
     /// By rank.
     #[default]
     Ranks,
-    /// Columns of a torus before rows, stages of a pipeline before replicas; of other patterns by rank.
+    /// Columns of a torus before rows, stages of a pipeline before replicas.
     Across,
+    /// Parameter servers evenly among the workers, so that each host has its part of both.
+    Mixed,
+    /// Parameter servers before the workers.
+    ServersFirst,
 }
 
 impl Order {
@@ -156,7 +164,39 @@ impl Order {
     pub fn of(pattern: &Pattern) -> &'static [Order] {
         match pattern {
             Pattern::Torus { .. } | Pattern::Parallel { .. } => &[Order::Ranks, Order::Across],
+            Pattern::ParameterServer { .. } => &[Order::Ranks, Order::Mixed, Order::ServersFirst],
             _ => &[Order::Ranks],
+        }
+    }
+
+    /// The rank of the worker at a place of this order.
+    pub fn rank(self, pattern: &Pattern, place: u32) -> u32 {
+        match *pattern {
+            Pattern::Torus { columns, rows, .. } if self == Order::Across => {
+                place / rows + place % rows * columns
+            }
+            Pattern::Parallel { tensor, data, pipeline, .. } if self == Order::Across => {
+                let (ring, rest) = (place % tensor, place / tensor);
+                let (stage, replica) = (rest % pipeline, rest / pipeline);
+                ring + tensor * (replica + data * stage)
+            }
+            Pattern::ParameterServer { workers, servers, .. } => {
+                let roles = Roles { clients: workers, servers, layout: self.layout() };
+                let before = Run::new(0, place);
+                match roles.is_server(place) {
+                    true => workers + roles.servers(before) as u32,
+                    false => roles.clients(before) as u32,
+                }
+            }
+            _ => place,
+        }
+    }
+
+    fn layout(self) -> Layout {
+        match self {
+            Order::Ranks | Order::Across => Layout::Last,
+            Order::Mixed => Layout::Even,
+            Order::ServersFirst => Layout::First,
         }
     }
 }
@@ -375,11 +415,11 @@ fn translated(pattern: &Pattern, order: Order, workers: u32) -> (Vec<Component>,
         Pattern::Tree { rate_bps, .. } => (everyone(), tree_phases(workers, rate_bps)),
         Pattern::Torus { columns, rows, row_bps, column_bps } => {
             let [row, column] = match order {
-                Order::Ranks => axes([columns, rows]),
                 Order::Across => {
                     let [column, row] = axes([rows, columns]);
                     [row, column]
                 }
+                _ => axes([columns, rows]),
             };
             (everyone(), alloc::vec![ring_phase(row, row_bps), ring_phase(column, column_bps)])
         }
@@ -388,9 +428,9 @@ fn translated(pattern: &Pattern, order: Order, workers: u32) -> (Vec<Component>,
             (components, hierarchical_phases(groups, group, local_bps, leader_bps))
         }
         Pattern::ParameterServer { workers: clients, servers, rate_bps, is_async } => {
-            let spans = [Run::new(0, clients), Run::new(clients, workers)];
-            let phases = server_phases(clients, servers, rate_bps, is_async);
-            (spans.map(Component::Span).to_vec(), phases)
+            let roles = Roles { clients, servers, layout: order.layout() };
+            let components = alloc::vec![Component::Clients(roles), Component::Servers(roles)];
+            (components, server_phases(roles, rate_bps, is_async))
         }
         Pattern::Mesh { rate_bps, .. } => {
             let rate = rate_bps.saturating_mul(u64::from(workers - 1));
@@ -406,11 +446,11 @@ fn translated(pattern: &Pattern, order: Order, workers: u32) -> (Vec<Component>,
         }
         Pattern::Parallel { tensor, data, pipeline, tensor_bps, data_bps, pipeline_bps } => {
             let [tensor, data, pipeline] = match order {
-                Order::Ranks => axes([tensor, data, pipeline]),
                 Order::Across => {
                     let [tensor, pipeline, data] = axes([tensor, pipeline, data]);
                     [tensor, data, pipeline]
                 }
+                _ => axes([tensor, data, pipeline]),
             };
             let rings = |axis: Axis, rate| {
                 let loops = |stage| loop_of(stage, axis, rate);
@@ -490,10 +530,10 @@ fn hierarchical_phases(groups: u32, group: u32, local_bps: u64, leader_bps: u64)
     ]
 }
 
-fn server_phases(clients: u32, servers: u32, rate_bps: u64, is_async: bool) -> Vec<Phase> {
-    let of_client = rate_bps.saturating_mul(u64::from(servers));
-    let of_server = rate_bps.saturating_mul(u64::from(clients));
-    let push = Flow::new(Family::Bipartite { clients, servers }, rate_bps);
+fn server_phases(roles: Roles, rate_bps: u64, is_async: bool) -> Vec<Phase> {
+    let of_client = rate_bps.saturating_mul(u64::from(roles.servers));
+    let of_server = rate_bps.saturating_mul(u64::from(roles.clients));
+    let push = Flow::new(Family::Bipartite(roles), rate_bps);
     let to_servers = tag(0, 1, of_client, of_server);
     let to_clients = tag(1, 0, of_server, of_client);
     match is_async {

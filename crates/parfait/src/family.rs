@@ -62,6 +62,56 @@ impl Axis {
     }
 }
 
+/// Where servers are among the workers that they serve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// After all of them.
+    Last,
+    /// Before all of them.
+    First,
+    /// Evenly among them.
+    Even,
+}
+
+/// Clients and servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Roles {
+    /// How many clients there are.
+    pub clients: u32,
+    /// How many servers there are.
+    pub servers: u32,
+    /// Where the servers are.
+    pub layout: Layout,
+}
+
+impl Roles {
+    fn servers_below(self, end: u32) -> u64 {
+        match self.layout {
+            Layout::Last => end.saturating_sub(self.clients).min(self.servers).into(),
+            Layout::First => end.min(self.servers).into(),
+            Layout::Even => {
+                let all = u64::from(self.clients) + u64::from(self.servers);
+                u64::from(end) * u64::from(self.servers) / all
+            }
+        }
+    }
+
+    /// How many of a run are servers.
+    pub fn servers(self, run: Run) -> u64 {
+        if run.is_empty() { 0 } else { self.servers_below(run.end) - self.servers_below(run.first) }
+    }
+
+    /// How many of a run are clients.
+    pub fn clients(self, run: Run) -> u64 {
+        u64::from(run.len()) - self.servers(run)
+    }
+
+    /// Whether a worker is a server.
+    pub fn is_server(self, rank: u32) -> bool {
+        self.servers(Run::new(rank, rank + 1)) == 1
+    }
+}
+
 /// Edges of one kind, each from a rank to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
@@ -89,13 +139,8 @@ pub enum Family {
         /// Groups.
         groups: u32,
     },
-    /// From each of the first ranks to each of the ranks after them.
-    Bipartite {
-        /// How many are first.
-        clients: u32,
-        /// How many come after them.
-        servers: u32,
-    },
+    /// From each client to each server.
+    Bipartite(Roles),
 }
 
 impl Family {
@@ -126,8 +171,10 @@ impl Family {
             Family::LeaderRing { group, groups } => {
                 alloc::vec![(rank / group + 1) % groups * group]
             }
-            Family::Bipartite { clients, .. } if rank >= clients => Vec::new(),
-            Family::Bipartite { clients, servers } => (clients..clients + servers).collect(),
+            Family::Bipartite(roles) if roles.is_server(rank) => Vec::new(),
+            Family::Bipartite(roles) => {
+                (0..roles.clients + roles.servers).filter(|other| roles.is_server(*other)).collect()
+            }
         }
     }
 
@@ -158,11 +205,7 @@ impl Family {
                 let axis = Axis { stride: 1, length: groups };
                 ring(axis, groups_led(group, from), groups_led(group, to))
             }
-            Family::Bipartite { clients, servers } => {
-                let from = from.and(Run::new(0, clients));
-                let to = to.and(Run::new(clients, clients + servers));
-                u64::from(from.len()) * u64::from(to.len())
-            }
+            Family::Bipartite(roles) => roles.clients(from) * roles.servers(to),
         }
     }
 }
@@ -234,7 +277,10 @@ mod tests {
             all.push((group * groups, Family::LeaderRing { group, groups }));
         }
         for (clients, servers) in [(1, 1), (5, 2), (2, 5), (8, 1)] {
-            all.push((clients + servers, Family::Bipartite { clients, servers }));
+            for layout in [Layout::Last, Layout::First, Layout::Even] {
+                let roles = Roles { clients, servers, layout };
+                all.push((clients + servers, Family::Bipartite(roles)));
+            }
         }
         all
     }
@@ -249,6 +295,17 @@ mod tests {
                 let targets = (from.first..from.end).flat_map(|rank| family.targets(rank));
                 let found = targets.filter(|rank| (to.first..to.end).contains(rank)).count() as u64;
                 assert_eq!(family.count(from, to), found, "{family:?} {from:?} {to:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn there_are_as_many_servers_as_there_should_be() {
+        for (clients, servers) in (1..9).flat_map(|clients| (1..9).map(move |s| (clients, s))) {
+            for layout in [Layout::Last, Layout::First, Layout::Even] {
+                let roles = Roles { clients, servers, layout };
+                let found = (0..clients + servers).filter(|rank| roles.is_server(*rank)).count();
+                assert_eq!(found, servers as usize, "{roles:?}");
             }
         }
     }

@@ -15,6 +15,7 @@
 //! | [`network`] | hosts with slots, and what links can carry |
 //! | [`loads`] | what a placed job puts on each link |
 //! | [`ledger`] | who holds which slots and how much of each link |
+//! | [`placement`] | which hosts a job gets |
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -29,5 +30,6 @@ pub mod ledger;
 pub mod loads;
 pub mod network;
 pub mod pattern;
+pub mod placement;
 pub mod runs;
 pub mod spread;

@@ -84,6 +84,27 @@ fn on_every_cut_parfait_needs_at_most_what_tag_needs_and_tag_what_a_hose_needs()
     }
 }
 
+/// A placement names places of an order; whoever starts the workers needs their ranks.
+#[test]
+fn the_demand_in_another_order_is_that_of_the_ranks_at_its_places() {
+    for pattern in small() {
+        let by_rank = Demand::of(&pattern).expect("small");
+        for order in Order::of(&pattern) {
+            let demand = Demand::in_order(&pattern, *order).expect("small");
+            for phase in 0..demand.phases() {
+                let rank = |place| order.rank(&pattern, place);
+                let moved =
+                    demand.graph(phase).into_iter().map(|(a, b, bps)| (rank(a), rank(b), bps));
+                let mut moved: Vec<_> = moved.collect();
+                let mut edges = by_rank.graph(phase);
+                moved.sort_unstable();
+                edges.sort_unstable();
+                assert_eq!(moved, edges, "{pattern} {order:?}");
+            }
+        }
+    }
+}
+
 /// A hose that is wider than any worker's own traffic would make the comparison too easy.
 #[test]
 fn some_worker_of_every_component_fills_its_hose() {
