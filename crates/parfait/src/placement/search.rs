@@ -3,8 +3,8 @@
 //! A placement is a sequence of decisions. The first is the scope: in which order workers are placed, and the group of
 //! hosts that gets all of them. Each further one is the child of the group at hand that takes the next run of ranks, and
 //! how long that run is, down to hosts. In a tree of switches a decision settles what the child's links carry, so a
-//! run that does not fit is never tried, and the cost is known at once; elsewhere it is computed when all workers are
-//! placed.
+//! run that does not fit is never tried, and the cost is known at once; a child whose own children hold fewer takes
+//! those, and the next child the rest. Elsewhere the cost is computed when all workers are placed.
 //!
 //! Children that look alike (same free slots, same free bandwidth) are one move, and only the [`MOVES`] cheapest per
 //! worker are kept. Each iteration descends by value, prior and visits (PUCT), adds one node, and completes the placement
@@ -32,6 +32,9 @@ pub const MOVES: usize = 8;
 
 /// Most groups of a level that are tried as scopes.
 const SCOPES_OF_LEVEL: usize = 6;
+
+/// A job of which no placement was found in so many iterations is refused: most of these fit no network.
+const HOPELESS: u32 = 128;
 
 /// One of so many iterations changes the best placement.
 const CHANGE_EVERY: u32 = 4;
@@ -148,6 +151,8 @@ pub struct Search<'a> {
     cursor: Cursor,
     cost: u64,
     is_greedy: bool,
+    /// Iterations of all runs.
+    tried: u32,
     /// Order and cost of the best placement.
     best: Option<(Order, u64)>,
 }
@@ -178,6 +183,7 @@ impl<'a> Search<'a> {
             cursor: Cursor::Beyond,
             cost: 0,
             is_greedy: true,
+            tried: 0,
             best: None,
         };
         search.find_scopes();
@@ -233,13 +239,15 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Runs so many more iterations, or fewer if no better placement can be found.
+    /// Runs so many more iterations, or fewer if no better placement can be found, or none was found for long.
     pub fn run(&mut self, iterations: u32) {
         for number in 0..iterations {
             let changes_best = number % CHANGE_EVERY == CHANGE_EVERY - 1;
-            if self.best.is_some_and(|(_, cost)| cost == 0) {
+            let is_hopeless = self.best.is_none() && self.tried >= HOPELESS;
+            if is_hopeless || self.best.is_some_and(|(_, cost)| cost == 0) {
                 return;
             }
+            self.tried += 1;
             let is_open = (self.best.is_none() || !changes_best) && self.choose_scope();
             match self.best {
                 _ if is_open => self.iterate(),
@@ -327,8 +335,8 @@ impl<'a> Search<'a> {
         self.is_greedy = scope.visits == 0;
         self.cost = scope.cost;
         let workers = self.request.workers();
-        let is_whole = self.fill(scope.group, 0, workers) && self.finish(scope.order);
-        let placed = self.memory.pieces.last().map_or(0, |last| last.run.end);
+        let placed = self.fill(scope.group, 0, workers);
+        let is_whole = placed == workers && !self.is_too_dear() && self.finish(scope.order);
         let value = match (is_whole, self.best) {
             (true, Some((_, best))) => value(best, self.cost),
             // It was given up when it cost as much as the best.
@@ -366,28 +374,38 @@ impl<'a> Search<'a> {
         true
     }
 
-    /// Places `count` workers from rank `first` on in a group; `false` if it cannot, or cannot be better than the best.
-    fn fill(&mut self, group: u32, mut first: u32, count: u32) -> bool {
+    /// Places up to `count` workers from rank `first` on in a group; returns how many. It stops where no child's links hold
+    /// another one, and where the cost is that of the best.
+    fn fill(&mut self, group: u32, first: u32, count: u32) -> u32 {
         if self.ledger.network().groups().is_host(group) {
             self.memory.pieces.push(Piece { host: group, run: Run::new(first, first + count) });
-            return true;
+            return count;
         }
-        let end = first + count;
-        while first < end {
-            let Some(chosen) = self.decide(group, first, end - first) else {
-                return false;
-            };
+        let (mut next, end) = (first, first + count);
+        while next < end && !self.is_too_dear() {
+            let Some(chosen) = self.decide(group, next, end - next) else { break };
             self.memory.used[chosen.child as usize] = self.memory.iteration;
-            self.cost = self.cost.saturating_add(chosen.cost);
-            if self.best.is_some_and(|(_, best)| self.cost >= best) {
-                return false;
+            let (pieces, cost) = (self.memory.pieces.len(), self.cost);
+            self.cost = cost.saturating_add(chosen.cost);
+            let mut placed = self.fill(chosen.child, next, chosen.count);
+            if placed < chosen.count {
+                // The links of the child carry fewer than they were asked for.
+                match self.price(chosen.child, next, placed) {
+                    Some(price) if placed > 0 => self.cost = self.cost - chosen.cost + price,
+                    _ => {
+                        self.memory.pieces.truncate(pieces);
+                        (self.cost, placed) = (cost, 0);
+                    }
+                }
             }
-            if !self.fill(chosen.child, first, chosen.count) {
-                return false;
-            }
-            first += chosen.count;
+            next += placed;
         }
-        true
+        next - first
+    }
+
+    /// Whether the iteration cannot find anything cheaper than the best.
+    fn is_too_dear(&self) -> bool {
+        self.best.is_some_and(|(_, best)| self.cost >= best)
     }
 
     fn decide(&mut self, group: u32, first: u32, left: u32) -> Option<Move> {
