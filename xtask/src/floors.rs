@@ -118,13 +118,14 @@ const FLOORS: &[(&str, &str)] = &[
         "runs
          family: runs
          pattern
+         job: pattern
          demand: runs family pattern
          groups
          spread
          network: groups spread
          loads: runs demand spread network
          ledger: runs demand spread network loads
-         placement: runs pattern demand network loads ledger",
+         placement: runs pattern job demand network loads ledger",
     ),
     (
         "crates/xio/src",

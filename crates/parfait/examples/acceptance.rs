@@ -21,6 +21,7 @@ use fabric::lingjun;
 use fabric::shape::Shape;
 use fabric::topology::{Capacity, Kind, Link, Topology};
 use parfait::demand::{Abstraction, Order};
+use parfait::job::Job;
 use parfait::ledger::Ledger;
 use parfait::network::{Network, Routing};
 use parfait::pattern::Pattern;
@@ -342,7 +343,7 @@ fn run(
             ledger.release(gone).expect("it was admitted");
         }
         let abstraction = way.abstraction.unwrap_or(Abstraction::Parfait);
-        let request = Request::new(&pattern, 1, abstraction).expect("small");
+        let request = Request::new(&Job::new(pattern), abstraction).expect("small");
         workers.insert(id, request.workers());
         let Some(placement) =
             (way.place)(&mut ledger, &request, &mut memory, id, options.iterations)

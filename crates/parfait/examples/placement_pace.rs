@@ -10,6 +10,7 @@ use std::time::Duration;
 use fabric::shape::Shape;
 use fabric::topology::Capacity;
 use parfait::demand::Abstraction;
+use parfait::job::Job;
 use parfait::ledger::Ledger;
 use parfait::network::{Network, Routing};
 use parfait::pattern::Pattern;
@@ -122,7 +123,7 @@ fn measure(ports: u32, iterations: u32) {
 }
 
 fn request(pattern: &Pattern, abstraction: Abstraction) -> Request {
-    Request::new(pattern, 1, abstraction).expect("small")
+    Request::new(&Job::new(*pattern), abstraction).expect("small")
 }
 
 /// Adds the shortest of three times: on a busy machine the others measure who else ran.

@@ -72,6 +72,23 @@ pub enum Refusal {
         /// Free.
         free: u64,
     },
+    /// Free slots are scattered: single hosts have too few for more workers.
+    #[error(
+        "{workers} workers of {slots_per_worker} slots each: free slots of single hosts hold {held}"
+    )]
+    Scattered {
+        /// Workers of the job.
+        workers: u32,
+        /// Slots that each takes.
+        slots_per_worker: u32,
+        /// Workers that hosts hold together.
+        held: u64,
+    },
+    /// The way to place found nothing, although the closest hosts would hold the job.
+    #[error(
+        "no hosts were found, although some hold it: try another way to place, or more iterations"
+    )]
+    NotFound,
     /// A link carries too much already.
     #[error(
         "the link from '{from}' to '{to}' has {free_bps} bit/s left, and {needed_bps} are needed: {} are missing",

@@ -9,6 +9,7 @@
 //! | [`runs`] | runs of consecutive ranks |
 //! | [`family`] | families of edges between workers, counted in closed form |
 //! | [`pattern`] | patterns of jobs, and their names |
+//! | [`job`] | a job as it is submitted |
 //! | [`demand`] | what crosses a link: Parfait's, TAG's and a hose's reservation |
 //! | [`groups`] | hosts below the same switches |
 //! | [`spread`] | which links the packets of a pair of hosts take |
@@ -26,6 +27,7 @@ extern crate std;
 pub mod demand;
 pub mod family;
 pub mod groups;
+pub mod job;
 pub mod ledger;
 pub mod loads;
 pub mod network;

@@ -235,8 +235,8 @@ fn rate(bps: u64) -> String {
     fits.map_or_else(|| bps.to_string(), |(unit, suffix)| format!("{}{suffix}", bps / unit))
 }
 
-/// Bits per second: a whole number and a decimal suffix, k, M, G or T.
-fn read_rate(text: &str) -> Option<u64> {
+/// A whole number and a decimal suffix, k, M, G or T.
+pub(crate) fn quantity(text: &str) -> Option<u64> {
     let unit = match text.chars().next_back()? {
         'k' => 1_000,
         'M' => 1_000_000,
@@ -282,7 +282,7 @@ impl FromStr for Pattern {
         let (sizes, rates) = rest.split_once('@').ok_or_else(unreadable)?;
         let separator = if name.ends_with("ps") { '+' } else { 'x' };
         let sizes: Option<Vec<u32>> = sizes.split(separator).map(digits).collect();
-        let rates: Option<Vec<u64>> = rates.split(',').map(read_rate).collect();
+        let rates: Option<Vec<u64>> = rates.split(',').map(quantity).collect();
         let (sizes, rates) = sizes.zip(rates).ok_or_else(unreadable)?;
         let pattern = made(name, &sizes, &rates).ok_or_else(unreadable)?;
         pattern.workers()?;

@@ -21,6 +21,7 @@ pub mod search;
 use alloc::vec::Vec;
 
 use crate::demand::{Abstraction, Demand, Order};
+use crate::job::{Job, JobError};
 use crate::ledger::{Ledger, Refusal};
 use crate::loads::{Load, Piece};
 use crate::pattern::{Pattern, PatternError};
@@ -37,15 +38,13 @@ pub struct Request {
 }
 
 impl Request {
-    /// One for a job with that pattern, whose links are reserved by that abstraction.
+    /// One for a job whose links are reserved by that abstraction.
     ///
     /// # Errors
-    /// When the pattern cannot be a job's.
-    pub fn new(
-        pattern: &Pattern,
-        slots_per_worker: u32,
-        abstraction: Abstraction,
-    ) -> Result<Request, PatternError> {
+    /// When the job is impossible.
+    pub fn new(job: &Job, abstraction: Abstraction) -> Result<Request, JobError> {
+        job.check()?;
+        let (pattern, slots_per_worker) = (&job.pattern, job.slots_per_worker);
         let orders = Order::of(pattern).iter();
         let demands = orders.map(|order| Ok((*order, Demand::in_order(pattern, *order)?)));
         let unit = match *pattern {

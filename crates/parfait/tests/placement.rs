@@ -3,9 +3,9 @@
 use fabric::shape::Shape;
 use fabric::topology::Capacity;
 use parfait::demand::{Abstraction, Order};
+use parfait::job::Job;
 use parfait::ledger::{Ledger, Refusal};
 use parfait::network::{Network, Routing};
-use parfait::pattern::Pattern;
 use parfait::placement::search::{Memory, Search, place};
 use parfait::placement::{Placement, Request, exhaustive, greedy};
 use parfait::spread::Ecmp;
@@ -26,8 +26,8 @@ fn ledger(shape: &str, slots: u32) -> Ledger {
 }
 
 fn request(text: &str, abstraction: Abstraction) -> Request {
-    let pattern: Pattern = text.parse().expect(text);
-    Request::new(&pattern, 1, abstraction).expect(text)
+    let job: Job = text.parse().expect(text);
+    Request::new(&job, abstraction).expect(text)
 }
 
 /// Takes slots and links away at random.
@@ -197,4 +197,23 @@ fn best_fit_takes_the_tightest_group_and_ignores_links() {
     assert!(matches!(refusal, Refusal::Bandwidth { .. }), "{refusal}");
     let refusal = greedy::best_fit(&ledger, &request("ring:500@1G", Abstraction::Parfait));
     assert_eq!(refusal, Err(Refusal::AllSlots { needed: 500, free: 125 }));
+}
+
+#[test]
+fn workers_of_several_slots_get_them() {
+    let mut ledger = ledger("leaf-spine:2x2x2", 8);
+    let request = request("ring:6@1G slots=3", Abstraction::Parfait);
+    let mut memory = Memory::new();
+    let placement =
+        place(&ledger, &request, &mut memory, 1, 100).expect("two workers on each of three hosts");
+    assert!(placement.pieces.iter().all(|piece| piece.run.len() <= 2), "{placement:?}");
+    let demand = request.demand(placement.order);
+    ledger.admit(1, demand, 3, Abstraction::Parfait, &placement.pieces).expect("it was found");
+    assert_eq!(ledger.free_slots(ledger.network().groups().root()), 32 - 18);
+    // 14 slots are free, but only the empty host has three for a worker.
+    let request = self::request("ring:3@1G slots=3", Abstraction::Parfait);
+    let scattered = Refusal::Scattered { workers: 3, slots_per_worker: 3, held: 2 };
+    assert_eq!(place(&ledger, &request, &mut memory, 1, 100), Err(scattered.clone()));
+    assert_eq!(greedy::first_fit(&mut ledger, &request), Err(scattered.clone()));
+    assert_eq!(greedy::oktopus(&mut ledger, &request), Err(scattered));
 }

@@ -61,8 +61,9 @@ pub fn best_fit(ledger: &Ledger, request: &Request) -> Result<Vec<Piece>, Refusa
             }
         }
     }
-    let (needed, free) = (u64::from(workers), ledger.free_slots(groups.root()));
-    Err(Refusal::AllSlots { needed: needed * u64::from(request.slots_per_worker), free })
+    let rooms = groups.level(0).map(|host| u64::from(request.room(ledger, host)));
+    let (slots_per_worker, held) = (request.slots_per_worker, rooms.sum());
+    Err(Refusal::Scattered { workers, slots_per_worker, held })
 }
 
 /// Places up to `count` workers in a group, in as few of its children as possible; returns how many.
@@ -276,20 +277,21 @@ fn checked(
     Ok(Placement { order: Order::Ranks, pieces, cost })
 }
 
-/// What is missing where the workers would be closest together.
-pub(super) fn why_not(ledger: &Ledger, request: &Request) -> Refusal {
-    let pieces = match best_fit(ledger, request) {
-        Ok(pieces) => pieces,
-        Err(refusal) => return refusal,
-    };
-    let mut loads = Vec::new();
-    let demand = request.demand(Order::Ranks);
+/// Where the workers are closest together, if the links hold them there; what is missing if not.
+pub(super) fn closest(ledger: &Ledger, request: &Request) -> Result<Placement, Refusal> {
+    let pieces = best_fit(ledger, request)?;
+    let (order, mut loads) = (Order::Ranks, Vec::new());
+    let demand = request.demand(order);
     Loader::new().loads(ledger.network(), demand, request.abstraction, &pieces, &mut loads);
-    let missing = |load: &Load| load.bps.saturating_sub(ledger.free_bps(load.trunk));
-    let worst = loads.iter().rev().max_by_key(|load| missing(load));
-    let needed = u64::from(request.workers()) * u64::from(request.slots_per_worker);
-    let free = ledger.free_slots(ledger.network().groups().root());
-    worst
-        .filter(|load| missing(load) > 0)
-        .map_or(Refusal::AllSlots { needed, free }, |load| ledger.shortage(*load))
+    if let Some(cost) = cost(ledger, request.slots_per_worker, &pieces, &loads) {
+        return Ok(Placement { order, pieces, cost });
+    }
+    let missing = |load: &&Load| load.bps.saturating_sub(ledger.free_bps(load.trunk));
+    let worst = loads.iter().rev().max_by_key(missing);
+    Err(worst.map_or(Refusal::NotFound, |load| ledger.shortage(*load)))
+}
+
+/// Why a way to place found nothing.
+fn why_not(ledger: &Ledger, request: &Request) -> Refusal {
+    closest(ledger, request).err().unwrap_or(Refusal::NotFound)
 }

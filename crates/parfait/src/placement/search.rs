@@ -20,7 +20,7 @@ use alloc::vec::Vec;
 use rand_pcg::Pcg32;
 use rand_pcg::rand_core::Rng;
 
-use super::greedy::{group_loads, why_not};
+use super::greedy::{closest, group_loads};
 use super::{Placement, Request, cost, link_cost, open_cost};
 use crate::demand::Order;
 use crate::ledger::{Ledger, Refusal};
@@ -567,5 +567,5 @@ pub fn place(
 ) -> Result<Placement, Refusal> {
     let mut search = Search::new(ledger, request, memory, seed)?;
     search.run(iterations);
-    search.best().ok_or_else(|| why_not(ledger, request))
+    search.best().map_or_else(|| closest(ledger, request), Ok)
 }
