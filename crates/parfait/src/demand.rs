@@ -296,13 +296,14 @@ impl Demand {
         edges
     }
 
-    /// Bits per second from the workers of one run to those of another, in one phase.
+    /// Bits per second from the workers of one run to those of another, in one phase; 0 if there is no such phase.
     pub fn between(&self, phase: usize, from: Run, to: Run) -> u64 {
-        self.phases[phase].flows.iter().map(|flow| flow.count(from, to) * flow.rate_bps).sum()
+        let flows = self.phases.get(phase).map_or(&[][..], |phase| &phase.flows);
+        flows.iter().map(|flow| flow.count(from, to) * flow.rate_bps).sum()
     }
 
     /// The most that the pattern can put across a link that parts the workers of `runs` from the others. The runs do not
-    /// overlap.
+    /// overlap, and have ranks of the job only.
     pub fn cut(&self, runs: &[Run]) -> Cut {
         let across = |phase: &Phase| {
             let flows = phase.flows.iter().map(|flow| self.flow_across(flow, runs));
