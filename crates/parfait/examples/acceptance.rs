@@ -153,6 +153,8 @@ fn by_search(
 /// What to run.
 struct Options {
     topology: Option<String>,
+    /// Only ways whose names have it.
+    way: Option<String>,
     loads: Vec<u32>,
     seeds: u64,
     iterations: u32,
@@ -163,6 +165,7 @@ struct Options {
 fn options() -> Option<Options> {
     let mut options = Options {
         topology: None,
+        way: None,
         loads: vec![60, 80, 90, 100],
         seeds: 20,
         iterations: 600,
@@ -173,6 +176,7 @@ fn options() -> Option<Options> {
         let value = words.next()?;
         match word.as_str() {
             "--topology" => options.topology = Some(value),
+            "--way" => options.way = Some(value),
             "--load" => options.loads = vec![value.parse().ok()?],
             "--seeds" => options.seeds = value.parse().ok()?,
             "--rates" => options.by_worker = value == "worker",
@@ -186,7 +190,7 @@ fn options() -> Option<Options> {
 fn main() {
     let Some(options) = options() else {
         eprintln!(
-            "usage: acceptance [--topology NAME] [--load PERCENT] [--seeds N] [--iterations N] [--rates edge|worker]"
+            "usage: acceptance [--topology NAME] [--way TEXT] [--load PERCENT] [--seeds N] [--iterations N] [--rates edge|worker]"
         );
         std::process::exit(2);
     };
@@ -202,6 +206,9 @@ fn main() {
             continue;
         };
         for way in WAYS {
+            if options.way.as_ref().is_some_and(|part| !way.name.contains(part.as_str())) {
+                continue;
+            }
             let cells = options.loads.iter().map(|load| {
                 let seeds = 1..=options.seeds;
                 let shares: Vec<Share> =

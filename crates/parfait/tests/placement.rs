@@ -217,3 +217,37 @@ fn workers_of_several_slots_get_them() {
     assert_eq!(greedy::first_fit(&mut ledger, &request), Err(scattered.clone()));
     assert_eq!(greedy::oktopus(&mut ledger, &request), Err(scattered));
 }
+
+/// Links are as scarce as can be: an iteration that is given up in a group must not go on in another.
+#[test]
+fn what_the_search_finds_on_crowded_links_is_admitted() {
+    let mut random = Pcg32::new(14, 1);
+    let mut memory = Memory::new();
+    let mut found = 0;
+    for shape in ["fat-tree:4", "fat-tree:6", "leaf-spine:8x2x8"] {
+        let mut ledger = ledger(shape, 8);
+        for id in 0..150 {
+            let workers = 2 + random.next_u32() % 40;
+            let text = match random.next_u32() % 3 {
+                0 => format!("ring:{workers}@{}G", 1 + random.next_u32() % 20),
+                1 => format!(
+                    "ps:{}+{}@{}M",
+                    workers,
+                    1 + workers / 4,
+                    100 + random.next_u32() % 2_000
+                ),
+                _ => format!("hierarchical:{}x4@2G,9G", 1 + workers / 4),
+            };
+            let abstraction = Abstraction::ALL[random.next_u32() as usize % 3];
+            let request = request(&text, abstraction);
+            if let Ok(placement) = place(&ledger, &request, &mut memory, id, 300) {
+                admit(&mut ledger, id, &request, &placement);
+                found += 1;
+            }
+            if id >= 8 {
+                let _ = ledger.release(u64::from(random.next_u32()) % id);
+            }
+        }
+    }
+    assert!(found > 150, "{found} found");
+}

@@ -151,6 +151,8 @@ pub struct Search<'a> {
     cursor: Cursor,
     cost: u64,
     is_greedy: bool,
+    /// Whether the iteration at hand cannot find anything cheaper than the best.
+    is_given_up: bool,
     /// Iterations of all runs.
     tried: u32,
     /// Order and cost of the best placement.
@@ -183,6 +185,7 @@ impl<'a> Search<'a> {
             cursor: Cursor::Beyond,
             cost: 0,
             is_greedy: true,
+            is_given_up: false,
             tried: 0,
             best: None,
         };
@@ -333,14 +336,14 @@ impl<'a> Search<'a> {
         self.cursor =
             if scope.root == NONE { Cursor::Expand(None) } else { Cursor::At(scope.root) };
         self.is_greedy = scope.visits == 0;
+        self.is_given_up = false;
         self.cost = scope.cost;
         let workers = self.request.workers();
         let placed = self.fill(scope.group, 0, workers);
-        let is_whole = placed == workers && !self.is_too_dear() && self.finish(scope.order);
+        let is_whole = placed == workers && !self.is_given_up && self.finish(scope.order);
         let value = match (is_whole, self.best) {
             (true, Some((_, best))) => value(best, self.cost),
-            // It was given up when it cost as much as the best.
-            (false, Some((_, best))) if self.cost >= best => value(best, self.cost) / 2,
+            (false, Some((_, best))) if self.is_given_up => value(best, self.cost) / 2,
             // What comes further before it fails is closer to a placement.
             _ => BEST_VALUE / 8 * u64::from(placed) / u64::from(workers),
         };
@@ -375,19 +378,27 @@ impl<'a> Search<'a> {
     }
 
     /// Places up to `count` workers from rank `first` on in a group; returns how many. It stops where no child's links hold
-    /// another one, and where the cost is that of the best.
+    /// another one, and gives up where the cost is that of the best.
     fn fill(&mut self, group: u32, first: u32, count: u32) -> u32 {
         if self.ledger.network().groups().is_host(group) {
             self.memory.pieces.push(Piece { host: group, run: Run::new(first, first + count) });
             return count;
         }
         let (mut next, end) = (first, first + count);
-        while next < end && !self.is_too_dear() {
+        while next < end {
             let Some(chosen) = self.decide(group, next, end - next) else { break };
             self.memory.used[chosen.child as usize] = self.memory.iteration;
             let (pieces, cost) = (self.memory.pieces.len(), self.cost);
             self.cost = cost.saturating_add(chosen.cost);
+            // The whole iteration ends here: to go on elsewhere would take the moves of another decision.
+            self.is_given_up |= self.best.is_some_and(|(_, best)| self.cost >= best);
+            if self.is_given_up {
+                break;
+            }
             let mut placed = self.fill(chosen.child, next, chosen.count);
+            if self.is_given_up {
+                break;
+            }
             if placed < chosen.count {
                 // The links of the child carry fewer than they were asked for.
                 match self.price(chosen.child, next, placed) {
@@ -401,11 +412,6 @@ impl<'a> Search<'a> {
             next += placed;
         }
         next - first
-    }
-
-    /// Whether the iteration cannot find anything cheaper than the best.
-    fn is_too_dear(&self) -> bool {
-        self.best.is_some_and(|(_, best)| self.cost >= best)
     }
 
     fn decide(&mut self, group: u32, first: u32, left: u32) -> Option<Move> {
