@@ -6,7 +6,9 @@
 | link | a link dies by ibsim's console: the tables are set again in time, and `ibtracert` finds a path for random pairs; the link comes back |
 | election | beside opensm on another host, with a higher and with a lower priority: one is master; it takes over when opensm ends |
 | questions | `saquery`, `sminfo`, `smpquery` read what the manager did |
+| partitions | `smpquery pkeys` reads the keys of a file at hosts and at their switches; `saquery` gets a path where a partition is shared, and none where not |
 | restart | LIDs stay when the manager is killed and started again, and on a fabric that has lost them all |
+| levels | on a torus, whose shortest paths need several VLs: `smpquery` reads SL2VL and arbitration tables, and `ibdmchk` finds no credit loop with the SLs that `saquery` got, whole and with a dead link; with one SL for all paths it does |
 | judge | `ibdmchk` of ibutils, if it is there, over the tables that the switches hold |
 
 Exit status: 0 nothing failed; 1 something failed; 77 the machine lacks something (the reason is printed).
@@ -27,7 +29,7 @@ import time
 
 from subnet import INSTALLABLE, PRELOAD, ROOT, Simulated, plan, preload, trace
 
-LARGE, SMALL = "fat-tree:16", "fat-tree:4"
+LARGE, SMALL, RINGS = "fat-tree:16", "fat-tree:4", "torus:4x4:1"
 TRACES = 200
 LIMIT_S = 30
 REROUTE_S, REROUTE_CPU_S, SWEEP_CPU_S = 0.25, 0.05, 0.3
@@ -227,6 +229,11 @@ def test_questions(dquant, simulated, complaints):
         ends = re.findall(r'^\[\d+\]\(\w+\).*# lid (\d+) lmc', text, re.M)
         switch = re.search(r'^Switch.*base port 0 lid (\d+)', text, re.M)[1]
         values = {"a": ends[0], "b": ends[-1], "switch": switch}
+        told = subprocess.run([dquant, "--json", "subnet", "status", "--pid", str(managed.process.pid)], stdout=subprocess.PIPE, text=True, check=False)
+        if told.returncode != 0 or json.loads(told.stdout)["state"] != "master" or json.loads(told.stdout)["recent"][-1]["event"] != "set-up":
+            complaints.append(f"questions: dquant subnet status: exit {told.returncode}: {told.stdout[:400]}")
+        else:
+            print("  dquant subnet status: master, and what it set up")
         for command, expected, pattern in QUESTIONS:
             words = [word.format(**values) for word in command]
             code, text, _ = simulated.run(words)
@@ -243,6 +250,41 @@ def test_questions(dquant, simulated, complaints):
             complaints.append("questions: dquant subnet plan --tables is not what dump_fts reads")
         else:
             print("  dump_fts: as dquant subnet plan --tables wrote")
+    finally:
+        managed.close()
+
+
+def test_partitions(dquant, simulated, complaints):
+    """host0 manages; host1 and host2 are full members of 1, host3 and host4 limited ones."""
+    folder = pathlib.Path(simulated.environment["OSM_TMP_DIR"])
+    guid = lambda host: f"0x{0x100001 + 2 * host:016x}"
+    file = folder / "partitions.conf"
+    file.write_text(f"one=0x8001, ipoib, defmember=full : {guid(1)}, {guid(2)},\n  {guid(3)}=limited, {guid(4)}=limited;\n")
+    wrong = folder / "wrong.conf"
+    wrong.write_text("one=0x8001 : ALL;\ntwo=0x8001 : ALL;\n")
+    refused = subprocess.run([dquant, "subnet", "manage", "--partitions", str(wrong)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if refused.returncode != 2 or "line 2" not in refused.stdout:
+        complaints.append(f"partitions: a wrong file: exit {refused.returncode}: {refused.stdout[:300]}")
+    managed = Managed(simulated, manage(dquant, "--partitions", str(file), "--enforce-partitions"))
+    try:
+        managed.event("set-up")
+        text = simulated.run(["ibnetdiscover"])[1]
+        ends = {int(own, 16): (lid, switch, port) for own, switch, port, lid in
+                re.findall(r'^\[\d+\]\((\w+)\)\s+"S-(\w+)"\[(\d+)\].*# lid (\d+) lmc', text, re.M)}
+        switches = dict(re.findall(r'^Switch\s+\d+\s+"S-(\w+)".*\blid (\d+)', text, re.M))
+        hosts = [ends[int(guid(host), 16)] for host in range(6)]
+        expected = [["0xffff"], ["0x7fff", "0x8001"], ["0x7fff", "0x8001"], ["0x7fff", "0x0001"], ["0x7fff", "0x0001"], ["0x7fff"]]
+        for (lid, switch, port), keys in zip(hosts, expected):
+            for command in (["smpquery", "pkeys", lid], ["smpquery", "pkeys", switches[switch], port]):
+                read = [key for key in re.findall(r"0x[0-9a-f]{4}\b", simulated.run(command)[1]) if key != "0x0000"]
+                if read != keys:
+                    complaints.append(f"partitions: {' '.join(command)}: {read}, not {keys}")
+        for source, target, key in ((1, 2, "0x8001"), (3, 1, "0x01"), (3, 4, None), (1, 5, None), (5, 0, "0x7FFF")):
+            answer = simulated.run(["saquery", "PR", "--slid", hosts[source][0], "--dlid", hosts[target][0]])[1]
+            found = re.search(r"pkey\.+(0x\w+)", answer)
+            if (found and int(found[1], 16)) != (key and int(key, 16)):
+                complaints.append(f"partitions: path from host{source} to host{target}: {answer[:300]}")
+        print("  P_Keys at hosts and switches, and paths: as the file says")
     finally:
         managed.close()
 
@@ -329,6 +371,76 @@ def forwarding_dump(text):
     return "\n".join(lines) + "\n"
 
 
+def judged(folder, *options):
+    """Output of ibdmchk over a dump in a folder."""
+    command = ["ibdmchk", "-s", str(folder / "subnet.lst"), "-f", str(folder / "fabric.fdbs"), "-m", str(folder / "fabric.mcfdbs"), *options]
+    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, check=False)
+
+
+def dump_levels(simulated, folder, text, complaints):
+    """Writes what ibdmchk reads of SLs and their VLs: of each pair of ports that of its path record, and the SL2VL tables."""
+    ends = re.findall(r'^Ca\s+\d+\s+"H-(\w+)".*\n\[\d+\]\(\w+\).*# lid (\d+) lmc', text, re.M)
+    levels = []
+    for guid, source in ends:
+        for _, lid in ends:
+            if lid != source:
+                answer = simulated.run(["saquery", "PR", "--slid", source, "--dlid", lid])[1]
+                level = re.search(r"sl\.+(0x\w+)", answer)
+                if level is None:
+                    complaints.append(f"levels: no path from {source} to {lid}: {answer[:200]}")
+                    return set()
+                levels.append((guid, lid, int(level[1], 16)))
+    (folder / "fabric.psl").write_text("".join(f"0x{int(guid, 16):016x} {lid} {level}\n" for guid, lid, level in levels))
+    mappings = []
+    for guid, lid in re.findall(r'^Switch\s+\d+\s+"S-(\w+)".*\blid (\d+)', text, re.M):
+        for port in range(1, 6):
+            for line in simulated.run(["smpquery", "sl2vl", lid, str(port)])[1].splitlines():
+                row = re.match(r"ports: in +(\d+), out +(\d+): \|(.*)\|", line)
+                if row:
+                    lanes = [int(lane) for lane in row[3].split("|")]
+                    pairs = " ".join(f"0x{lanes[at]:x}{lanes[at + 1]:x}" for at in range(0, 16, 2))
+                    mappings.append(f"0x{guid} {row[1]} {row[2]} {pairs}\n")
+                    if lanes != [at % 8 for at in range(16)]:
+                        complaints.append(f"levels: SL2VL of {lid}: {line}")
+            shares = simulated.run(["smpquery", "vlarb", lid, str(port)])[1]
+            if re.findall(r"WEIGHT: (.*)", shares) != ["|0x40" * 8 + "|", "|0x0 " * 8 + "|"]:
+                complaints.append(f"levels: arbitration at {lid}, {port}: {shares}")
+    (folder / "fabric.slvl").write_text("".join(mappings))
+    return {level for _, _, level in levels}
+
+
+def test_levels(dquant, simulated, complaints):
+    folder = pathlib.Path(simulated.environment["OSM_TMP_DIR"])
+    managed = Managed(simulated, manage(dquant))
+    try:
+        first = managed.event("set-up")
+        print(f"  {first and first[1]['message']}")
+        if first is None or first[1]["set_up"]["lanes"] < 2:
+            complaints.append(f"levels: one VL for all paths: {first}")
+            return
+        for state in ("whole", "with a dead link"):
+            if state != "whole":
+                since = time.monotonic()
+                console(simulated, 'Unlink "s0"[1]')
+                mended = managed.event("set-up", since)
+                print(f"  {mended and mended[1]['message']}")
+                time.sleep(1)
+            text = simulated.run(["ibnetdiscover"])[1]
+            levels = dump_levels(simulated, folder, text, complaints)
+            (folder / "subnet.lst").write_text(subnet_list(text))
+            (folder / "fabric.fdbs").write_text(forwarding_dump(simulated.run(["dump_fts"], seconds=120)[1]))
+            (folder / "fabric.mcfdbs").write_text("")
+            with_levels = judged(folder, "-c", str(folder / "fabric.psl"), "-d", str(folder / "fabric.slvl")).stdout
+            without = judged(folder).stdout
+            is_free, is_needed = ("no credit loops found" in text for text in (with_levels, without))
+            print(f"  ibdmchk, {state}: {len(levels)} SLs: {'no credit loops' if is_free else 'CREDIT LOOPS'}; with one: {'NONE' if is_needed else 'credit loops'}")
+            if not is_free or is_needed or len(levels) < 2:
+                complaints.append(f"levels: {state}: {with_levels[-600:]}")
+        complaints += [f"levels: {one}" for one in trace_hosts(simulated, TRACES // 4, "levels")]
+    finally:
+        managed.close()
+
+
 def test_judge(dquant, simulated, complaints):
     folder = pathlib.Path(simulated.environment["OSM_TMP_DIR"])
     managed = Managed(simulated, manage(dquant))
@@ -343,22 +455,21 @@ def test_judge(dquant, simulated, complaints):
             (folder / "subnet.lst").write_text(subnet_list(simulated.run(["ibnetdiscover"])[1]))
             (folder / "fabric.fdbs").write_text(forwarding_dump(simulated.run(["dump_fts"], seconds=120)[1]))
             (folder / "fabric.mcfdbs").write_text("")
-            command = ["ibdmchk", "-s", str(folder / "subnet.lst"), "-f", str(folder / "fabric.fdbs"), "-m", str(folder / "fabric.mcfdbs")]
-            judged = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, check=False)
-            scanned = re.search(r"Scanned:(\d+) CA to CA paths", judged.stdout)
-            loops = "no credit loops found" in judged.stdout
-            wrong = [line for line in judged.stdout.splitlines() if line.startswith("-E-")]
+            verdict = judged(folder)
+            scanned = re.search(r"Scanned:(\d+) CA to CA paths", verdict.stdout)
+            loops = "no credit loops found" in verdict.stdout
+            wrong = [line for line in verdict.stdout.splitlines() if line.startswith("-E-")]
             print(f"  ibdmchk, {state}: {scanned and scanned[0]}, {'no credit loops' if loops else 'CREDIT LOOPS'}, {len(wrong)} errors")
             # On this fabric it ends with a segmentation fault after its last verdict, with opensm's own dumps, too.
-            if judged.returncode not in (0, -signal.SIGSEGV) or not scanned or not loops or wrong:
-                complaints.append(f"judge: {state}: exit {judged.returncode}: {judged.stdout[-600:]}")
+            if verdict.returncode not in (0, -signal.SIGSEGV) or not scanned or not loops or wrong:
+                complaints.append(f"judge: {state}: exit {verdict.returncode}: {verdict.stdout[-600:]}")
         complaints += [f"judge: {one}" for one in trace_hosts(simulated, TRACES, "judge")]
     finally:
         managed.close()
 
 
-TESTS = {"questions": (SMALL, test_questions), "restart": (SMALL, test_restart), "election": (SMALL, test_election),
-         "link": (LARGE, test_link), "judge": (LARGE, test_judge)}
+TESTS = {"questions": (SMALL, test_questions), "partitions": (SMALL, test_partitions), "restart": (SMALL, test_restart), "election": (SMALL, test_election),
+         "link": (LARGE, test_link), "levels": (RINGS, test_levels), "judge": (LARGE, test_judge)}
 
 
 def main():
@@ -377,8 +488,8 @@ def main():
     for name, (topology, test) in TESTS.items():
         if options.only not in name:
             continue
-        if name == "judge" and shutil.which("ibdmchk") is None:
-            print("judge: skipped: no ibdmchk; Debian has it in ibutils")
+        if name in ("judge", "levels") and shutil.which("ibdmchk") is None:
+            print(f"{name}: skipped: no ibdmchk; Debian has it in ibutils")
             continue
         with tempfile.TemporaryDirectory(prefix="dquant-manager-") as folder:
             net = pathlib.Path(folder) / "fabric.net"

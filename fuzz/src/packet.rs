@@ -10,7 +10,7 @@ use roce::wire::capture::{
 use roce::wire::frame::{ETHERTYPE_ROCE_V1, Frame, Packet};
 use roce::wire::grh::GRH_BYTES;
 use roce::wire::icrc::{self, Pseudo};
-use roce::wire::telemetry::{Hop, Report};
+use roce::wire::telemetry::{Form, Hop, Report};
 use roce::wire::views::{AethView, AtomicEthView, BthView, DethView, RethView};
 use roce::wire::{BTH_BYTES, Ext, Headers, ICRC_BYTES};
 use roce::{Duration, Time};
@@ -55,23 +55,27 @@ fn transport(input: &[u8]) {
 
 /// The header that switches stamp, and the control that reads it.
 fn telemetry(input: &[u8]) {
-    let mut made = Report::default();
+    let (mut made, mut digest) = (Report::default(), Report::empty(Form::Digest));
     for link in input.chunks(4).take(2 * Report::MAX_HOPS) {
         let value = link.iter().fold(0, |value, &byte| value << 14 | u64::from(byte));
         made.stamp(Hop::new(value, value, value, value));
+        digest.raise(value, value as u16);
     }
     assert_eq!(Report::parse(made.as_bytes()), Ok(made));
+    assert_eq!(Report::parse(digest.as_bytes()), Ok(digest));
     let Ok(report) = Report::parse(input) else {
         return;
     };
-    assert_eq!(report.as_bytes()[..], input[..Report::LEN]);
+    assert_eq!(report.as_bytes()[..], input[..report.as_bytes().len()]);
     assert!(report.hops().count() <= Report::MAX_HOPS);
-    let params = HpccParams::new(100_000_000_000, Duration::from_micros(12));
-    let mut sender = Hpcc::new(params, 1_024);
-    for report in [&report, &made, &report, &report.echoed()] {
-        sender.handle(Time::ZERO, Event::Telemetry(report));
-        sender.handle(Time::ZERO, Event::Acknowledged { packets: 1, in_flight: 0, rtt: None });
-        assert!((params.min_bps..=params.line_bps).contains(&sender.rate_bps()));
+    let (line_bps, base_rtt) = (100_000_000_000, Duration::from_micros(12));
+    for params in [HpccParams::new(line_bps, base_rtt), HpccParams::pint(line_bps, base_rtt)] {
+        let mut sender = Hpcc::new(params, 1_024);
+        for report in [&report, &made, &digest, &report, &report.echoed()] {
+            sender.handle(Time::ZERO, Event::Telemetry(report));
+            sender.handle(Time::ZERO, Event::Acknowledged { packets: 1, in_flight: 0, rtt: None });
+            assert!((params.min_bps..=params.line_bps).contains(&sender.rate_bps()));
+        }
     }
 }
 

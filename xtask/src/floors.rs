@@ -61,7 +61,7 @@ const FLOORS: &[(&str, &str)] = &[
          streams: buffer fabric faults graph link memory
          goodput: fabric faults graph link memory streams
          incast: buffer fabric goodput graph link memory streams topology
-         traffic: buffer chance fabric graph link memory packet
+         traffic: buffer chance fabric graph link memory packet topology
          circle: buffer chance fabric graph link memory streams topology
          neighbour: fabric faults goodput graph link memory streams",
     ),
@@ -95,6 +95,7 @@ const FLOORS: &[(&str, &str)] = &[
         "topology
          shape: topology
          text: topology shape
+         htsim: topology shape
          lingjun: topology
          drawing: topology shape
          channels: topology shape
@@ -106,12 +107,14 @@ const FLOORS: &[(&str, &str)] = &[
          exchange: mad
          discovery: topology mad exchange
          lids: topology channels mad discovery
+         levels: channels lanes mad exchange discovery lids
+         partitions: mad exchange discovery lids
          forwarding: channels routes mad lids
-         transition: channels dependencies routes mad forwarding
-         setup: topology channels routes mad exchange discovery lids forwarding transition
+         transition: channels dependencies routes mad levels forwarding
+         setup: topology channels routes mad exchange discovery lids levels partitions forwarding transition
          sm_info: mad
-         administration: routes mad discovery lids sm_info
-         manager: topology channels routes mad exchange discovery lids setup sm_info administration",
+         administration: routes mad discovery lids levels partitions sm_info
+         manager: topology channels routes mad exchange discovery lids levels partitions setup sm_info administration",
     ),
     (
         "crates/parfait/src",
@@ -287,10 +290,11 @@ const FLOORS: &[(&str, &str)] = &[
          tokenize
          topology: exit units
          chart
+         paces: chart
          scenario: chart exit topology units
          planning: exit
          demo: exit
-         perf: exit
+         perf: exit paces
          cli: *",
     ),
     (
@@ -304,6 +308,11 @@ const FLOORS: &[(&str, &str)] = &[
          responder: control ends requester test
          client: control ends histogram host requester test
          server: client control ends host responder test",
+    ),
+    (
+        "crates/dquant/src/paces",
+        "file
+         compare",
     ),
     (
         "crates/dquant/src/planning",

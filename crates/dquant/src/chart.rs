@@ -26,6 +26,17 @@ pub struct Curve {
     pub points: Vec<(f64, f64)>,
 }
 
+/// A span of the axis to the right that is to stand out: something happened then.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Mark {
+    /// Where it begins.
+    pub from: f64,
+    /// Where it ends; at the end of the axis if nowhere.
+    pub until: Option<f64>,
+    /// What it is.
+    pub name: String,
+}
+
 /// One diagram.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Diagram {
@@ -35,6 +46,8 @@ pub struct Diagram {
     pub scales: [Scale; 2],
     /// Its curves.
     pub curves: Vec<Curve>,
+    /// Spans behind them; the first few are numbered and named.
+    pub marks: Vec<Mark>,
 }
 
 const WIDTH: f64 = 720.0;
@@ -49,24 +62,33 @@ const COLOURS: [&str; 8] =
 
 /// The diagrams with points, one below the other.
 pub fn svg(title: &str, diagrams: &[Diagram]) -> String {
-    let shown: Vec<&Diagram> = diagrams
-        .iter()
-        .filter(|one| one.curves.iter().any(|curve| !curve.points.is_empty()))
-        .collect();
-    let rows = shown.iter().map(|one| one.curves.len()).max().unwrap_or(0);
+    let has_points = |one: &&Diagram| one.curves.iter().any(|curve| !curve.points.is_empty());
+    let rows: Vec<&[Diagram]> =
+        diagrams.iter().filter(has_points).map(std::slice::from_ref).collect();
+    grid(title, &rows)
+}
+
+/// Rows of diagrams, one below the other. Those of a row are side by side and have the same axes.
+pub fn grid(title: &str, rows: &[&[Diagram]]) -> String {
+    let curves = rows.iter().copied().flatten().map(|one| one.curves.len()).max().unwrap_or(0);
+    let columns = rows.iter().map(|row| row.len()).max().unwrap_or(0).max(1);
     // The legend may be longer than the diagram is high.
-    let each = HEIGHT.max(MARGINS[2] + 16.0 * (rows as f64 + 1.0));
-    let height = each * shown.len().max(1) as f64 + 24.0;
+    let each = HEIGHT.max(MARGINS[2] + 16.0 * (curves as f64 + 1.0));
+    let (width, height) = (WIDTH * columns as f64, each * rows.len().max(1) as f64 + 24.0);
     let mut text = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \
          font-family=\"sans-serif\" font-size=\"12\">\n<title>{}</title>\n\
          <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
         escaped(title)
     );
-    for (at, diagram) in shown.iter().enumerate() {
-        let _ = writeln!(text, "<g transform=\"translate(0 {})\">", each * at as f64);
-        text += &drawn(diagram);
-        text += "</g>\n";
+    for (at, row) in rows.iter().enumerate() {
+        let axes = axes(row);
+        for (column, diagram) in row.iter().enumerate() {
+            let (x, y) = (WIDTH * column as f64, each * at as f64);
+            let _ = writeln!(text, "<g transform=\"translate({x} {y})\">");
+            text += &drawn(diagram, &axes);
+            text += "</g>\n";
+        }
     }
     let _ =
         writeln!(text, "<text x=\"8\" y=\"{}\">{}</text>\n</svg>", height - 8.0, escaped(title));
@@ -143,12 +165,19 @@ impl Scale {
     }
 }
 
-fn drawn(diagram: &Diagram) -> String {
+/// The axis to the right and that upwards, for all diagrams of a row.
+fn axes(row: &[Diagram]) -> [Axis; 2] {
     let [left, right, top, bottom] = MARGINS;
-    let points = || diagram.curves.iter().flat_map(|curve| &curve.points);
-    let [scale, upwards] = diagram.scales;
-    let x = Axis::new(points().map(|point| point.0), scale, (left, WIDTH - right));
-    let y = Axis::new(points().map(|point| point.1), upwards, (HEIGHT - bottom, top));
+    let points = || row.iter().flat_map(|one| &one.curves).flat_map(|curve| &curve.points);
+    let [scale, upwards] = row.first().map_or([Scale::Linear; 2], |first| first.scales);
+    [
+        Axis::new(points().map(|point| point.0), scale, (left, WIDTH - right)),
+        Axis::new(points().map(|point| point.1), upwards, (HEIGHT - bottom, top)),
+    ]
+}
+
+fn drawn(diagram: &Diagram, [x, y]: &[Axis; 2]) -> String {
+    let [left, right, top, bottom] = MARGINS;
     let mut text = format!(
         "<text x=\"{left}\" y=\"20\" font-weight=\"bold\">{}</text>\n",
         escaped(&diagram.title)
@@ -161,7 +190,7 @@ fn drawn(diagram: &Diagram) -> String {
              <text x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
             HEIGHT - bottom,
             HEIGHT - bottom + 16.0,
-            scale.text(size)
+            x.scale.text(size)
         );
     }
     for value in y.steps() {
@@ -173,9 +202,10 @@ fn drawn(diagram: &Diagram) -> String {
             WIDTH - right,
             left - 6.0,
             at + 4.0,
-            upwards.text(value)
+            y.scale.text(value)
         );
     }
+    text += &marked(&diagram.marks, &x, diagram.curves.len());
     for (number, curve) in diagram.curves.iter().enumerate() {
         let colour = COLOURS[curve.colour % COLOURS.len()];
         let dashes = if curve.dashed { " stroke-dasharray=\"5 4\"" } else { "" };
@@ -198,6 +228,49 @@ fn drawn(diagram: &Diagram) -> String {
             legend + 4.0,
             escaped(&curve.name)
         );
+    }
+    text
+}
+
+/// Marks with a number and a name; more would not fit beside a diagram.
+const NAMED_MARKS: usize = 8;
+
+/// Spans behind the curves, and their names below those of so many curves.
+fn marked(marks: &[Mark], x: &Axis, curves: usize) -> String {
+    let [_, right, top, bottom] = MARGINS;
+    let mut text = String::new();
+    let legend = top + 16.0 * curves as f64 + 8.0;
+    let shown = marks.iter().filter(|mark| x.shows(mark.from) && mark.from <= x.high);
+    for (number, mark) in (0..).zip(shown) {
+        let from = x.at(mark.from);
+        let until = mark.until.map_or(x.place.1, |until| x.at(until.min(x.high)));
+        let name = escaped(&mark.name);
+        let _ = writeln!(
+            text,
+            "<rect x=\"{from:.1}\" y=\"{top}\" width=\"{:.1}\" height=\"{:.1}\" fill=\"#d55e00\" \
+             fill-opacity=\"0.15\"><title>{name}</title></rect>",
+            (until - from).max(1.0),
+            HEIGHT - bottom - top
+        );
+        let line = match number {
+            0..NAMED_MARKS => format!("{} {name}", number + 1),
+            NAMED_MARKS => format!("and {} more", marks.len() - NAMED_MARKS),
+            _ => continue,
+        };
+        let _ = writeln!(
+            text,
+            "<text x=\"{:.1}\" y=\"{:.1}\" font-size=\"9\">{line}</text>",
+            WIDTH - right + 12.0,
+            legend + 12.0 * number as f64
+        );
+        if number < NAMED_MARKS {
+            let _ = writeln!(
+                text,
+                "<text x=\"{from:.1}\" y=\"{:.1}\" font-size=\"9\">{}</text>",
+                top - 2.0,
+                number + 1
+            );
+        }
     }
     text
 }
@@ -226,6 +299,28 @@ mod tests {
         Curve { name: "write <p50>".to_owned(), colour: 0, dashed: true, points: points.to_vec() }
     }
 
+    fn mark(from: f64, until: Option<f64>) -> Mark {
+        Mark { from, until, name: "down <a>".to_owned() }
+    }
+
+    #[test]
+    fn marks_are_spans_of_the_axis_and_the_first_ones_have_names() {
+        let marks = (1..=12).map(|at| mark(f64::from(at), (at > 1).then(|| f64::from(at) + 0.5)));
+        let diagram = Diagram {
+            title: String::new(),
+            scales: [Scale::Linear, Scale::Linear],
+            curves: vec![curve(&[(0.0, 0.0), (10.0, 1.0)])],
+            marks: marks.collect(),
+        };
+        let text = svg("", &[diagram]);
+        // Two of the twelve begin behind the end of the axis, which has 476 pixels.
+        assert_eq!(text.matches("fill-opacity").count(), 10, "{text}");
+        assert!(text.contains("<rect x=\"111.6\" y=\"32\" width=\"428.4\""), "to the end: {text}");
+        assert!(text.contains("<rect x=\"159.2\" y=\"32\" width=\"23.8\""), "{text}");
+        assert!(text.contains(">8 down &lt;a&gt;</text>") && !text.contains(">9 down"), "{text}");
+        assert!(text.contains(">and 4 more</text>"), "{text}");
+    }
+
     #[test]
     fn every_opened_element_is_closed_and_text_is_escaped() {
         let curves = vec![curve(&[(8.0, 5.5), (65536.0, 700.0)]), curve(&[(8.0, 0.0)]), curve(&[])];
@@ -233,6 +328,7 @@ mod tests {
             title: "us".to_owned(),
             scales: [scale, upwards],
             curves: curves.clone(),
+            marks: vec![mark(3.0, Some(9.0)), mark(0.0, None), mark(f64::NAN, None)],
         };
         let both = [diagram(Scale::Sizes, Scale::Powers), diagram(Scale::Linear, Scale::Linear)];
         let text = svg("a & b", &both);

@@ -6,6 +6,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`chart`] | curves as pictures |
+//! | [`paces`] | samples of congestion control, of a simulated and of a real wire |
 //! | [`demo`] | the main job in one command, verified and measured |
 //! | [`cli`] | the verbs of the command line: what a person types and reads |
 //! | [`exit`] | exit codes and errors with hints |
@@ -20,6 +21,7 @@ pub mod chart;
 pub mod cli;
 pub mod demo;
 pub mod exit;
+pub mod paces;
 pub mod perf;
 pub mod planning;
 pub mod scenario;

@@ -2,16 +2,19 @@
 //!
 //! | record | answered |
 //! |---|---|
-//! | `PathRecord` | for a source and a destination, by LID or GID; DLID, SLID, MTU, rate, SL and P_Key of the path |
-//! | `NodeRecord`, `PortInfoRecord` | by LID, GUID, or all, as many as fit |
+//! | `PathRecord` | for a source and a destination, by LID or GID, or from a source to all: LIDs, MTU, rate, SL, P_Key |
+//! | `NodeRecord`, `PortInfoRecord` | by LID, GUID, or all |
 //! | `SMInfoRecord` | of this manager |
 //! | `MCMemberRecord` | join, leave and query; see [`groups`] |
+//! | `InformInfo` | subscribe to ports and groups that come and go; see [`inform`] |
 //! | `ClassPortInfo` | what is supported: nothing optional |
 //!
-//! A response is one datagram: of tables that are longer, none is sent but "too many records". Everything else is
-//! refused as not supported. A port may join and leave for itself alone.
+//! Tables that are longer than a datagram are sent by [`rmpp`]; where too many are under way, the answer is "no
+//! resources". Everything else is refused as not supported. A port may join and leave for itself alone.
 
 pub mod groups;
+pub mod inform;
+pub mod rmpp;
 mod wire;
 
 use alloc::collections::BTreeMap;
@@ -19,13 +22,15 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use crate::discovery::{Discovery, FoundNode, Place};
+use crate::levels::Levels;
 use crate::lids::Lids;
 use crate::mad::{DEFAULT_PREFIX, MAD_BYTES, NodeType, PortInfo, PortState};
+use crate::partitions::Memberships;
 use crate::routes::NO_ROUTE;
 use crate::sm_info::{SmInfo, method};
 use groups::{Groups, Terms};
-use wire::{DELETE, GET_TABLE, Query, TOO_MANY, attribute, refuse};
-pub use wire::{Gid, Status};
+use wire::{DELETE, GET_TABLE, Query, attribute, refuse};
+pub use wire::{Gid, Reply, Status};
 
 /// The partition that every port is a full member of.
 pub const DEFAULT_P_KEY: u16 = 0xffff;
@@ -81,12 +86,17 @@ pub struct Subnet<'a> {
     pub directory: &'a Directory,
     /// The tables of switches, by GUID.
     pub tables: &'a BTreeMap<u64, Arc<Vec<u8>>>,
+    /// The numbers of switches, by GUID.
+    pub numbers: &'a BTreeMap<u64, u32>,
+    /// The service levels of paths.
+    pub levels: &'a Levels,
+    /// The P_Keys of ports; all are full members of one partition if there are none.
+    pub memberships: Option<&'a Memberships>,
     /// The manager.
     pub manager: SmInfo,
+    /// Bytes that a table of several datagrams may have.
+    pub room: usize,
 }
-
-/// A response, and how many of its bytes are sent.
-pub type Response = ([u8; MAD_BYTES], usize);
 
 /// Answers a request from a LID; `None` where that is none.
 pub fn answer(
@@ -94,10 +104,10 @@ pub fn answer(
     groups: &mut Groups,
     from: u16,
     mad: &[u8; MAD_BYTES],
-) -> Option<Response> {
+) -> Option<Reply> {
     let query = match Query::parse(mad)? {
         Ok(query) => query,
-        Err(status) => return Some((refuse(mad, status), MAD_BYTES)),
+        Err(status) => return Some(Reply::Datagram(refuse(mad, status), MAD_BYTES)),
     };
     let reads = matches!(query.method, method::GET | GET_TABLE);
     let found = match query.attribute {
@@ -111,7 +121,7 @@ pub fn answer(
         attribute::MULTICAST_MEMBER => subnet.member(groups, from, &query),
         _ => Err(Status::Unsupported),
     };
-    Some(query.respond(found))
+    Some(query.respond(found, subnet.room))
 }
 
 /// Base and class version; nothing optional; a response time of 4.096 us * 2^18.
@@ -141,6 +151,16 @@ fn fits(wanted: Option<u8>, selector: Option<u8>, value: u8) -> bool {
 struct Reach {
     mtu: u8,
     rate: u8,
+}
+
+/// Where a path ends, and how.
+#[derive(Clone, Copy, Debug)]
+struct PathTo {
+    gid: Gid,
+    lid: u16,
+    reach: Reach,
+    p_key: u16,
+    level: u8,
 }
 
 impl Reach {
@@ -230,24 +250,68 @@ impl Subnet<'_> {
         }
     }
 
+    /// Records of a size that are looked for: more than can be sent, so that it is known if there are.
+    fn most(&self, query: &Query<'_>, size: usize) -> usize {
+        let room = if query.method == GET_TABLE { self.room.max(MAD_BYTES) } else { 2 * size };
+        room / size + 1
+    }
+
     // ---- paths -----------------------------------------------------------------------------------
 
+    /// From a source to a destination, or as a table from a source to all.
     fn paths(&self, groups: &Groups, query: &Query<'_>) -> Result<Vec<Vec<u8>>, Status> {
         let (from, source) = self.find(query.short(5, 42), query.gid(3, 24))?;
         let to_group = query.gid(2, 8).filter(|gid| gid.is_multicast());
-        let (gid, lid, reach, p_key, level) = match to_group {
-            Some(gid) => {
-                let group = groups.get(gid).ok_or(Status::NoRecords)?;
-                let Terms { mtu, rate, p_key, level, .. } = group.terms;
-                (gid, group.lid, Reach { mtu, rate }, p_key, level)
+        if let Some(gid) = to_group {
+            let group = groups.get(gid).ok_or(Status::NoRecords)?;
+            let Terms { mtu, rate, p_key, level, .. } = group.terms;
+            let is_barred = |members: &Memberships| !members.is_member(from, p_key);
+            if self.memberships.is_some_and(is_barred) {
+                return Err(Status::NoRecords);
             }
-            None => {
-                let (to, lid) = self.find(query.short(4, 40), query.gid(2, 8))?;
-                let gid = self.gid(to).ok_or(Status::NoRecords)?;
-                let reach = self.reach(from, to, lid).ok_or(Status::NoRecords)?;
-                (gid, lid, reach, DEFAULT_P_KEY, 0)
+            let path = PathTo { gid, lid: group.lid, reach: Reach { mtu, rate }, p_key, level };
+            return Ok(alloc::vec![self.path(query, (from, source), path)?]);
+        }
+        if query.method == GET_TABLE && query.short(4, 40).is_none() && query.gid(2, 8).is_none() {
+            let to = |(place, lid)| {
+                let path = self.path_to(query, from, place, lid)?;
+                self.path(query, (from, source), path)
+            };
+            let most = self.most(query, 64);
+            return Ok(self.places(None).filter_map(|end| to(end).ok()).take(most).collect());
+        }
+        let (to, lid) = self.find(query.short(4, 40), query.gid(2, 8))?;
+        let path = self.path_to(query, from, to, lid)?;
+        Ok(alloc::vec![self.path(query, (from, source), path)?])
+    }
+
+    fn path_to(
+        &self,
+        query: &Query<'_>,
+        from: Place,
+        to: Place,
+        lid: u16,
+    ) -> Result<PathTo, Status> {
+        let gid = self.gid(to).ok_or(Status::NoRecords)?;
+        let reach = self.reach(from, to, lid).ok_or(Status::NoRecords)?;
+        let p_key = match self.memberships {
+            None => DEFAULT_P_KEY,
+            Some(memberships) => {
+                let shared = memberships.shared(from, to, query.short(13, 50));
+                shared.ok_or(Status::NoRecords)?
             }
         };
+        Ok(PathTo { gid, lid, reach, p_key, level: self.level(from, lid) })
+    }
+
+    /// The record of a path, if it is what was asked for.
+    fn path(
+        &self,
+        query: &Query<'_>,
+        (from, source): (Place, u16),
+        path: PathTo,
+    ) -> Result<Vec<u8>, Status> {
+        let PathTo { gid, lid, reach, p_key, level } = path;
         // The membership bit of the P_Key does not matter.
         let is_other_key = query.short(13, 50).is_some_and(|wanted| (wanted ^ p_key) & 0x7fff != 0);
         let is_other_level = query.short(15, 52).is_some_and(|wanted| wanted & 0xf != level.into());
@@ -269,7 +333,15 @@ impl Subnet<'_> {
         record[54] = 2 << 6 | reach.mtu;
         record[55] = 2 << 6 | reach.rate;
         record[56] = 2 << 6 | LIFETIME;
-        Ok(alloc::vec![record])
+        Ok(record)
+    }
+
+    /// The service level of packets from a port to a LID.
+    fn level(&self, from: Place, lid: u16) -> u8 {
+        let links = self.discovery.links();
+        let switch = if from.1 == 0 { Some(from.0) } else { links.get(&from).map(|far| far.0) };
+        let number = switch.and_then(|switch| self.numbers.get(&switch));
+        number.map_or(0, |number| self.levels.level(*number, lid))
     }
 
     /// What the path from one port to another can carry, as switches forward; `None` if it does not end there.
@@ -333,7 +405,8 @@ impl Subnet<'_> {
             record[44..44 + len].copy_from_slice(&name[..len]);
             Some(record)
         };
-        Ok(self.places(query.short(0, 0)).filter_map(record).take(TOO_MANY).collect())
+        let most = self.most(query, 112);
+        Ok(self.places(query.short(0, 0)).filter_map(record).take(most).collect())
     }
 
     fn ports(&self, query: &Query<'_>) -> Result<Vec<Vec<u8>>, Status> {
@@ -342,9 +415,10 @@ impl Subnet<'_> {
             return Err(Status::Unsupported);
         }
         let wanted = query.byte(1, 2);
+        let most = self.most(query, 72);
         let mut records = Vec::new();
         for (place, lid) in self.places(query.short(0, 0)) {
-            if records.len() >= TOO_MANY {
+            if records.len() >= most {
                 break;
             }
             let Some(node) = self.node(place) else {
@@ -352,7 +426,7 @@ impl Subnet<'_> {
             };
             let is_switch = node.info.node_type == NodeType::Switch;
             let ports = node.ports.iter().filter(|(port, _)| is_switch || **port == place.1);
-            let room = TOO_MANY.saturating_sub(records.len());
+            let room = most.saturating_sub(records.len());
             for (port, info) in
                 ports.filter(|(port, _)| wanted.is_none_or(|wanted| wanted == **port)).take(room)
             {
@@ -397,10 +471,15 @@ impl Subnet<'_> {
                 if self.directory.at(from) != Some(place) {
                     return Err(Status::Denied);
                 }
+                let terms = Terms::of(query);
+                let p_key = groups.get(group).map_or(terms.p_key, |group| group.terms.p_key);
+                if self.memberships.is_some_and(|members| !members.is_member(place, p_key)) {
+                    return Err(Status::Denied);
+                }
                 let member = (port, place);
                 let record = match query.method {
                     DELETE => groups.leave(group, port, state)?,
-                    _ => groups.join(group, member, state, &Terms::of(query))?,
+                    _ => groups.join(group, member, state, &terms)?,
                 };
                 Ok(alloc::vec![record])
             }

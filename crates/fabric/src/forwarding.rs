@@ -73,6 +73,45 @@ impl Forwarding {
         forwarding
     }
 
+    /// Leads the further LIDs of an end port by other ports than its first one: at each switch by those, in turn, that are as
+    /// close to it as the port for the first LID. So no path goes round, and none is longer.
+    pub fn spread(&mut self, channels: &Channels, owners: &[Owner]) {
+        let mut ways = Ways::new(channels);
+        // The first LID of the end port, and the depths of its paths once there is a second.
+        let mut first: Option<(Owner, u16, Option<Vec<u16>>)> = None;
+        for (lid, owner) in (0_u16..).zip(owners) {
+            match &mut first {
+                Some((own, base, depths)) if own == owner => {
+                    let base = *base;
+                    let depths = depths.get_or_insert_with(|| {
+                        ways.follow(base, [self, self]);
+                        ways.depths()
+                    });
+                    self.turn(channels, base, lid, depths);
+                }
+                _ if matches!(owner, Owner::EndPort(_)) => first = Some((*owner, lid, None)),
+                _ => first = None,
+            }
+        }
+    }
+
+    /// Sets the entries of a LID, which is that much behind the first one of its port.
+    fn turn(&mut self, channels: &Channels, base: u16, lid: u16, depths: &[u16]) {
+        for switch in 0..channels.switches().len() as u32 {
+            let own = channels.at(switch, self.port(switch, base));
+            let leads_on = |channel: &u32| {
+                let to = channels.get(*channel).to;
+                depths[to as usize] + 1 == depths[switch as usize]
+                    && self.port(to, base) != NO_ROUTE
+            };
+            let close: Vec<u32> = channels.leaving(switch).filter(leads_on).collect();
+            if let Some(at) = own.and_then(|own| close.iter().position(|one| *one == own)) {
+                let channel = close[(at + usize::from(lid - base)) % close.len()];
+                self.set(switch, lid, channels.get(channel).port);
+            }
+        }
+    }
+
     /// The entry of a switch for a LID.
     pub fn port(&self, switch: u32, lid: u16) -> u8 {
         let table = self.ports.get(switch as usize);
@@ -259,39 +298,47 @@ impl<'a> Ways<'a> {
     }
 }
 
-/// Turns that packets make: by channel, which channels they pass next.
+/// Turns that packets make: by lane and channel, which channels they pass next in that lane.
 #[derive(Clone, Debug)]
 pub struct Turns {
     /// By channel: where its turns begin.
     first: Vec<usize>,
+    /// Turns of a lane.
+    len: usize,
     made: Vec<bool>,
 }
 
 impl Turns {
-    /// None.
-    pub fn new(channels: &Channels) -> Turns {
+    /// None, in so many lanes.
+    pub fn new(channels: &Channels, lanes: u8) -> Turns {
         let mut first = Vec::with_capacity(channels.all().len());
         let mut len = 0;
         for channel in channels.all() {
             first.push(len);
             len += channels.leaving(channel.to).len();
         }
-        Turns { first, made: alloc::vec![false; len] }
+        Turns { first, len, made: alloc::vec![false; len * usize::from(lanes)] }
     }
 
     /// Adds one.
-    pub fn add(&mut self, channels: &Channels, from: u32, to: u32) {
+    pub fn add(&mut self, channels: &Channels, lane: u8, from: u32, to: u32) {
         let place = (to - channels.leaving(channels.get(from).to).start) as usize;
-        self.made[self.first[from as usize] + place] = true;
+        self.made[usize::from(lane) * self.len + self.first[from as usize] + place] = true;
     }
 
-    /// By channel, those that packets pass next.
+    /// By lane and channel, those that packets pass next; channels of a lane are numbered behind those of the lanes
+    /// before it.
     pub fn lists(&self, channels: &Channels) -> Vec<Vec<u32>> {
-        let next = |(channel, first): (usize, &usize)| {
+        let count = channels.all().len();
+        let lanes = self.made.len().checked_div(self.len).unwrap_or(1);
+        let next = |at: usize| {
+            let (lane, channel) = (at / count, at % count);
             let leaving = channels.leaving(channels.get(channel as u32).to);
-            let made = &self.made[*first..*first + leaving.len()];
-            leaving.zip(made).filter(|(_, made)| **made).map(|(channel, _)| channel).collect()
+            let begin = lane * self.len + self.first[channel];
+            let made = self.made[begin..begin + leaving.len()].iter();
+            let made = leaving.zip(made).filter(|(_, made)| **made);
+            made.map(|(channel, _)| channel + (lane * count) as u32).collect()
         };
-        self.first.iter().enumerate().map(next).collect()
+        (0..count * lanes).map(next).collect()
     }
 }

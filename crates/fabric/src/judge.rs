@@ -184,7 +184,8 @@ fn cycle(channels: &Channels, tables: &Tables, lanes: &Lanes) -> Option<Vec<u32>
         alloc::vec![alloc::vec![Vec::new(); channels.all().len()]; lanes.count().into()];
     for switch in (0..channels.switches().len() as u32).filter(|one| channels.sources(*one) > 0) {
         for end_port in 0..channels.end_ports().len() as u32 {
-            let of_lane: &mut Vec<Vec<u32>> = &mut waits[usize::from(lanes.lane(switch, end_port))];
+            let to = channels.end_ports()[end_port as usize].switch;
+            let of_lane: &mut Vec<Vec<u32>> = &mut waits[usize::from(lanes.lane(switch, to))];
             for pair in tables.path(channels, switch, end_port).windows(2) {
                 let next = &mut of_lane[pair[0] as usize];
                 if !next.contains(&pair[1]) {

@@ -10,6 +10,7 @@
 //! | [`topology`] | hosts, switches, ports and links |
 //! | [`shape`] | topologies made by rule, and their names |
 //! | [`text`] | topologies as text of other programs |
+//! | [`htsim`] | topologies as files of csg-htsim |
 //! | [`lingjun`] | the topology of a published cluster, from its file |
 //! | [`drawing`] | a picture of a topology |
 //! | [`channels`] | the switches of a topology as a routing engine sees them |
@@ -21,6 +22,8 @@
 //! | [`exchange`] | questions to nodes and their answers |
 //! | [`discovery`] | what a fabric consists of, asked node by node |
 //! | [`lids`] | LIDs: who has which |
+//! | [`levels`] | service levels of paths, and the lanes that ports map them to |
+//! | [`partitions`] | which ports may talk to which |
 //! | [`forwarding`] | tables by LID, and where packets go by them |
 //! | [`transition`] | from one set of tables to another, safely |
 //! | [`sm_info`] | what managers tell each other, and notices |
@@ -41,12 +44,15 @@ pub mod discovery;
 pub mod drawing;
 pub mod exchange;
 pub mod forwarding;
+pub mod htsim;
 pub mod judge;
 pub mod lanes;
+pub mod levels;
 pub mod lids;
 pub mod lingjun;
 pub mod mad;
 pub mod manager;
+pub mod partitions;
 pub mod routes;
 pub mod setup;
 pub mod shape;

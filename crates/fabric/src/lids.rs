@@ -141,6 +141,11 @@ impl Lids {
         self.top
     }
 
+    /// Whether end ports have several LIDs.
+    pub fn has_lmc(&self) -> bool {
+        self.lmc > 0
+    }
+
     /// Low bits of a LID that a port ignores.
     pub fn lmc(&self, place: Place) -> u8 {
         if place.1 == 0 { 0 } else { self.lmc }

@@ -67,6 +67,8 @@ pub enum Attribute {
     PKeyTable,
     /// The virtual lane of each service level at a port.
     SlToVl,
+    /// How a port shares its link among virtual lanes.
+    VlArbitration,
     /// A block of a linear forwarding table.
     LinearForwardingTable,
     /// A block of a multicast forwarding table, for 16 ports.
@@ -76,13 +78,14 @@ pub enum Attribute {
 }
 
 impl Attribute {
-    const ALL: [Attribute; 9] = [
+    const ALL: [Attribute; 10] = [
         Attribute::NodeDescription,
         Attribute::NodeInfo,
         Attribute::SwitchInfo,
         Attribute::PortInfo,
         Attribute::PKeyTable,
         Attribute::SlToVl,
+        Attribute::VlArbitration,
         Attribute::LinearForwardingTable,
         Attribute::MulticastForwardingTable,
         Attribute::SmInfo,
@@ -97,6 +100,7 @@ impl Attribute {
             Attribute::PortInfo => 0x15,
             Attribute::PKeyTable => 0x16,
             Attribute::SlToVl => 0x17,
+            Attribute::VlArbitration => 0x18,
             Attribute::LinearForwardingTable => 0x19,
             Attribute::MulticastForwardingTable => 0x1b,
             Attribute::SmInfo => 0x20,
@@ -396,11 +400,7 @@ impl PortInfo {
             4 => Some(PortState::Active),
             _ => None,
         };
-        let lanes = match data[37] >> 4 {
-            code @ 1..=4 => 1 << (code - 1),
-            5 => 15,
-            _ => 0,
-        };
+        let lanes = lanes_of(data[37] >> 4);
         PortInfo {
             lid: u16_at(data, 16),
             manager_lid: u16_at(data, 18),
@@ -425,9 +425,97 @@ impl PortInfo {
     }
 }
 
+/// How many virtual lanes of data a code of VLCap or OperationalVLs stands for; 0 if it is none.
+fn lanes_of(code: u8) -> u8 {
+    match code {
+        1..=4 => 1 << (code - 1),
+        5 => 15,
+        _ => 0,
+    }
+}
+
+/// Entries of a block of a VL arbitration table.
+const ARBITRATION_BLOCK: u8 = 32;
+
+/// How many virtual lanes of data a port can send on: what it has, or while it is in use what it was set to, and each of
+/// them has to fit into the low-priority arbitration table (VLArbitrationLowCap); from attribute `PortInfo`. At least 1.
+pub fn usable_lanes(port_info: &[u8; 64]) -> u8 {
+    let is_in_use = PortInfo::parse(port_info).state >= Some(PortState::Armed);
+    let code = if is_in_use { port_info[43] >> 4 } else { port_info[37] >> 4 };
+    lanes_of(code).min(port_info[40]).max(1)
+}
+
+/// Blocks of the low and of the high-priority arbitration table of a port; from attribute `PortInfo`.
+pub fn arbitration_blocks(port_info: &[u8; 64]) -> [u8; 2] {
+    [port_info[40], port_info[39]].map(|entries| entries.div_ceil(ARBITRATION_BLOCK).min(2))
+}
+
+/// Attribute `SLtoVLMappingTable` (IBA 14.2.5.8): service levels take the lanes in turn, so the first have their own.
+pub fn level_mapping(lanes: u8) -> [u8; 64] {
+    let lane = |level: usize| (level % usize::from(lanes.max(1))) as u8;
+    core::array::from_fn(|at| match at {
+        0..8 => lane(2 * at) << 4 | lane(2 * at + 1),
+        _ => 0,
+    })
+}
+
+/// The first block of attribute `VLArbitrationTable` (IBA 14.2.5.9) for the low priority: every lane gets an equal share,
+/// in turns of 64 times 64 bytes, one packet of the largest MTU.
+pub fn equal_arbitration(lanes: u8) -> [u8; 64] {
+    core::array::from_fn(|at| match ((at / 2) as u8, at % 2) {
+        (lane, _) if lane >= lanes => 0,
+        (lane, 0) => lane,
+        _ => 64,
+    })
+}
+
+/// Whether a switch takes one `SLtoVLMappingTable` for all input ports at once (OptimizedSLtoVLMappingProgramming); from
+/// attribute `SwitchInfo`.
+pub fn maps_all_inputs(switch_info: &[u8; 64]) -> bool {
+    switch_info[11] & 1 != 0
+}
+
 /// Whether a port can tell its clients to register anew (IsClientReregistrationSupported); from attribute `PortInfo`.
 pub fn can_reregister(port_info: &[u8; 64]) -> bool {
     port_info[20] & 1 << 1 != 0
+}
+
+/// The management key that guards a port (IBA 14.2.4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyGuard {
+    /// The M_Key.
+    pub key: u64,
+    /// M_KeyProtectBits: 1 hides the key from those who have not got it, 2 and 3 refuse all that they ask for; 0 does
+    /// neither. Nothing can be set without the key.
+    pub protection: u8,
+    /// Seconds after which the port gives the protection up when its manager is silent after a violation; 0 is never.
+    pub lease_s: u16,
+}
+
+impl KeyGuard {
+    /// Of a port; from attribute `PortInfo`.
+    pub fn parse(port_info: &[u8; 64]) -> KeyGuard {
+        KeyGuard {
+            key: u64_at(port_info, 0),
+            protection: port_info[34] >> 6,
+            lease_s: u16_at(port_info, 26),
+        }
+    }
+
+    fn put(self, data: &mut [u8; 64]) {
+        data[..8].copy_from_slice(&self.key.to_be_bytes());
+        data[26..28].copy_from_slice(&self.lease_s.to_be_bytes());
+        data[34] = data[34] & 0x3f | (self.protection & 3) << 6;
+    }
+}
+
+/// In byte 43 of `PortInfo`: PartitionEnforcementInbound and Outbound.
+const ENFORCEMENT: u8 = 0x0c;
+
+/// Whether a port of a switch discards packets of partitions that its table does not hold, in both directions; from
+/// attribute `PortInfo`.
+pub fn enforces_partitions(port_info: &[u8; 64]) -> bool {
+    port_info[43] & ENFORCEMENT == ENFORCEMENT
 }
 
 /// What a manager sets of a port.
@@ -437,6 +525,12 @@ pub struct PortSetting {
     pub lid: u16,
     /// The LID of the manager.
     pub manager_lid: u16,
+    /// The service level of packets to the manager (MasterSMSL).
+    pub manager_level: u8,
+    /// Who may manage it; `None` leaves that.
+    pub guard: Option<KeyGuard>,
+    /// Whether it discards packets of partitions that its table does not hold; `None` leaves it.
+    pub enforces_partitions: Option<bool>,
     /// The state that it enters; `None` leaves it.
     pub state: Option<PortState>,
     /// Low bits of the LID that it ignores.
@@ -459,14 +553,21 @@ impl PortSetting {
         data[33] = 0;
         data[34] = data[34] & !7 | self.lmc & 7;
         data[35] &= 0xf0;
+        data[36] = data[36] & 0xf0 | self.manager_level & 0xf;
         if is_in_use {
             // The other end has the same, and is not changed with it. 0 lanes change nothing.
             data[43] &= 0xf;
         } else {
             let mtu = (own[41] & 0xf).min(far[41] & 0xf);
-            data[36] = mtu << 4;
+            data[36] = data[36] & 0xf | mtu << 4;
             let lanes = (own[37] >> 4).min(far[37] >> 4);
             data[43] = data[43] & 0xf | lanes << 4;
+        }
+        if let Some(guard) = self.guard {
+            guard.put(&mut data);
+        }
+        if let Some(enforces) = self.enforces_partitions {
+            data[43] = data[43] & !ENFORCEMENT | if enforces { ENFORCEMENT } else { 0 };
         }
         // Clients have to register anew with whoever manages now, where the port can tell them.
         data[51] =
@@ -474,6 +575,11 @@ impl PortSetting {
         data[63] &= 0xe0;
         data
     }
+}
+
+/// The service level of packets to the manager (MasterSMSL); from attribute `PortInfo`.
+pub fn manager_level(port_info: &[u8; 64]) -> u8 {
+    port_info[36] & 0xf
 }
 
 /// How many LIDs the linear table of a switch can hold; from attribute `SwitchInfo`.

@@ -39,19 +39,23 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use crate::administration::groups::{self, Groups, MulticastTables};
-use crate::administration::{self, Directory, Subnet};
+use crate::administration::inform::{Happening, InformCounters, Subscriptions};
+use crate::administration::rmpp::{Client, RmppCounters, Sender};
+use crate::administration::{self, Directory, Gid, Reply, Status, Subnet};
 use crate::discovery::{Discovery, Place};
 use crate::exchange::{Done as Finished, Exchange, Fate, Numbering, Request, Requester};
+use crate::levels::Levels;
 use crate::lids::{LAST_LID, Lids};
 use crate::mad::{
-    Attribute, DIRECTED_ROUTE, DirectedRoute, LFT_BLOCK, MAD_BYTES, NodeType, PortInfo, PortState,
-    linear_top, multicast_capacity,
+    Attribute, DIRECTED_ROUTE, DirectedRoute, KeyGuard, LFT_BLOCK, MAD_BYTES, NodeType, PortInfo,
+    PortState, linear_top, multicast_capacity,
 };
+use crate::partitions::{Memberships, Partitions};
 use crate::routes::Engine;
-use crate::setup::{Setup, SetupComplaint};
+use crate::setup::{Ports, Setup, SetupComplaint, Target};
 use crate::sm_info::{
     ADMINISTRATION, CAPABILITY_CHANGED, Control, Header, LID_ROUTED, NOTICE, Notice, PORT_CHANGED,
-    SmInfo, Standing, method, respond, smp_data,
+    SmInfo, Standing, WRONG_KEY, method, respond, smp_data,
 };
 use event::{Event, Refusal, Summary, Trouble, Why};
 pub use look::Change;
@@ -107,8 +111,10 @@ pub struct Config {
     pub misses: u32,
     /// Low bits of LIDs that end ports ignore.
     pub lmc: u8,
-    /// Of all ports.
+    /// The M_Key that requests carry.
     pub m_key: u64,
+    /// Sets it on all ports, with M_KeyProtectBits and the seconds of the lease.
+    pub guard: Option<(u8, u16)>,
     /// Of all managers of the subnet.
     pub sm_key: u64,
 }
@@ -123,6 +129,7 @@ impl Default for Config {
             misses: 3,
             lmc: 0,
             m_key: 0,
+            guard: None,
             sm_key: DEFAULT_SM_KEY,
         }
     }
@@ -142,6 +149,13 @@ pub enum Peer {
         /// The service level.
         service_level: u8,
     },
+}
+
+impl From<Client> for Peer {
+    fn from(client: Client) -> Peer {
+        let Client { lid, queue_pair, service_level } = client;
+        Peer::Lid { lid, queue_pair, service_level }
+    }
 }
 
 /// A datagram and its peer.
@@ -174,6 +188,8 @@ pub struct Counters {
     pub ignored_traps: u64,
     /// Control messages of other managers that were refused.
     pub refused_controls: u64,
+    /// Traps of ports that refused an SMP with a wrong M_Key.
+    pub wrong_keys: u64,
     /// Datagrams that are none, or of no kind that is handled.
     pub malformed: u64,
     /// Responses that nobody waited for.
@@ -188,6 +204,8 @@ pub struct Counters {
     pub answered: u64,
     /// Those that were not, since this manager is not master, or has not set up a fabric.
     pub unanswered: u64,
+    /// Those that were refused since there was no room for them, or for their response.
+    pub without_room: u64,
     /// Blocks of multicast tables that were not written.
     pub failed_groups: u64,
     /// Times that it became master.
@@ -203,6 +221,11 @@ pub struct Fabric {
     directory: Directory,
     /// The tables that it was set up to, by the GUID of the switch, also while the next are computed and written.
     tables: BTreeMap<u64, Arc<Vec<u8>>>,
+    /// Of switches, by GUID.
+    numbers: BTreeMap<u64, u32>,
+    memberships: Option<Memberships>,
+    /// Of the manager's port.
+    own_lid: u16,
 }
 
 impl Fabric {
@@ -214,6 +237,11 @@ impl Fabric {
     /// Who has which LID.
     pub fn lids(&self) -> &Lids {
         &self.lids
+    }
+
+    /// The service levels of paths.
+    pub fn levels(&self) -> &Levels {
+        &self.routed.levels
     }
 }
 
@@ -307,6 +335,11 @@ pub struct Manager {
     fabric: Option<Fabric>,
     /// Tables that switches hold, by GUID.
     held: BTreeMap<u64, Arc<Vec<u8>>>,
+    /// What ports have got beside their LIDs.
+    ports: Ports,
+    partitions: Option<Partitions>,
+    /// GUIDs of nodes that did not take them.
+    without_levels: BTreeSet<u64>,
     /// GUIDs of switches of whose tables a block could not be read.
     unreadable: BTreeSet<u64>,
     roots: Vec<u64>,
@@ -314,6 +347,9 @@ pub struct Manager {
     /// Whether `lids` has changed since it was last taken.
     lids_changed: bool,
     groups: Groups,
+    /// Tables of subnet administration that are under way.
+    sender: Sender,
+    subscriptions: Subscriptions,
     /// Multicast forwarding tables that switches hold, and GUIDs of switches of which that is not known.
     trees: MulticastTables,
     unknown_trees: BTreeSet<u64>,
@@ -362,11 +398,23 @@ impl Manager {
             stranger_at: Duration::ZERO,
             fabric: None,
             held: BTreeMap::new(),
+            ports: Ports {
+                guard: config.guard.map(|(protection, lease_s)| KeyGuard {
+                    key: config.m_key,
+                    protection,
+                    lease_s,
+                }),
+                ..Ports::default()
+            },
+            partitions: None,
+            without_levels: BTreeSet::new(),
             unreadable: BTreeSet::new(),
             roots: Vec::new(),
             lids,
             lids_changed: false,
             groups: Groups::default(),
+            sender: Sender::default(),
+            subscriptions: Subscriptions::default(),
             trees: MulticastTables::new(),
             unknown_trees: BTreeSet::new(),
             groups_at: Duration::ZERO,
@@ -392,12 +440,26 @@ impl Manager {
         self
     }
 
+    /// With partitions; switches discard packets of others if they are to enforce that.
+    pub fn with_partitions(mut self, partitions: Partitions, enforces: bool) -> Manager {
+        self.groups = Groups::with_broadcasts(partitions.broadcasts());
+        self.ports.enforces = enforces;
+        self.partitions = Some(partitions);
+        self
+    }
+
     // ---- outputs ---------------------------------------------------------------------------------
 
     /// The next datagram to send.
     pub fn poll_transmit(&mut self, now: Duration) -> Option<Datagram> {
         if let Some(reply) = self.replies.pop_front() {
             return Some(reply);
+        }
+        if let Some((client, mad, len)) = self.sender.poll_transmit(now) {
+            return Some(Datagram { peer: Peer::from(client), mad, len });
+        }
+        if let Some(report) = self.poll_report(now) {
+            return Some(report);
         }
         self.begin(now);
         // What has nothing to ask is over at once.
@@ -418,6 +480,16 @@ impl Manager {
         Some(Datagram { peer: Peer::Directed, mad: mad?, len: MAD_BYTES })
     }
 
+    /// The next report to a subscriber.
+    fn poll_report(&mut self, now: Duration) -> Option<Datagram> {
+        if !self.subscriptions.has_work() {
+            return None;
+        }
+        let own = (self.own_lid(), Gid::of(self.guid.unwrap_or(0)));
+        let (client, mad) = self.subscriptions.poll_transmit(now, own)?;
+        Some(Datagram { peer: Peer::from(client), mad, len: MAD_BYTES })
+    }
+
     /// The fabric to be routed, if that is due.
     pub fn poll_work(&mut self) -> Option<Work> {
         match &mut self.task {
@@ -433,6 +505,11 @@ impl Manager {
 
     /// When [`handle_timeout`](Manager::handle_timeout) is wanted next; `None` while only the outcome of work is awaited.
     pub fn poll_timeout(&self) -> Option<Duration> {
+        let tables = [self.sender.poll_timeout(), self.subscriptions.poll_timeout()];
+        tables.into_iter().chain([self.task_timeout()]).flatten().min()
+    }
+
+    fn task_timeout(&self) -> Option<Duration> {
         match &self.task {
             Task::Nothing => self.due(),
             Task::Route(_) => None,
@@ -476,6 +553,16 @@ impl Manager {
         self.counters
     }
 
+    /// What happened to tables of subnet administration.
+    pub fn tables(&self) -> RmppCounters {
+        self.sender.counters()
+    }
+
+    /// How many subscribers there are to what happens, and what became of reports to them.
+    pub fn subscriptions(&self) -> (usize, InformCounters) {
+        (self.subscriptions.count(), self.subscriptions.counters())
+    }
+
     /// The GUID of its port, once that is known.
     pub fn guid(&self) -> Option<u64> {
         self.guid
@@ -495,6 +582,8 @@ impl Manager {
 
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Duration) {
+        self.sender.handle_timeout(now);
+        self.subscriptions.handle_timeout(now);
         match &mut self.task {
             Task::Nothing | Task::Route(_) => {}
             Task::Discover(discovery) => discovery.handle_timeout(now),
@@ -544,7 +633,7 @@ impl Manager {
             return;
         };
         if header.class == ADMINISTRATION {
-            return self.administer(peer, mad);
+            return self.administer(now, peer, mad);
         }
         if !header.is_subnet_management() {
             self.counters.malformed += 1;
@@ -580,7 +669,10 @@ impl Manager {
                 let known = self.fabric.as_ref().filter(|_| !self.is_new);
                 let is_new = |place| known.is_none_or(|fabric| fabric.lids.of(place).is_none());
                 let (channels, numbering) = (&routed.channels, self.numbering);
-                let setup = Setup::to(&discovery, channels, target, numbering, is_new);
+                let partitions = self.partitions.as_ref();
+                self.ports.memberships =
+                    partitions.map(|partitions| partitions.members(&discovery, &target.lids));
+                let setup = Setup::to(&discovery, channels, target, &self.ports, numbering, is_new);
                 let writing = Writing { setup, discovery, routed, how };
                 self.task = Task::Write(Box::new(writing));
             }
@@ -790,6 +882,11 @@ impl Manager {
             }
             self.held.remove(guid);
             self.unknown_trees.insert(*guid);
+            self.ports.levels.retain(|place, _| place.0 != *guid);
+            // A switch holds P_Keys of the end ports next to it.
+            let links = discovery.links();
+            let is_next = |place: &Place| links.get(place).is_some_and(|far| far.0 == *guid);
+            self.ports.keys.retain(|place, _| place.0 != *guid && !is_next(place));
             // Nothing was written where there is no last LID.
             let blocks = if top == 0 { 0 } else { u32::from(top) / LFT_BLOCK as u32 + 1 };
             for block in 0..blocks {
@@ -828,15 +925,22 @@ impl Manager {
             held: core::mem::take(&mut self.held),
             previous,
             roots: self.roots.clone(),
+            without_levels: self.without_levels.clone(),
         })));
     }
 
     fn finish_setup(&mut self, now: Duration, writing: Writing) {
         let Writing { setup, mut discovery, routed, how } = writing;
+        self.note_ports(&setup, &discovery);
+        if !setup.failed_levels().is_empty() {
+            // No table was written: the fabric is what it was before.
+            self.counters.failed_sweeps += 1;
+            return self.complain(now, &setup);
+        }
         let target = setup.target();
         let mut tables = BTreeMap::new();
-        let numbers = (0..).zip(routed.channels.switches());
-        for (number, switch) in numbers {
+        let mut numbers = BTreeMap::new();
+        for (number, switch) in (0..).zip(routed.channels.switches()) {
             let guid = routed.guids.get(switch.index()).copied().unwrap_or(0);
             let table = Arc::new(target.transition.target.table(number).to_vec());
             if setup.has_table(guid) {
@@ -845,36 +949,17 @@ impl Manager {
                 self.held.remove(&guid);
             }
             tables.insert(guid, table);
+            numbers.insert(guid, number);
         }
         setup.ports().for_each(|(place, info)| discovery.set_port(place, info));
         setup.switches().for_each(|(guid, info)| discovery.set_switch_info(guid, info));
-        let nodes = discovery.nodes().values();
-        let switches = nodes.filter(|node| node.info.node_type == NodeType::Switch).count();
-        let summary = Summary {
-            hosts: discovery.nodes().len() - switches,
-            switches,
-            links: discovery.links().len() / 2,
-            lids: target.lids.count(),
-            engine: routed.engine,
-            how,
-            changed: target.transition.changed,
-            ordered: target.transition.ordered,
-            drained: target.transition.drained,
-            blocks: target.transition.blocks(),
-            nanoseconds: now.saturating_sub(self.began).as_nanos() as u64,
-        };
+        let nanoseconds = now.saturating_sub(self.began).as_nanos() as u64;
+        let summary = summary(&discovery, target, routed.engine, how, nanoseconds);
         self.report(Event::SetUp(summary));
         for (place, lid) in target.lids.iter() {
             self.lids_changed |= self.lids.insert(place, lid) != Some(lid);
         }
-        match setup.complaints().first() {
-            None => self.retry = RETRY,
-            Some(first) => {
-                let count = setup.complaints().len() + setup.complaints_left_out() as usize;
-                self.report(Event::Incomplete(first.to_string(), count));
-                self.heavy_at = Some(now + self.backoff());
-            }
-        }
+        self.complain(now, &setup);
         self.is_new = false;
         if let Some(other) = &mut self.unwilling {
             other.has_set_up = true;
@@ -884,11 +969,57 @@ impl Manager {
         let capacity = switches.map(|info| multicast_capacity(&info)).min().unwrap_or(0);
         self.forget_lids(&directory, &target.lids);
         self.groups.keep(capacity, |place| target.lids.of(place).is_some());
+        self.subscriptions.keep(|lid| directory.at(lid).is_some());
+        if let Some(before) = self.fabric.take() {
+            self.compare(&before, &discovery, &target.lids);
+        }
+        for what in self.groups.take_happened() {
+            self.subscriptions.happen(what);
+        }
         // The tree may be another.
         self.groups.is_changed |= self.groups.has_members();
         let lids = target.lids.clone();
-        self.fabric = Some(Fabric { discovery, routed, lids, directory, tables });
+        let memberships = self.ports.memberships.clone();
+        let of = |place: Place| lids.of(place).or(lids.of((place.0, 0)));
+        let own_lid = discovery.start().and_then(of).unwrap_or(0);
+        self.fabric = Some(Fabric {
+            discovery,
+            routed,
+            lids,
+            directory,
+            tables,
+            numbers,
+            memberships,
+            own_lid,
+        });
         self.next_at = now + self.config.interval;
+    }
+
+    /// Reports what went wrong, and repeats the sweep then.
+    fn complain(&mut self, now: Duration, setup: &Setup) {
+        match setup.complaints().first() {
+            None => self.retry = RETRY,
+            Some(first) => {
+                let count = setup.complaints().len() + setup.complaints_left_out() as usize;
+                self.report(Event::Incomplete(first.to_string(), count));
+                self.heavy_at = Some(now + self.backoff());
+            }
+        }
+    }
+
+    /// Notes which ports have P_Keys, and which map service levels to lanes. A node that does not take that is left to one
+    /// lane for all paths.
+    fn note_ports(&mut self, setup: &Setup, discovery: &Discovery) {
+        self.ports.keys.extend(setup.keys().map(|(place, keys)| (place, keys.clone())));
+        self.ports.levels.extend(setup.levels());
+        for place in setup.failed_levels() {
+            self.ports.levels.remove(place);
+            self.without_levels.insert(place.0);
+        }
+        let is_there = |guid: &u64| discovery.nodes().contains_key(guid);
+        self.ports.levels.retain(|(guid, _), _| is_there(guid));
+        self.ports.keys.retain(|(guid, _), _| is_there(guid));
+        self.without_levels.retain(is_there);
     }
 
     /// Forgets LIDs of ports that are away and that others have now; of all ports that are away, if there are too many.
@@ -936,7 +1067,7 @@ impl Manager {
     fn handle_trap(&mut self, now: Duration, peer: Peer, mad: &[u8; MAD_BYTES]) {
         let notice = Notice::parse(&smp_data(mad));
         let is_heeded = notice.is_generic
-            && matches!(notice.trap, PORT_CHANGED | CAPABILITY_CHANGED)
+            && matches!(notice.trap, PORT_CHANGED | CAPABILITY_CHANGED | WRONG_KEY)
             && self.standing == Standing::Master;
         if !is_heeded {
             self.counters.ignored_traps += 1;
@@ -952,34 +1083,84 @@ impl Manager {
         let mut repress = *mad;
         repress[3] = method::TRAP_REPRESS;
         self.reply(peer, repress);
-        if notice.trap == PORT_CHANGED {
-            self.suspects.insert(guid);
-        } else {
+        match notice.trap {
+            PORT_CHANGED => drop(self.suspects.insert(guid)),
+            WRONG_KEY => {
+                self.counters.wrong_keys += 1;
+                self.report_refusal(now, Refusal::WrongManagementKey(guid, notice.violator_lid));
+            }
             // A manager may have begun or ended there.
-            self.suspect_stranger(now);
+            _ => self.suspect_stranger(now),
         }
     }
 
     // ---- subnet administration ---------------------------------------------------------------------
 
-    fn administer(&mut self, peer: Peer, mad: &[u8; MAD_BYTES]) {
-        let (Some(fabric), Peer::Lid { lid, .. }) = (&self.fabric, peer) else {
+    fn administer(&mut self, now: Duration, peer: Peer, mad: &[u8; MAD_BYTES]) {
+        let (Some(fabric), Peer::Lid { lid, queue_pair, service_level }) = (&self.fabric, peer)
+        else {
             self.counters.unanswered += 1;
             return;
         };
+        let client = Client { lid, queue_pair, service_level };
+        if Sender::is_meant(mad) {
+            return self.sender.handle(now, client, mad);
+        }
+        if Subscriptions::is_response(mad) {
+            return self.subscriptions.handle_response(client, mad);
+        }
+        // The client was impatient.
+        if self.sender.is_under_way(client, mad) {
+            return;
+        }
+        let room = self.sender.room(client);
         let subnet = Subnet {
             discovery: &fabric.discovery,
             lids: &fabric.lids,
             directory: &fabric.directory,
             tables: &fabric.tables,
+            numbers: &fabric.numbers,
+            levels: &fabric.routed.levels,
+            memberships: fabric.memberships.as_ref(),
             manager: self.sm_info(),
+            room,
         };
-        match administration::answer(&subnet, &mut self.groups, lid, mad) {
-            Some((response, len)) => {
+        let own_lid = fabric.own_lid;
+        let subscribed = self.subscriptions.answer(client, own_lid, mad);
+        let answer =
+            subscribed.or_else(|| administration::answer(&subnet, &mut self.groups, lid, mad));
+        for what in self.groups.take_happened() {
+            self.subscriptions.happen(what);
+        }
+        match answer {
+            Some(Reply::Datagram(response, len)) => {
                 self.counters.answered += 1;
+                let is_without_room = response[4..6] == Status::NoResources.code().to_be_bytes();
+                self.counters.without_room += u64::from(is_without_room);
                 self.reply_with(peer, response, len);
             }
+            Some(Reply::Table(table)) => {
+                self.counters.answered += 1;
+                self.sender.send(now, client, table);
+            }
             None => self.counters.malformed += 1,
+        }
+    }
+
+    /// The LID of its port; 0 before there is one.
+    fn own_lid(&self) -> u16 {
+        self.fabric.as_ref().map_or(0, |fabric| fabric.own_lid)
+    }
+
+    /// Tells subscribers which ports came and went since the fabric of before.
+    fn compare(&mut self, before: &Fabric, discovery: &Discovery, lids: &Lids) {
+        let gid = |discovery: &Discovery, place| discovery.port_guid(place).map(Gid::of);
+        let new = lids.iter().filter(|(place, _)| before.lids.of(*place).is_none());
+        let new = new.filter_map(|(place, _)| gid(discovery, place)).map(Happening::InService);
+        let gone = before.lids.iter().filter(|(place, _)| lids.of(*place).is_none());
+        let gone = gone.filter_map(|(place, _)| gid(&before.discovery, place));
+        for what in gone.map(Happening::OutOfService).chain(new) {
+            self.subscriptions.happen(what);
         }
     }
 
@@ -1181,8 +1362,14 @@ impl Manager {
     fn give_up(&mut self) {
         self.fabric = None;
         self.held.clear();
+        self.ports.levels.clear();
+        self.ports.keys.clear();
+        self.without_levels.clear();
         self.unreadable.clear();
-        self.groups = Groups::default();
+        let partitions = self.partitions.iter();
+        self.groups = Groups::with_broadcasts(partitions.flat_map(Partitions::broadcasts));
+        self.sender.clear();
+        self.subscriptions.clear();
         self.trees.clear();
         self.unknown_trees.clear();
         self.failed_blocks = None;
@@ -1339,6 +1526,32 @@ impl Manager {
         } else {
             self.counters.dropped_events += 1;
         }
+    }
+}
+
+/// What was set up.
+fn summary(
+    discovery: &Discovery,
+    target: &Target,
+    engine: Engine,
+    how: How,
+    nanoseconds: u64,
+) -> Summary {
+    let nodes = discovery.nodes().values();
+    let switches = nodes.filter(|node| node.info.node_type == NodeType::Switch).count();
+    Summary {
+        hosts: discovery.nodes().len() - switches,
+        switches,
+        links: discovery.links().len() / 2,
+        lids: target.lids.count(),
+        engine,
+        how,
+        changed: target.transition.changed,
+        ordered: target.transition.ordered,
+        drained: target.transition.drained,
+        blocks: target.transition.blocks(),
+        lanes: target.levels.lanes.count(),
+        nanoseconds,
     }
 }
 

@@ -8,10 +8,14 @@
 //! | step | what is written |
 //! |---|---|
 //! | 1 | `PortInfo` of end ports and of port 0 of switches that have not their LID, or not that of the manager |
-//! | 2 | blocks of linear forwarding tables that change, in the stages of a [`transition`] |
-//! | 3 | `SwitchInfo` with the last LID |
-//! | 4 | `PortInfo` of both ends of every link that is not in use: armed |
-//! | 5 | the same: active |
+//! | 2 | P_Key tables of end ports, and of the ports of switches before them, if partitions are set up |
+//! | 3 | where paths have several lanes: SL2VL and VL arbitration tables of ports that have not got them |
+//! | 4 | blocks of linear forwarding tables that change, in the stages of a [`transition`] |
+//! | 5 | `SwitchInfo` with the last LID |
+//! | 6 | `PortInfo` of both ends of every link that is not in use: armed |
+//! | 7 | the same: active |
+//!
+//! Without all tables of step 3, those of step 4 could have credit loops: then nothing else is written.
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -23,11 +27,14 @@ use crate::channels::Channels;
 use crate::discovery::{Discovery, Place};
 use crate::exchange::{Discarded, Done, Exchange, Fate, Numbering, Request, Requester};
 use crate::forwarding::{Detour, Forwarding};
+use crate::levels::{self, Levels};
 use crate::lids::{Lids, Order, Owner, TooFewLids};
 use crate::mad::{
-    Attribute, DirectedRoute, MAD_BYTES, NodeType, PortInfo, PortSetting, PortState,
-    can_reregister, linear_capacity, linear_top, switch_setting,
+    Attribute, DirectedRoute, KeyGuard, MAD_BYTES, NodeType, PortInfo, PortSetting, PortState,
+    can_reregister, enforces_partitions, linear_capacity, linear_top, manager_level,
+    switch_setting,
 };
+use crate::partitions::{self, Memberships};
 use crate::routes::{Tables, up_down::Ranks};
 use crate::topology::NodeId;
 use crate::transition::{self, Flaw, Transition, Write};
@@ -55,6 +62,14 @@ pub enum SetupError {
     /// The paths to end ports and to switches together have credit loops on one VL.
     #[error("the paths to end ports and those to switches together have credit loops on one VL")]
     CreditLoop,
+    /// Paths need more lanes than all links between switches have.
+    #[error(
+        "paths without credit loops need more VLs than {0}, which all links between switches have"
+    )]
+    TooFewLanes(u8),
+    /// Paths do not fit the service levels that connections have.
+    #[error("paths without credit loops need other SLs than those that connections have")]
+    OtherLevels,
     /// Packets for a LID go round.
     #[error("packets for LID {0} would go round")]
     Loop(u16),
@@ -78,6 +93,11 @@ pub enum SetupComplaint {
     /// It says that it has taken something else.
     #[error("the node at {0} has not taken {1:?} {2}, and says that all is well")]
     NotWritten(DirectedRoute, Attribute, u32),
+    /// It is a member of more partitions than its table, or that of the switch before it, holds.
+    #[error(
+        "port {1} of {0:#018x} is a member of {2} partitions, and there is room for {3} P_Keys"
+    )]
+    TooManyKeys(u64, u8, usize, usize),
 }
 
 /// Complaints that are kept; the others are counted.
@@ -90,53 +110,134 @@ pub struct Target {
     pub lids: Lids,
     /// The tables, and the way to them.
     pub transition: Transition,
+    /// The service levels of paths.
+    pub levels: Levels,
+}
+
+/// What ports get beside LIDs and states, and what of it they have got.
+#[derive(Clone, Debug, Default)]
+pub struct Ports {
+    /// The lanes of ports that have got their tables of service levels.
+    pub levels: BTreeMap<Place, u8>,
+    /// The P_Keys of ports that have got them.
+    pub keys: BTreeMap<Place, Vec<u16>>,
+    /// Those that ports shall have, if their tables are not left as they are.
+    pub memberships: Option<Memberships>,
+    /// Switches discard packets of partitions that an end port is no member of.
+    pub enforces: bool,
+    /// Who may manage end ports and switches; none if that is left as it is.
+    pub guard: Option<KeyGuard>,
+}
+
+/// What a fabric was set up to before, by the numbers that switches have now.
+#[derive(Clone, Debug, Default)]
+pub struct Before {
+    /// The tables that switches hold; none where they are unknown.
+    pub held: Vec<Option<Vec<u8>>>,
+    /// The levels of paths, if they are known.
+    pub levels: Option<Levels>,
 }
 
 impl Target {
-    /// For the tables of an engine. `held` are the tables that switches hold, by their numbers; none where they are
-    /// unknown.
+    /// For the tables of an engine, whose paths may have so many lanes.
     ///
     /// # Errors
-    /// When tables do not suffice, have a flaw, or the discovery has gaps.
+    /// When tables or lanes do not suffice, have a flaw, or the discovery has gaps.
     pub fn new(
         discovery: &Discovery,
         channels: &Channels,
         (tables, ranks): (&Tables, &Ranks),
         lids: Lids,
-        held: &[Option<Vec<u8>>],
+        before: &Before,
+        most_lanes: u8,
     ) -> Result<Target, SetupError> {
         let guids = discovery.guids();
         let owners = lids.owners(channels, &guids);
         let top = lids.top();
         check_switches(discovery, channels, &guids, top)?;
-        let target = forwarding(channels, (tables, ranks), &owners)?;
+        let old_levels = before.levels.as_ref();
+        let has_lmc = lids.has_lmc();
+        let routing = Routing { channels, tables, ranks, owners: &owners, most_lanes, has_lmc };
+        let (target, levels) = routing.forwarding(old_levels)?;
         let mut old = Forwarding::empty(channels.switches().len(), top);
-        for (switch, held) in (0..).zip(held) {
+        for (switch, held) in (0..).zip(&before.held) {
             held.iter().for_each(|held| old.replace(switch, held));
         }
-        let is_unknown = |switch: u32| held.get(switch as usize).is_none_or(Option::is_none);
-        let transition = Transition::new(channels, &old, target, top, is_unknown);
-        Ok(Target { lids, transition })
+        let is_unknown = |switch: u32| before.held.get(switch as usize).is_none_or(Option::is_none);
+        let transition =
+            Transition::new(channels, (&old, old_levels), (target, &levels), top, is_unknown);
+        Ok(Target { lids, transition, levels })
     }
 }
 
-/// The tables by LID: with paths between all switches, if that closes no cycle.
-fn forwarding(
-    channels: &Channels,
-    (tables, ranks): (&Tables, &Ranks),
-    owners: &[Owner],
-) -> Result<Forwarding, SetupError> {
-    let top = owners.len().saturating_sub(1) as u16;
-    let mut refused = SetupError::CreditLoop;
-    for detour in [Detour::Allowed, Detour::Refused] {
-        let forwarding = Forwarding::new(channels, tables, ranks, owners, detour);
-        refused = match transition::flaw(channels, &forwarding, top) {
-            None => return Ok(forwarding),
-            Some(Flaw::Loop(lid)) => SetupError::Loop(lid),
-            Some(Flaw::CreditLoop) => SetupError::CreditLoop,
-        };
+/// The tables of an engine, to be made tables by LID.
+struct Routing<'a> {
+    channels: &'a Channels,
+    tables: &'a Tables,
+    ranks: &'a Ranks,
+    owners: &'a [Owner],
+    most_lanes: u8,
+    /// Ports have several LIDs, which may lead over different paths.
+    has_lmc: bool,
+}
+
+impl Routing<'_> {
+    /// With paths between all switches if these close no cycle, without some of them if not; and with one lane for all
+    /// paths if that will do. If there were more before, connections keep theirs. With an LMC, the LIDs of a port lead over
+    /// different paths unless that closes a cycle.
+    fn forwarding(&self, before: Option<&Levels>) -> Result<(Forwarding, Levels), SetupError> {
+        let Routing { channels, tables, ranks, owners, most_lanes, .. } = *self;
+        let top = owners.len().saturating_sub(1) as u16;
+        let had_lanes = before.filter(|before| before.lanes.count() > 1);
+        let mut refused = SetupError::CreditLoop;
+        for is_divided in [had_lanes.is_some(), had_lanes.is_none()] {
+            let spreads = [
+                (true, Detour::Allowed),
+                (true, Detour::Refused),
+                (false, Detour::Allowed),
+                (false, Detour::Refused),
+            ];
+            for (spreads, detour) in
+                spreads.into_iter().filter(|(spreads, _)| self.has_lmc || !spreads)
+            {
+                let mut forwarding = Forwarding::new(channels, tables, ranks, owners, detour);
+                if spreads {
+                    forwarding.spread(channels, owners);
+                }
+                let one = Levels::one(channels, owners);
+                let kept = before.map(|before| &before.lanes);
+                let levels = match is_divided {
+                    false => Some(one.clone()),
+                    true if most_lanes < 2 => None,
+                    true => {
+                        let next = |switch, lid: u32| {
+                            channels.at(switch, forwarding.port(switch, lid as u16))
+                        };
+                        one.clone().divided(channels, next, most_lanes, kept)
+                    }
+                };
+                let Some(levels) = levels else {
+                    refused = match before {
+                        _ if most_lanes < 2 => refused,
+                        Some(_) => SetupError::OtherLevels,
+                        None => SetupError::TooFewLanes(most_lanes),
+                    };
+                    continue;
+                };
+                refused = match transition::flaw(channels, &forwarding, top, &levels) {
+                    // What has no cycle in one lane has none in many, whatever levels connections have.
+                    None if !is_divided => {
+                        return Ok((forwarding, one.like(had_lanes)));
+                    }
+                    None => return Ok((forwarding, levels)),
+                    Some(Flaw::Loop(lid)) => return Err(SetupError::Loop(lid)),
+                    Some(Flaw::CreditLoop) if refused == SetupError::OtherLevels => refused,
+                    Some(Flaw::CreditLoop) => SetupError::CreditLoop,
+                };
+            }
+        }
+        Err(refused)
     }
-    Err(refused)
 }
 
 fn check_switches(
@@ -165,6 +266,10 @@ enum Why {
     Port(Place),
     /// A switch.
     Switch(u64),
+    /// A table of service levels of a port.
+    Level(Place),
+    /// P_Keys of an end port, also at its switch.
+    Keys(Place),
     /// A port refused to enter this state. It may be there already: a response got lost, or data made it active.
     Verify(Place, Option<PortState>, u16),
 }
@@ -206,6 +311,12 @@ pub struct Setup {
     failed_blocks: BTreeSet<u32>,
     /// Drained LIDs have no route, since a table was not written.
     is_cut_short: bool,
+    /// Ports whose tables of service levels were written, and how many lanes they have; those that did not take them.
+    levels: BTreeMap<Place, u8>,
+    failed_levels: BTreeSet<Place>,
+    /// The same with P_Keys.
+    keys: BTreeMap<Place, Vec<u16>>,
+    failed_keys: BTreeSet<Place>,
     complaints: Vec<SetupComplaint>,
     complaints_left_out: u64,
 }
@@ -222,20 +333,27 @@ impl Setup {
     ) -> Result<Setup, SetupError> {
         let lids = Lids::assign(discovery, &BTreeMap::new(), Order::RememberedFirst, 0)?;
         let ranks = Ranks::of(channels);
-        let target = Target::new(discovery, channels, (tables, &ranks), lids, &[])?;
-        Ok(Setup::to(discovery, channels, target, Numbering::default(), |_| false))
+        let before = Before::default();
+        let target = Target::new(discovery, channels, (tables, &ranks), lids, &before, 1)?;
+        let ports = Ports::default();
+        Ok(Setup::to(discovery, channels, target, &ports, Numbering::default(), |_| false))
     }
 
-    /// Of a fabric to a target. The numbering is that of the requests. Clients of ports that `is_new` names have to
-    /// register with subnet administration anew, even if their port is in use and stays as it is.
+    /// Of a fabric to a target, with the rest of what ports get. The numbering is that of the requests. Clients of ports
+    /// that `is_new` names have to register with subnet administration anew, even if their port is in use and stays as
+    /// it is.
     pub fn to(
         discovery: &Discovery,
         channels: &Channels,
         target: Target,
+        ports: &Ports,
         numbering: Numbering,
         is_new: impl Fn(Place) -> bool,
     ) -> Setup {
-        let steps = Plan::new(discovery, channels, &target, &is_new).steps();
+        let plan = Plan::new(discovery, channels, &target, ports, &is_new);
+        let (levels, keys) = (plan.levels(), plan.keys());
+        let (key_requests, complaints) = plan.key_requests(&keys);
+        let steps = plan.steps(&levels, key_requests);
         Setup {
             exchange: Exchange::beginning(numbering),
             steps,
@@ -246,7 +364,11 @@ impl Setup {
             failed: BTreeSet::new(),
             failed_blocks: BTreeSet::new(),
             is_cut_short: false,
-            complaints: Vec::new(),
+            levels,
+            failed_levels: BTreeSet::new(),
+            keys,
+            failed_keys: BTreeSet::new(),
+            complaints,
             complaints_left_out: 0,
         }
     }
@@ -264,6 +386,23 @@ impl Setup {
     /// Whether the table of a switch is known to be as it should be, once all is done.
     pub fn has_table(&self, guid: u64) -> bool {
         !self.failed.contains(&guid) && !self.is_cut_short
+    }
+
+    /// Ports that have got their tables of service levels now, and their lanes.
+    pub fn levels(&self) -> impl Iterator<Item = (Place, u8)> {
+        let taken = self.levels.iter().filter(|(place, _)| !self.failed_levels.contains(*place));
+        taken.map(|(place, lanes)| (*place, *lanes))
+    }
+
+    /// Ports that have got their P_Keys now.
+    pub fn keys(&self) -> impl Iterator<Item = (Place, &Vec<u16>)> {
+        let taken = self.keys.iter().filter(|(place, _)| !self.failed_keys.contains(*place));
+        taken.map(|(place, keys)| (*place, keys))
+    }
+
+    /// Ports that did not take tables of service levels. Then no forwarding table was written.
+    pub fn failed_levels(&self) -> &BTreeSet<Place> {
+        &self.failed_levels
     }
 
     /// What went wrong.
@@ -339,6 +478,14 @@ impl Setup {
             self.failed.insert(guid);
             self.failed_blocks.insert(modifier);
         }
+        if let (Some(_), Why::Keys(place)) = (complaint, done.context) {
+            self.failed_keys.insert(place);
+        }
+        if let (Some(_), Why::Level(place)) = (complaint, done.context) {
+            self.failed_levels.insert(place);
+            self.is_cut_short = true;
+            self.steps.clear();
+        }
         match complaint {
             Some(complaint) if self.complaints.len() < MAX_COMPLAINTS => {
                 self.complaints.push(complaint);
@@ -354,7 +501,7 @@ impl Setup {
         match why {
             Why::Port(place) | Why::Verify(place, ..) => drop(self.ports.insert(place, now)),
             Why::Switch(guid) => drop(self.switches.insert(guid, now)),
-            Why::Table(_) => {}
+            Why::Table(_) | Why::Level(_) | Why::Keys(_) => {}
         }
     }
 
@@ -421,10 +568,13 @@ struct Plan<'a> {
     discovery: &'a Discovery,
     channels: &'a Channels,
     target: &'a Target,
+    ports: &'a Ports,
     /// Ports whose clients register anew.
     is_new: &'a dyn Fn(Place) -> bool,
     /// By node of the topology.
     guids: Vec<u64>,
+    /// Of switches, by GUID.
+    numbers: BTreeMap<u64, u32>,
     manager_lid: u16,
 }
 
@@ -433,17 +583,83 @@ impl<'a> Plan<'a> {
         discovery: &'a Discovery,
         channels: &'a Channels,
         target: &'a Target,
+        ports: &'a Ports,
         is_new: &'a dyn Fn(Place) -> bool,
     ) -> Plan<'a> {
         let of = |(guid, port)| target.lids.of((guid, port)).or(target.lids.of((guid, 0)));
         let manager_lid = discovery.start().and_then(of).unwrap_or(0);
-        Plan { discovery, channels, target, is_new, guids: discovery.guids(), manager_lid }
+        let guids = discovery.guids();
+        let guid = |switch: &NodeId| guids.get(switch.index()).copied().unwrap_or(0);
+        let numbers = channels.switches().iter().map(guid).zip(0..).collect();
+        Plan { discovery, channels, target, ports, is_new, guids, numbers, manager_lid }
     }
 
-    fn steps(&self) -> VecDeque<Step> {
+    /// Ports that have to get tables of service levels, and how many lanes they have; none where all paths have one lane.
+    fn levels(&self) -> BTreeMap<Place, u8> {
+        if self.target.levels.lanes.count() < 2 {
+            return BTreeMap::new();
+        }
+        let mut wanted = levels::lanes_of_ports(self.discovery);
+        wanted.retain(|place, lanes| {
+            self.ports.levels.get(place) != Some(lanes)
+                || !levels::is_in_use(self.discovery, *place)
+        });
+        wanted
+    }
+
+    /// Ports that have to get P_Keys.
+    fn keys(&self) -> BTreeMap<Place, Vec<u16>> {
+        let wanted = self.ports.memberships.iter().flat_map(Memberships::iter);
+        let lacks = |(place, keys): &(Place, &[u16])| {
+            let held = self.ports.keys.get(place).is_some_and(|held| held == keys);
+            !held || place.1 > 0 && !levels::is_in_use(self.discovery, *place)
+        };
+        wanted.filter(lacks).map(|(place, keys)| (place, keys.to_vec())).collect()
+    }
+
+    /// What writes them, and which ports have more than fit. Ports of switches that are in use enforce them from now on.
+    fn key_requests(
+        &self,
+        keys: &BTreeMap<Place, Vec<u16>>,
+    ) -> (Vec<(Request, Why)>, Vec<SetupComplaint>) {
+        let (mut all, mut complaints) = (Vec::new(), Vec::new());
+        for (place, keys) in keys {
+            let (requests, room) =
+                partitions::requests(self.discovery, *place, keys, self.ports.enforces);
+            if keys.len() > room && complaints.len() < MAX_COMPLAINTS {
+                let (guid, port) = *place;
+                complaints.push(SetupComplaint::TooManyKeys(guid, port, keys.len(), room));
+            }
+            all.extend(requests.into_iter().map(|request| (request, Why::Keys(*place))));
+            let far = self.discovery.links().get(place).copied();
+            let lacks_enforcement = |far: &Place| {
+                let node = self.discovery.nodes().get(&far.0);
+                levels::is_in_use(self.discovery, *far)
+                    && node
+                        .and_then(|node| node.ports.get(&far.1))
+                        .is_some_and(|info| enforces_partitions(info) != self.ports.enforces)
+            };
+            all.extend(far.filter(lacks_enforcement).and_then(|far| self.port(far, None)));
+        }
+        (all, complaints)
+    }
+
+    /// Whether a port of a switch discards packets of other partitions; `None` where that is left as it is.
+    fn enforcement(&self, place: Place) -> Option<bool> {
+        let memberships = self.ports.memberships.as_ref()?;
+        let far = self.discovery.links().get(&place)?;
+        let is_before_end_port = far.1 > 0 && !memberships.of(*far).is_empty();
+        is_before_end_port.then_some(self.ports.enforces)
+    }
+
+    fn steps(&self, levels: &BTreeMap<Place, u8>, keys: Vec<(Request, Why)>) -> VecDeque<Step> {
         let at_once = |requests| Step { requests, ..Step::default() };
         let Transition { stages, rests, .. } = &self.target.transition;
-        let mut steps = VecDeque::from([at_once(self.identities())]);
+        let levels = levels.iter().flat_map(|(place, lanes)| {
+            let requests = levels::requests(self.discovery, *place, *lanes).into_iter();
+            requests.map(|request| (request, Why::Level(*place)))
+        });
+        let mut steps = VecDeque::from([self.identities(), keys, levels.collect()].map(at_once));
         for (at, stage) in stages.iter().enumerate() {
             let is_last = at + 1 == stages.len();
             let (rest, needs) = match at {
@@ -471,7 +687,16 @@ impl<'a> Plan<'a> {
             .and_then(|(guid, port)| self.discovery.nodes().get(guid)?.ports.get(port));
         let lid = self.target.lids.of((guid, port)).unwrap_or(0);
         let lmc = if lid == 0 { 0 } else { self.target.lids.lmc((guid, port)) };
-        let setting = PortSetting { lid, manager_lid: self.manager_lid, state, lmc };
+        let manager_level = self.manager_level((guid, port));
+        let setting = PortSetting {
+            lid,
+            manager_lid: self.manager_lid,
+            manager_level,
+            guard: self.ports.guard.filter(|_| lid > 0),
+            enforces_partitions: self.enforcement((guid, port)),
+            state,
+            lmc,
+        };
         let data = setting.emit(own, far);
         // A port of an adapter takes what arrives at it, and nothing else.
         let route = node.port_routes.get(&port).copied();
@@ -481,15 +706,36 @@ impl<'a> Plan<'a> {
         Some((request, Why::Port((guid, port))))
     }
 
+    /// The level of packets from an end port to the manager.
+    fn manager_level(&self, place: Place) -> u8 {
+        if self.target.levels.lanes.count() == 1 {
+            return 0;
+        }
+        let switch = self.switch_of(place).and_then(|guid| self.numbers.get(&guid));
+        switch.map_or(0, |switch| self.target.levels.level(*switch, self.manager_lid))
+    }
+
+    /// The switch that a port is at.
+    fn switch_of(&self, place: Place) -> Option<u64> {
+        match place.1 {
+            0 => Some(place.0),
+            _ => self.discovery.links().get(&place).map(|far| far.0),
+        }
+    }
+
     fn identities(&self) -> Vec<(Request, Why)> {
         let is_wrong = |(place, lid): &(Place, u16)| {
             let node = self.discovery.nodes().get(&place.0);
-            let wanted = (*lid, self.manager_lid, self.target.lids.lmc(*place));
+            let level = self.manager_level(*place);
+            let wanted = (*lid, self.manager_lid, level, self.target.lids.lmc(*place));
             node.and_then(|node| node.ports.get(&place.1)).is_some_and(|own| {
                 let info = PortInfo::parse(own);
                 let is_unused = place.1 > 0 && info.state < Some(PortState::Armed);
                 let is_told = place.1 > 0 && can_reregister(own) && (self.is_new)(*place);
-                is_unused || is_told || (info.lid, info.manager_lid, info.lmc) != wanted
+                let now = (info.lid, info.manager_lid, manager_level(own), info.lmc);
+                let is_unguarded =
+                    self.ports.guard.is_some_and(|guard| KeyGuard::parse(own) != guard);
+                is_unused || is_told || is_unguarded || now != wanted
             })
         };
         let wrong = self.target.lids.iter().filter(is_wrong);

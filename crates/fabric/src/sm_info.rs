@@ -144,6 +144,8 @@ pub struct Notice {
     pub trap: u16,
     /// The LID of who reports.
     pub issuer_lid: u16,
+    /// Of [`WRONG_KEY`]: the LID that the SMP came from; 0xffff if it came by a directed route.
+    pub violator_lid: u16,
 }
 
 /// The state of a port of the switch has changed.
@@ -152,6 +154,9 @@ pub const PORT_CHANGED: u16 = 128;
 /// What a port can do has changed, or what a node calls itself.
 pub const CAPABILITY_CHANGED: u16 = 144;
 
+/// A port got an SMP with an M_Key that is not its own.
+pub const WRONG_KEY: u16 = 256;
+
 impl Notice {
     /// From the attribute.
     pub fn parse(data: &[u8; 64]) -> Notice {
@@ -159,6 +164,7 @@ impl Notice {
             is_generic: data[0] & 0x80 != 0,
             trap: u16_at(data, 4),
             issuer_lid: u16_at(data, 6),
+            violator_lid: u16_at(data, 12),
         }
     }
 }

@@ -5,6 +5,7 @@
 //! | net file | ibsim, and the output of `ibnetdiscover` | [`read_net`] | [`write_net`] |
 //! | topology file | the ns-3 simulations of HPCC and its descendants | | [`write_ns3`] |
 //! | DOT | Graphviz | | [`write_dot`] |
+//! | `.topo` | csg-htsim | | [`htsim::write`](crate::htsim::write()) |
 //!
 //! A net file is a list of nodes, each followed by its connected ports; every link stands there twice, once at each
 //! end, and both have to agree:

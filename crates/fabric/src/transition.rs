@@ -12,6 +12,10 @@
 //! to them, and then they get the new entries. A table with fewer entries makes fewer turns, so neither half of that
 //! adds any that the old or the new tables have not.
 //!
+//! Where paths are divided among lanes, all of this holds lane by lane: packets of a path are in the lane of the service
+//! level that its sender has, which is the old one or the new one. Where the old one is not known, as from another
+//! manager, packets that follow old entries may be in any.
+//!
 //! | stage | what is written |
 //! |---|---|
 //! | first | all of LIDs that move; of LIDs in order what is next to the destination; nothing in place of what drains |
@@ -23,6 +27,7 @@ use alloc::vec::Vec;
 use crate::channels::Channels;
 use crate::dependencies::{self, Dependencies};
 use crate::forwarding::{Forwarding, Turns, Ways};
+use crate::levels::Levels;
 use crate::mad::LFT_BLOCK;
 use crate::routes::NO_ROUTE;
 
@@ -71,31 +76,74 @@ fn sources(channels: &Channels) -> impl Iterator<Item = u32> + Clone + '_ {
     all.filter(|switch| channels.sources(*switch) > 0)
 }
 
-/// What is wrong with tables on one virtual lane, for LIDs up to `top`.
-pub fn flaw(channels: &Channels, tables: &Forwarding, top: u16) -> Option<Flaw> {
-    let (mut ways, mut turns) = (Ways::new(channels), Turns::new(channels));
+/// What is wrong with tables for LIDs up to `top`, whose paths have service levels.
+pub fn flaw(channels: &Channels, tables: &Forwarding, top: u16, levels: &Levels) -> Option<Flaw> {
+    let lanes = Lanes { channels, count: levels.lanes.count() };
+    let (mut ways, mut turns) = (Ways::new(channels), Turns::new(channels, lanes.count));
     for lid in 1..=top {
         ways.follow(lid, [tables, tables]);
         if ways.has_loop() {
             return Some(Flaw::Loop(lid));
         }
-        ways.turns(sources(channels), None, |from, to| turns.add(channels, from, to));
+        lanes.add(&ways, None, lid, &[Some(levels)], &mut turns);
     }
     dependencies::cycle(&turns.lists(channels)).map(|_| Flaw::CreditLoop)
 }
 
+/// The lanes that packets can be in.
+struct Lanes<'a> {
+    channels: &'a Channels,
+    count: u8,
+}
+
+impl Lanes<'_> {
+    /// By lane, the switches from which packets to a LID may be in it, by any of these levels. Without levels, and where
+    /// they say nothing, they may be in every lane.
+    fn sources(&self, lid: u16, levels: &[Option<&Levels>]) -> Vec<(u8, Vec<u32>)> {
+        if self.count == 1 {
+            return alloc::vec![(0, sources(self.channels).collect())];
+        }
+        let may_be = |lane: u8, from: u32| {
+            levels.iter().any(|levels| {
+                levels.and_then(|levels| levels.known(from, lid)).is_none_or(|own| own == lane)
+            })
+        };
+        let of_lane = |lane| sources(self.channels).filter(|from| may_be(lane, *from)).collect();
+        let lanes = (0..self.count).map(|lane| (lane, of_lane(lane)));
+        lanes.filter(|(_, sources): &(u8, Vec<u32>)| !sources.is_empty()).collect()
+    }
+
+    /// Adds the turns of all packets to a LID.
+    fn add(
+        &self,
+        ways: &Ways<'_>,
+        depths: Option<&[u16]>,
+        lid: u16,
+        levels: &[Option<&Levels>],
+        turns: &mut Turns,
+    ) {
+        for (lane, sources) in self.sources(lid, levels) {
+            let add = |from, to| turns.add(self.channels, lane, from, to);
+            ways.turns(sources.into_iter(), depths, add);
+        }
+    }
+}
+
 impl Transition {
-    /// From what switches hold to what they shall hold. Both are for the channels that are there now; `target` has no
-    /// flaw. All blocks of switches that `is_unknown` says are written.
+    /// From what switches hold to what they shall hold, with the service levels of both; `None` if the old ones are not
+    /// known. Both are for the channels that are there now; `target` has no flaw. All blocks of switches that
+    /// `is_unknown` says are written.
     pub fn new(
         channels: &Channels,
-        old: &Forwarding,
-        target: Forwarding,
+        (old, old_levels): (&Forwarding, Option<&Levels>),
+        (target, levels): (Forwarding, &Levels),
         top: u16,
         is_unknown: impl Fn(u32) -> bool,
     ) -> Transition {
         let changed = target.differences(old);
-        let plan = Plan { channels, old, target: &target };
+        let count = levels.lanes.count().max(old_levels.map_or(1, |old| old.lanes.count()));
+        let lanes = Lanes { channels, count };
+        let plan = Plan { channels, old, target: &target, lanes, old_levels, levels };
         let (kinds, was_cyclic) = plan.kinds(&changed, top);
         let mut staged = old.clone();
         // By depth: LID and switch.
@@ -174,6 +222,9 @@ struct Plan<'a> {
     channels: &'a Channels,
     old: &'a Forwarding,
     target: &'a Forwarding,
+    lanes: Lanes<'a>,
+    old_levels: Option<&'a Levels>,
+    levels: &'a Levels,
 }
 
 impl Plan<'_> {
@@ -181,10 +232,15 @@ impl Plan<'_> {
     fn kinds(&self, changed: &[u16], top: u16) -> (Vec<Kind>, bool) {
         let channels = self.channels;
         let mut ways = Ways::new(channels);
-        let mut old_turns = Turns::new(channels);
+        let mut old_turns = Turns::new(channels, self.lanes.count);
+        let mut next_changed = changed.iter().copied().peekable();
         for lid in 1..=top {
             ways.follow(lid, [self.old, self.old]);
-            ways.turns(sources(channels), None, |from, to| old_turns.add(channels, from, to));
+            self.lanes.add(&ways, None, lid, &[self.old_levels], &mut old_turns);
+            // What stays as it is may get another level.
+            if next_changed.next_if_eq(&lid).is_none() && self.lanes.count > 1 {
+                self.lanes.add(&ways, None, lid, &[Some(self.levels)], &mut old_turns);
+            }
         }
         let mut turns = old_turns.clone();
         let mut kinds = Vec::new();
@@ -195,8 +251,7 @@ impl Plan<'_> {
                 kind = Kind::Drains;
             } else {
                 let depths = (kind == Kind::InOrder).then(|| ways.depths());
-                let add = |from, to| turns.add(channels, from, to);
-                ways.turns(sources(channels), depths.as_deref(), add);
+                self.lanes.add(&ways, depths.as_deref(), *lid, &self.both(), &mut turns);
             }
             kinds.push(kind);
         }
@@ -210,26 +265,37 @@ impl Plan<'_> {
         (self.one_by_one(changed, &old_turns), false)
     }
 
+    /// Senders have the old level or the new one. Those of another manager are told to ask anew before tables change.
+    fn both(&self) -> [Option<&Levels>; 2] {
+        [self.old_levels.or(Some(self.levels)), Some(self.levels)]
+    }
+
     /// The same, where all together would close a cycle: LID by LID, after the old turns and those of the LIDs before.
     fn one_by_one(&self, changed: &[u16], old_turns: &[Vec<u32>]) -> Vec<Kind> {
-        let mut graph = Dependencies::new(self.channels.all().len());
+        let channels = self.channels.all().len() as u32;
+        let mut graph = Dependencies::new(old_turns.len());
         for (from, next) in (0..).zip(old_turns) {
             for to in next {
                 graph.add(&[from, *to]);
             }
         }
         let mut ways = Ways::new(self.channels);
-        let mut fits = |ways: &Ways<'_>, in_order| {
+        let mut fits = |ways: &Ways<'_>, lid, in_order| {
             let mut new = Vec::new();
             let depths = if in_order { Some(ways.depths()) } else { None };
-            ways.turns(sources(self.channels), depths.as_deref(), |from, to| new.push((from, to)));
+            for (lane, sources) in self.lanes.sources(lid, &self.both()) {
+                let first = u32::from(lane) * channels;
+                ways.turns(sources.into_iter(), depths.as_deref(), |from, to| {
+                    new.push((first + from, first + to));
+                });
+            }
             graph.add_all(&new)
         };
         let mut kind = |lid: u16| {
             ways.follow(lid, [self.old, self.target]);
-            if !ways.has_loop() && fits(&ways, false) {
+            if !ways.has_loop() && fits(&ways, lid, false) {
                 Kind::Moves
-            } else if !self.had_loop(lid) && fits(&ways, true) {
+            } else if !self.had_loop(lid) && fits(&ways, lid, true) {
                 Kind::InOrder
             } else {
                 Kind::Drains

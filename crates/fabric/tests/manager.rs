@@ -142,13 +142,47 @@ fn lids_stay_over_sweeps_restarts_and_other_managers() {
 }
 
 #[test]
-fn an_lmc_gives_each_port_several_lids_that_all_lead_there() {
-    let mut world = World::of("leaf-spine:4x2x3");
-    world.start(0, Config { lmc: 2, ..config(Engine::Balanced, 0) });
-    world.run(SECOND);
+fn an_lmc_gives_each_port_several_lids_that_lead_there_by_different_paths() {
+    // Shape, and the spines or uplinks that a leaf has.
+    for (text, engine, ways) in [
+        ("leaf-spine:4x4x3", Engine::Balanced, 4),
+        ("leaf-spine:4x2x3", Engine::Balanced, 2),
+        ("leaf-spine:4x4x3", Engine::UpDown, 4),
+        ("fat-tree:4", Engine::FatTree, 2),
+    ] {
+        let mut world = World::of(text);
+        world.start(0, Config { lmc: 2, ..config(engine, 0) });
+        world.run(SECOND);
+        world.check_all_paths("LMC 2");
+        check_ways(&world, ways);
+        // It stays so around a dead link, also while tables are written.
+        world.walks_links = true;
+        let link = world.links_between_switches().pop().expect("a link");
+        let link = world.cut(link);
+        world.run(SECOND);
+        world.check_all_paths("LMC 2 around a dead link");
+        world.join(link);
+        world.run(2 * SECOND);
+        world.check_all_paths("LMC 2 again");
+        check_ways(&world, ways);
+    }
+}
+
+/// How many ports a leaf sends to the LIDs of a host by that is at another one.
+fn check_ways(world: &World, ways: usize) {
     let lids = world.lids();
-    assert_eq!(lids.len(), 12 * 4 + 6);
-    world.check_all_paths("LMC 2");
+    for from in world.hosts() {
+        let mut by_host = std::collections::BTreeMap::<_, std::collections::BTreeSet<_>>::new();
+        for (lid, to) in lids.iter().filter(|(_, to)| to.1 > 0 && to.0 != from.0) {
+            if let Some((_, port)) = world.first_hop(from, *lid) {
+                by_host.entry(to.0).or_default().insert(port);
+            }
+        }
+        assert!(!by_host.is_empty());
+        let most = by_host.values().map(|ports| ports.len()).max();
+        let far = by_host.values().filter(|ports| ports.len() == ways).count();
+        assert!(most == Some(ways) && far * 2 >= by_host.len(), "{}: {by_host:?}", world.context);
+    }
 }
 
 #[test]

@@ -171,6 +171,7 @@ mod tests {
             "dcqcn-mlnx:0",
             "dcqcn-mlnx:1601",
             "hpcc",
+            "hpcc-pint",
             "swift:25",
         ];
         for bad in bad {

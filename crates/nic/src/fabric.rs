@@ -13,6 +13,7 @@ use std::sync::Arc;
 use roce::congestion::{CongestionControl, Follows};
 use roce::device::Device;
 use roce::endpoint::{Endpoint, EndpointConfig, Reliability};
+use roce::report::Pace;
 use roce::verbs::{Access, MemoryRegion, PdId, Qpn};
 use roce::world::{self, Progress, Wire};
 use roce::{Duration, Time};
@@ -110,6 +111,9 @@ pub trait Fabric {
     fn congestion(&self, choice: Choice, peer: IpAddr, is_ours: bool) -> CongestionControl {
         choice.toward(peer, is_ours)
     }
+
+    /// How far a reliable connection has come and what it may send now, where the device tells.
+    fn pace(&self, qpn: Qpn) -> Option<Pace>;
 
     /// Passes every counter and its name to `tell`.
     fn counters(&self, tell: &mut dyn FnMut(&str, u64));
@@ -266,6 +270,10 @@ impl<W: SocketWire> Fabric for Software<W> {
 
     fn reliability(&self) -> Reliability {
         Reliability::Selective
+    }
+
+    fn pace(&self, qpn: Qpn) -> Option<Pace> {
+        self.endpoint.pace(qpn)
     }
 
     fn counters(&self, tell: &mut dyn FnMut(&str, u64)) {

@@ -163,6 +163,10 @@ counters! {
     paced_packets,
     /// Times that congestion control began to compete with others that fill the queue of the path.
     competitions,
+    /// Watermarks of switch buffers taken from the control plane of the network.
+    watermarks_heard,
+    /// Watermarks refused: of no connection, stale, or of a time that cannot be.
+    watermarks_refused,
 
     /// WRITEs carried out within the machine, without packets.
     direct_writes,

@@ -6,8 +6,8 @@
 //!
 //! The work per packet is bounded and independent of the number of queue pairs: a packet finds its
 //! queue pair by index, queue pairs with something to send are in a queue, and deadlines in a heap.
-//! Nothing is allocated after a queue pair has been created and connected, but for the telemetry that one returns, and the
-//! order of senders whose windows are advertised.
+//! Nothing is allocated after a queue pair has been created and connected, but for the telemetry that one returns, the
+//! order of senders whose windows are advertised, and what selective repeat keeps of more packets and READs than ever before.
 
 mod device;
 
@@ -17,9 +17,10 @@ use core::net::{IpAddr, SocketAddr};
 
 use arrayvec::ArrayVec;
 
-use crate::congestion::WindowReport;
 use crate::congestion::advertised::Advertiser;
 use crate::congestion::rtt::RttMeter;
+use crate::congestion::watermark::WatermarkError;
+use crate::congestion::{Watermark, WindowReport};
 use crate::cq::CqTable;
 use crate::direct::{Backlog, Direct, Handed, Holding, MessageHeader, Posted, QpCard, Verdict};
 use crate::events::EventQueue;
@@ -30,7 +31,7 @@ use crate::multicast::Groups;
 use crate::outbox::Outbox;
 use crate::planted::{Bug, Planted};
 use crate::qp::{Context, IsStalled, Qp};
-use crate::report::{Cause, LastError, QpReport};
+use crate::report::{Cause, LastError, Pace, QpReport};
 use crate::rng::Rng;
 use crate::slab::{Layout, Slab};
 use crate::srq::SrqTable;
@@ -576,6 +577,11 @@ impl Endpoint {
         self.qps.iter().map(|entry| entry.qp.report(&entry.counters))
     }
 
+    /// How far a reliable connection has come and what it may send now; `None` for others, and before it is connected.
+    pub fn pace(&self, qpn: Qpn) -> Option<Pace> {
+        self.entry(qpn).ok()?.qp.pace()
+    }
+
     /// Why a queue pair last failed, if it did.
     pub fn last_error(&self, qpn: Qpn) -> Option<LastError> {
         self.entry(qpn).ok()?.qp.last_error()
@@ -682,6 +688,43 @@ impl Endpoint {
         }
     }
 
+    /// The control plane of the network reports the longest queue on the way of a connection's packets. It is heard in the
+    /// state RTS, by congestion controls that have no better signal where nothing is marked: DCQCN and by delay.
+    ///
+    /// # Errors
+    /// When nothing is to be made of it; the queue pair goes on as before, and `watermarks_refused` counts.
+    pub fn handle_watermark(
+        &mut self,
+        qpn: Qpn,
+        now: Time,
+        watermark: &Watermark,
+    ) -> Result<(), WatermarkError> {
+        let heard = watermark.check(now).and_then(|()| {
+            let slot = self.qps.find(qpn.get());
+            let is_heard = slot.and_then(|slot| {
+                self.with_qp(slot, now, &mut Delivery::default(), |qp, _| {
+                    qp.handle_watermark(now, watermark)
+                })
+            });
+            is_heard.filter(|&is_heard| is_heard).map(|_| ()).ok_or(WatermarkError::NoConnection)
+        });
+        match heard {
+            Ok(()) => self.counters.watermarks_heard += 1,
+            Err(_) => self.counters.watermarks_refused += 1,
+        }
+        heard
+    }
+
+    /// The reliable connections that send: the queue pair, the path of its packets, and the queue pair at its end.
+    pub fn connections(&self) -> impl Iterator<Item = (Qpn, Path, Qpn)> {
+        let connected =
+            |qp: &&Qp| qp.transport() == Transport::Rc && matches!(qp.state(), QpState::Rts);
+        self.qps.iter().map(|entry| &entry.qp).filter(connected).filter_map(|qp| {
+            let (path, dest) = qp.next_destination()?;
+            Some((qp.qpn(), path, dest))
+        })
+    }
+
     /// With [`Bug::TelemetryOfOtherFlow`], the queue pair that gets what is for the one in this slot.
     fn other_flow(&self, slot: Option<u32>) -> Option<u32> {
         let has_telemetry = |&other: &u32| {
@@ -742,6 +785,12 @@ impl Endpoint {
     pub fn poll_timeout(&self) -> Option<(Time, TimeoutReason)> {
         let (_, slot) = self.deadlines.earliest()?;
         self.qps.at(slot)?.qp.deadline()
+    }
+
+    /// When that is, without the reason: cheaper.
+    #[inline]
+    pub(crate) fn next_deadline(&self) -> Option<Time> {
+        self.deadlines.earliest().map(|(at, _)| at)
     }
 
     /// The next packet to send, to any destination. Queue pairs take turns and send in bursts.

@@ -16,7 +16,7 @@ use arrayvec::ArrayVec;
 use crate::memory::sg::{Placement, Placements};
 use crate::time::Time;
 use crate::verbs::{Ecn, Path, Qpn, Transport};
-use crate::wire::telemetry::Report;
+use crate::wire::telemetry::{Form, Report};
 use crate::wire::{Headers, MAX_HEADER_BYTES};
 
 /// Most packets handed to a wire in one call. A wire that joins packets of one size into segmented
@@ -73,7 +73,7 @@ pub enum Telemetry {
     #[default]
     None,
     /// An empty one, for switches to stamp.
-    Collect,
+    Collect(Form),
     /// What a packet of the peer has collected.
     Return(Box<Report>),
 }

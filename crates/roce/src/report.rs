@@ -14,7 +14,7 @@ use core::net::IpAddr;
 use crate::congestion::WindowReport;
 use crate::congestion::rtt::RttMeter;
 use crate::counters::Counters;
-use crate::time::Time;
+use crate::time::{Duration, Time};
 use crate::verbs::{QpAttr, Qpn, Transport, WcStatus};
 use crate::wire::{Psn, Syndrome};
 
@@ -238,7 +238,7 @@ pub struct Flow {
     pub expected: Psn,
     /// Request packets in flight.
     pub in_flight_packets: u32,
-    /// Most request packets in flight.
+    /// Most request packets in flight now: the queue pair's own window, or that of congestion control if it is smaller.
     pub window_packets: u32,
     /// The peer's receives.
     pub credits: Credits,
@@ -246,6 +246,21 @@ pub struct Flow {
     pub retries_left: u8,
     /// RNR retries left before giving up.
     pub rnr_retries_left: u8,
+}
+
+/// How far a reliable connection has come and what it may send, at one moment: a sample of its congestion control.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    /// Oldest PSN of ours that is not acknowledged.
+    pub unacknowledged: Psn,
+    /// Request packets in flight.
+    pub in_flight_packets: u32,
+    /// Most request packets in flight now: the queue pair's own window, or that of congestion control if it is smaller.
+    pub window_packets: u32,
+    /// The rate that congestion control or the program's limit allows now, in bits per second.
+    pub rate_bps: Option<u64>,
+    /// Smoothed round-trip time.
+    pub rtt: Option<Duration>,
 }
 
 /// The current state of a queue pair.

@@ -22,12 +22,14 @@ pub(crate) struct Slab<T> {
     layout: Layout,
     seed: u32,
     cipher: Option<Cipher>,
-    /// Slots by the low bits of their encrypted ids, the last of each kind: a power of two of them.
+    /// Slots by the low bits of their encrypted ids, the last of each kind: a power of two of them, which grows until no
+    /// two ids share a place or the table has its full size.
     shortcuts: Vec<u32>,
 }
 
-/// Most entries of [`Slab::shortcuts`].
+/// Most entries of [`Slab::shortcuts`], and how many there are at first.
 const MAX_SHORTCUTS: u32 = 1 << 12;
+const FIRST_SHORTCUTS: usize = 16;
 
 #[derive(Debug)]
 struct Slot<T> {
@@ -165,12 +167,33 @@ impl<T> Slab<T> {
     }
 
     fn add_shortcut(&mut self, id: u32, index: u32) {
-        if self.shortcuts.is_empty() {
-            let count = self.layout.limit.next_power_of_two().min(MAX_SHORTCUTS);
-            self.shortcuts.resize(count as usize, 0);
+        let most = self.layout.limit.next_power_of_two().min(MAX_SHORTCUTS) as usize;
+        // A new id replaces a shortcut of another slot only in the largest table.
+        while self.shortcuts.len() < most && self.is_taken(id, index) {
+            let count = (2 * self.shortcuts.len()).max(FIRST_SHORTCUTS).min(most);
+            self.rebuild_shortcuts(count);
         }
         let at = id as usize & (self.shortcuts.len() - 1);
         self.shortcuts[at] = index;
+    }
+
+    /// Whether there is no shortcut for this id, or one that leads to the live entry of another slot.
+    fn is_taken(&self, id: u32, index: u32) -> bool {
+        let low = id as usize & self.shortcuts.len().wrapping_sub(1);
+        let there = self.shortcuts.get(low).filter(|&&there| there != index);
+        let slot = there.and_then(|&there| self.slots.get(there as usize));
+        let is_live = slot.is_some_and(|slot| {
+            slot.value.is_some() && (slot.id ^ id) as usize & (self.shortcuts.len() - 1) == 0
+        });
+        self.shortcuts.is_empty() || is_live
+    }
+
+    fn rebuild_shortcuts(&mut self, count: usize) {
+        self.shortcuts.clear();
+        self.shortcuts.resize(count, 0);
+        for (index, slot) in (0..).zip(&self.slots).filter(|(_, slot)| slot.value.is_some()) {
+            self.shortcuts[slot.id as usize & (count - 1)] = index;
+        }
     }
 
     fn take_free(&mut self) -> Option<u32> {

@@ -33,6 +33,15 @@ impl Time {
     }
 }
 
+/// The earlier of two instants that may not come.
+#[inline]
+pub(crate) fn earlier(one: Option<Time>, other: Option<Time>) -> Option<Time> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(one.min(other)),
+        (one, other) => one.or(other),
+    }
+}
+
 impl Duration {
     /// No time at all.
     pub const ZERO: Duration = Duration(0);

@@ -9,7 +9,7 @@ use arrayvec::ArrayVec;
 
 use crate::direct::MessageHeader;
 use crate::endpoint::{Delivery, Endpoint, Insert, Output, Placement};
-use crate::time::Time;
+use crate::time::{Time, earlier};
 use crate::verbs::{MULTICAST_QPN, Qpn, Transport};
 
 pub use crate::io::{
@@ -83,7 +83,8 @@ pub fn send<W: Wire, M: Memory>(
     if endpoint.is_quiet() {
         return 0;
     }
-    let mut sent = send_gathered(endpoint, wire, memory, now);
+    let has_gathered = endpoint.outbox.len() > 0;
+    let mut sent = if has_gathered { send_gathered(endpoint, wire, memory, now) } else { 0 };
     while sent < MAX_SENT {
         let burst = send_burst(endpoint, wire, memory, now);
         sent += burst;
@@ -97,8 +98,8 @@ pub fn send<W: Wire, M: Memory>(
 
 /// When to call [`turn`] next if nothing else happens.
 pub fn next_wakeup(endpoint: &Endpoint) -> Option<Time> {
-    let timer = endpoint.poll_timeout().map(|(at, _)| at);
-    timer.into_iter().chain(endpoint.parked_until()).chain(endpoint.verdicts_due()).min()
+    let others = [endpoint.parked_until(), endpoint.verdicts_due()];
+    others.into_iter().fold(endpoint.next_deadline(), earlier)
 }
 
 /// A message that a neighbour hands over, from the process with this address. Returns whether it was taken.
@@ -199,7 +200,8 @@ fn place<M: Memory>(memory: &mut M, pieces: &[Placement], first: &[u8], then: &[
     }
 }
 
-/// Sends gathered READ responses, as far as their destinations admit them.
+/// Sends gathered READ responses, as far as their destinations admit them. Their frames are not on the stack of other turns.
+#[inline(never)]
 fn send_gathered<W: Wire, M: Memory>(
     endpoint: &mut Endpoint,
     wire: &mut W,

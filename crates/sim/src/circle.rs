@@ -223,8 +223,8 @@ impl Run {
         let end_ports = topology::end_ports(&topology, &channels);
         let lane = |from: u32, to: u32| {
             let (from, to) = (end_ports[from as usize], end_ports[to as usize]);
-            let from = from.map(|from| channels.end_ports()[from as usize].switch);
-            from.zip(to).map_or(0, |(from, to)| lanes.lane(from, to))
+            let switch = |end_port: u32| channels.end_ports()[end_port as usize].switch;
+            from.zip(to).map_or(0, |(from, to)| lanes.lane(switch(from), switch(to)))
         };
         let streams = open(config, &mut fabric, lanes.count(), lane)?;
         Ok(Run { fabric, streams, names: Names::new(&topology), lanes: lanes.count() })

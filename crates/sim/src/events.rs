@@ -31,6 +31,8 @@ pub(crate) struct EventQueue<E> {
     /// Slots that have entries, and words of this bitmap that are not 0.
     filled: [u64; SLOTS / WORD],
     filled_words: [u64; SLOTS / WORD / WORD],
+    /// The time of the first event in the wheel, while it is known.
+    first_at: Option<u64>,
     entries: Vec<Entry<E>>,
     /// The first entry that is not in use.
     free: u32,
@@ -86,6 +88,7 @@ impl<E> EventQueue<E> {
             slots: vec![[NONE; 2]; SLOTS],
             filled: [0; SLOTS / WORD],
             filled_words: [0; SLOTS / WORD / WORD],
+            first_at: None,
             entries: Vec::new(),
             free: NONE,
             far: BinaryHeap::new(),
@@ -107,6 +110,7 @@ impl<E> EventQueue<E> {
 
     fn add_near(&mut self, at: u64, event: E) {
         let entry = self.entry(event);
+        self.first_at = self.first_at.map(|first| first.min(at));
         let slot = at as usize % SLOTS;
         let [first, last] = &mut self.slots[slot];
         match *first {
@@ -134,7 +138,14 @@ impl<E> EventQueue<E> {
     }
 
     /// The time of the first event in the wheel.
-    fn near_at(&self) -> Option<u64> {
+    fn near_at(&mut self) -> Option<u64> {
+        if self.first_at.is_none() {
+            self.first_at = self.search();
+        }
+        self.first_at
+    }
+
+    fn search(&self) -> Option<u64> {
         let start = self.base as usize % SLOTS;
         let slot = self.first_from(start).or_else(|| self.first_from(0))?;
         // Slots before the start belong to the next turn of the wheel.
@@ -160,7 +171,7 @@ impl<E> EventQueue<E> {
     }
 
     /// The next event, and when it is due.
-    pub(crate) fn peek(&self) -> Option<(Time, &E)> {
+    pub(crate) fn peek(&mut self) -> Option<(Time, &E)> {
         if let Some(at) = self.near_at() {
             let [first, _] = self.slots[at as usize % SLOTS];
             let event = self.entries[first as usize].event.as_ref()?;
@@ -170,13 +181,18 @@ impl<E> EventQueue<E> {
     }
 
     /// When the next event is due.
-    pub(crate) fn next_at(&self) -> Option<Time> {
-        let far = || self.far.peek().map(|Reverse(far)| far.at());
-        self.near_at().or_else(far).map(Time::from_nanos)
+    pub(crate) fn next_at(&mut self) -> Option<Time> {
+        let far = |queue: &Self| queue.far.peek().map(|Reverse(far)| far.at());
+        self.near_at().or_else(|| far(self)).map(Time::from_nanos)
     }
 
     /// The next event, if it is due at `now`.
     pub(crate) fn pop_due(&mut self, now: Time) -> Option<E> {
+        if now.as_nanos() == self.base {
+            // All events of this instant are in its slot.
+            let [first, _] = self.slots[self.base as usize % SLOTS];
+            return if first == NONE { None } else { self.take_near(self.base) };
+        }
         let at = self.next_at().filter(|&at| at <= now)?.as_nanos();
         self.turn_to(at);
         self.take_near(at)
@@ -201,6 +217,7 @@ impl<E> EventQueue<E> {
         self.slots[slot][0] = next;
         if next == NONE {
             self.empty(slot);
+            self.first_at = None;
         }
         event
     }

@@ -15,22 +15,24 @@
 
 mod air;
 mod failures;
+mod losses;
 mod neighbours;
 mod node;
 mod reports;
 mod switching;
 mod watchdog;
+mod watermarks;
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::fmt;
 
-use roce::Time;
 use roce::endpoint::{EndpointConfig, Transmit};
 use roce::verbs::Qpn;
 use roce::wire::{Headers, ROCE_PORT};
 use roce::world::{self, BURST_PACKETS, Ecn, NoMemory, Path, Payload, Telemetry, TxFrame, Wire};
+use roce::{Duration, Time};
 
 use crate::buffer::{Buffer, BufferConfig};
 use crate::chance::Chance;
@@ -47,7 +49,9 @@ use crate::pressure::{Gate, Pressure};
 pub use air::MAX_DELAY_NS;
 use air::{Flow, Pool};
 use failures::Failures;
-pub use failures::{Conduct, Defect, LinkFaults, Rerouting};
+pub use failures::{Conduct, Defect, Islands, LinkFaults, Rerouting};
+use losses::Losses;
+pub use losses::{Cause, LossReport};
 pub use neighbours::Flaw;
 use neighbours::Neighbourhood;
 pub use node::Node;
@@ -57,6 +61,8 @@ pub use switching::Deadlock;
 pub(crate) use switching::headroom;
 use watchdog::Watch;
 pub use watchdog::Watchdog;
+pub use watermarks::Collector;
+use watermarks::Watermarks;
 
 /// Configuration of a fabric.
 #[derive(Clone, Debug)]
@@ -74,10 +80,16 @@ pub struct FabricConfig {
     pub rerouting: Option<Rerouting>,
     /// The watchdog of every switch, for links that hold packets back.
     pub watchdog: Option<Watchdog>,
+    /// Who reads the watermarks of switches and tells the hosts, if anybody.
+    pub watermarks: Option<Collector>,
+    /// T of switches that write digests: over which they measure utilizations. Longer than most round-trip times.
+    pub telemetry_rtt: Duration,
     /// Most packets of a node that wait for its cables, each: the others stay in their queue pairs. `None` for no limit.
     pub nic_packets: Option<u32>,
     /// IPv6 instead of IPv4.
     pub ipv6: bool,
+    /// RoCEv1: packets have a GRH with GIDs of these addresses. Switches mark and stamp none of them, and see no queue pairs.
+    pub roce_v1: bool,
     /// Most packets that a node receives at once.
     pub batch: usize,
     /// A node that still has something to do after this many turns at one instant is considered to
@@ -99,8 +111,11 @@ impl FabricConfig {
             buffer: None,
             rerouting: None,
             watchdog: None,
+            watermarks: None,
+            telemetry_rtt: Duration::from_micros(13),
             nic_packets: None,
             ipv6: false,
+            roce_v1: false,
             batch: 64,
             max_turns: 100_000,
             endpoint: EndpointConfig::default(),
@@ -132,6 +147,10 @@ enum Event {
     RefreshDue { link: u32, class: u8 },
     /// The watchdog looks at what waits.
     Look,
+    /// The watermarks of switches are read.
+    ReadWatermarks,
+    /// Hosts are told what was read before.
+    TellWatermarks,
     /// A node goes on pausing its switch.
     Storm(u32),
     /// Switches know whether a link is up.
@@ -172,7 +191,10 @@ pub struct Fabric<M> {
     /// How long pauses last, where they end by themselves.
     quanta: Option<u16>,
     failures: Failures,
+    losses: Losses,
     watch: Watch,
+    watermarks: Watermarks,
+    telemetry_rtt: Duration,
     nic_packets: Option<u32>,
     holds: bool,
     filter: Option<Filter>,
@@ -209,7 +231,7 @@ impl<M: NodeMemory> Fabric<M> {
         mut machine: impl FnMut(u32, &mut Chance) -> (M, u64),
     ) -> Fabric<M> {
         let mut chance = Chance::new(config.seed);
-        let addressing = Addressing { ipv6: config.ipv6 };
+        let addressing = Addressing { ipv6: config.ipv6, is_v1: config.roce_v1 };
         let nodes = (0..config.graph.nodes()).map(|index| {
             let (memory, seed) = machine(index, &mut chance);
             let body = Body::of(memory.kind(), config.is_sealed);
@@ -218,6 +240,9 @@ impl<M: NodeMemory> Fabric<M> {
         });
         let nodes = nodes.collect();
         let mut links: Vec<Link> = config.graph.edges().iter().map(Link::new).collect();
+        for link in links.iter_mut().filter(|link| matches!(link.start, Vertex::Switch(_))) {
+            link.watermarks = config.watermarks.map(|_| Box::default());
+        }
         let buffers = switching::buffers(&mut links, config.graph.switches(), config.buffer);
         let paths = config.graph.paths(|_| true);
         let cables = (0..config.graph.nodes()).map(|node| paths.cables(node)).collect();
@@ -232,7 +257,10 @@ impl<M: NodeMemory> Fabric<M> {
             buffers,
             quanta: config.buffer.and_then(|buffer| buffer.pfc?.pause_quanta),
             failures: Failures::new(config, config.graph.edges().len()),
+            losses: Losses::default(),
             watch: Watch::new(config.watchdog, config.graph.edges().len()),
+            watermarks: Watermarks::new(config.watermarks),
+            telemetry_rtt: config.telemetry_rtt,
             nic_packets: config.nic_packets,
             holds: config.holds,
             filter: None,
@@ -293,6 +321,16 @@ impl<M: NodeMemory> Fabric<M> {
     /// The path to a node.
     pub fn path_to(&self, node: u32) -> Path {
         Path::new((self.addressing.ip(node), ROCE_PORT).into())
+    }
+
+    /// Bytes of a packet between Ethernet's header and BTH.
+    pub fn network_bytes(&self) -> u32 {
+        self.addressing.network_bytes()
+    }
+
+    /// Whether packets have a GRH in place of IP and UDP.
+    pub fn is_roce_v1(&self) -> bool {
+        self.addressing.is_v1
     }
 
     /// Nodes that ran during the last [`advance`](Fabric::advance).
@@ -384,7 +422,8 @@ impl<M: NodeMemory> Fabric<M> {
         Packet {
             source: self.addressing.source(from),
             dest: self.addressing.ip(to),
-            ecn: Ecn::Ect0,
+            ecn: self.addressing.ecn(Ecn::Ect0),
+            is_v1: self.addressing.is_v1,
             frame_bytes: self.addressing.frame_bytes(bytes.len() as u32),
             bytes,
             from,
@@ -547,13 +586,17 @@ impl<M: NodeMemory> Fabric<M> {
             let deadlines = deadlines.map(|at| at.max(self.now));
             return deadlines.chain(self.events.next_at()).min();
         }
-        while let Some((at, &Event::Deadline(node))) = self.events.peek() {
+        loop {
+            let (at, event) = self.events.peek()?;
+            let &Event::Deadline(node) = event else {
+                return Some(at);
+            };
             let entry = &mut self.nodes[node as usize];
             let due = world::next_wakeup(&entry.endpoint);
             let due = due.filter(|&due| due < NEVER && !entry.is_stopped);
             let is_set = entry.timer == Some(at);
             if is_set && due.is_some_and(|due| due <= at) {
-                break;
+                return Some(at);
             }
             self.events.drop_next();
             if is_set {
@@ -561,7 +604,6 @@ impl<M: NodeMemory> Fabric<M> {
                 entry.timer.into_iter().for_each(|due| self.events.add(due, Event::Deadline(node)));
             }
         }
-        self.events.next_at()
     }
 
     /// Moves the clock to `at`, and delivers what is due by then. Nodes run on request.
@@ -588,13 +630,18 @@ impl<M: NodeMemory> Fabric<M> {
 
     /// Applies the programs' changes, then moves to the next event. False if there is none.
     pub fn advance(&mut self) -> bool {
+        self.advance_within(Time::from_nanos(u64::MAX))
+    }
+
+    /// The same, unless the next event is later than that.
+    pub fn advance_within(&mut self, latest: Time) -> bool {
         self.wakes.clear();
         for &node in &self.touched {
             self.nodes[node as usize].is_touched = false;
         }
         self.touched.clear();
         self.settle_changed();
-        let Some(at) = self.next_at() else {
+        let Some(at) = self.next_at().filter(|&at| at <= latest) else {
             return !self.touched.is_empty();
         };
         match self.holds {
@@ -624,6 +671,8 @@ impl<M: NodeMemory> Fabric<M> {
             Event::PauseEnds { link, class } => self.pause_ends(link, class),
             Event::RefreshDue { link, class } => self.refresh_pause(link, class),
             Event::Look => self.look_at_queues(),
+            Event::ReadWatermarks => self.read_watermarks(),
+            Event::TellWatermarks => self.tell_watermarks(),
             Event::Storm(node) => self.go_on_storming(node),
             Event::Detected { link, is_up } => self.detected(link, is_up),
             Event::Reroute => self.reroute(),
@@ -654,6 +703,11 @@ impl<M: NodeMemory> Fabric<M> {
             entry.is_dirty = true;
             self.dirty.push(node);
         }
+    }
+
+    /// Whether no node was changed since it ran.
+    pub fn is_settled(&self) -> bool {
+        self.dirty.is_empty()
     }
 
     /// Lets the changed nodes do all they can at this instant; returns whether any had something to do.

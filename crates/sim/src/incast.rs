@@ -19,7 +19,7 @@ use roce::endpoint::{Connect, EndpointConfig, Mtu};
 use roce::{Duration, Time};
 
 use crate::buffer::BufferConfig;
-use crate::fabric::{Fabric, FabricConfig};
+use crate::fabric::{Collector, Fabric, FabricConfig};
 use crate::goodput::per_second;
 use crate::graph::{Graph, Vertex};
 use crate::link::{LinkConfig, LinkStats, Marking};
@@ -42,6 +42,10 @@ pub struct IncastConfig {
     pub shape: Option<Shape>,
     /// The buffer of each switch, shared by its ports; `None` for a queue of its own at each link.
     pub buffer: Option<BufferConfig>,
+    /// Who reads the watermarks of switches, if anybody.
+    pub watermarks: Option<Collector>,
+    /// T of switches that write digests; `None` for [`base_rtt`](IncastConfig::base_rtt).
+    pub telemetry_rtt: Option<Duration>,
     /// Path MTU.
     pub mtu: Mtu,
     /// Most unacknowledged packets of a sender.
@@ -73,6 +77,8 @@ impl IncastConfig {
             access_delay: plain.delay,
             shape: None,
             buffer: None,
+            watermarks: None,
+            telemetry_rtt: None,
             mtu: Mtu::M1024,
             window_packets: 16_384,
             alone: Duration::from_millis(20),
@@ -358,6 +364,8 @@ fn fabric(config: &IncastConfig, nodes: u32) -> Result<Fabric<Phantom>, IncastEr
             ..EndpointConfig::default()
         },
         buffer: config.buffer,
+        watermarks: config.watermarks,
+        telemetry_rtt: config.telemetry_rtt.map_or_else(|| config.base_rtt(), Ok)?,
         nic_packets: Some(1),
         ..FabricConfig::new(graph(config, nodes)?, config.seed)
     };

@@ -14,6 +14,7 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use core::fmt;
 
+use roce::wire::digest;
 use roce::wire::telemetry::Hop;
 use roce::world::Ecn;
 use roce::{Duration, Time};
@@ -227,6 +228,10 @@ pub(crate) struct Waiting {
     /// Its number.
     pub(crate) packet: u32,
     pub(crate) bytes: u32,
+    /// Its codepoint: to read it where the packet is kept would cost a cache miss for each that waited.
+    pub(crate) ecn: Ecn,
+    /// Switches write into it.
+    pub(crate) has_telemetry: bool,
     /// How it came to this switch; none at the node that sent it.
     pub(crate) ingress: Option<Ingress>,
 }
@@ -235,6 +240,8 @@ pub(crate) struct Waiting {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ingress {
     pub(crate) link: u32,
+    /// The port at which it ends.
+    pub(crate) port: u16,
     pub(crate) class: u8,
 }
 
@@ -248,55 +255,80 @@ pub(crate) struct Started {
 }
 
 /// A link and its queue. Packets are numbers here, resolved by the fabric.
+///
+/// A large network has tens of thousands of links, and every packet passes several: the fields are in the order of use, so that
+/// a packet that finds its link idle touches few cache lines.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub(crate) struct Link {
-    pub(crate) config: LinkConfig,
     /// Where it starts.
     pub(crate) start: Vertex,
     /// Where it ends.
     pub(crate) end: Vertex,
-    /// Its number among the links to that end.
-    pub(crate) port: usize,
-    pub(crate) is_up: bool,
-    /// Its cable is plugged in; it is up if both of its ends are, too.
-    pub(crate) is_plugged: bool,
-    /// What took it down last.
-    pub(crate) outage: Outage,
-    /// Faults are injected into packets that leave here.
-    pub(crate) is_faulty: bool,
-    /// The current outage has lost a packet.
-    pub(crate) outage_felt: bool,
+    /// When the packet that is departing has left.
+    busy_until: Time,
+    /// Bytes that ever left.
+    sent_bytes: u64,
+    /// Bytes and packets that wait, of all classes.
+    queued_bytes: u64,
+    queued_packets: u32,
+    leaving: Option<u32>,
+    /// Classes with packets that wait, and those that the other end has paused, as bits.
+    backlog: u8,
+    held: u8,
     /// Times that it went down or came up, with what its ends knew: what was on it before is lost.
     pub(crate) epoch: u8,
+    pub(crate) is_up: bool,
+    /// Faults are injected into packets that leave here.
+    pub(crate) is_faulty: bool,
     /// The packet that is departing was cut off by an outage.
     pub(crate) is_cut: bool,
     /// Its rate is lower than it was built for, and no packet has noticed yet.
     pub(crate) slowness_unfelt: bool,
-    /// A fault has concerned its flow control: packets may be dropped at its end although it loses none.
-    pub(crate) is_disturbed: bool,
-    /// The rate that it was built for.
-    pub(crate) nominal_bps: u64,
+    pub(crate) config: LinkConfig,
+    /// By class: both ends of its credits, on a link that has them.
+    lanes: Option<Box<[Lane; MAX_CLASSES]>>,
+    /// Its number among the links to that end.
+    pub(crate) port: u16,
+    stats: LinkStats,
+    waiting: [VecDeque<Waiting>; MAX_CLASSES],
+    /// By class.
+    waiting_bytes: [u64; MAX_CLASSES],
+    /// By class: bytes that it may still send in this turn of deficit round robin; and whose turn it is.
+    deficits: [u64; MAX_CLASSES],
+    turn: usize,
+    /// By class: since when it is paused, if it is.
+    held_since: [Time; MAX_CLASSES],
+    /// Bit errors in 10^15 bits that it adds to frames.
+    pub(crate) bit_errors: u64,
     /// By class, where pauses end by themselves: when.
     pub(crate) pause_ends: [Time; MAX_CLASSES],
     /// Classes with a timer for the end of their pause, and with one to refresh it, as bits.
     pub(crate) ending: u8,
     pub(crate) refreshing: u8,
-    waiting: [VecDeque<Waiting>; MAX_CLASSES],
-    /// By class.
-    waiting_bytes: [u64; MAX_CLASSES],
-    /// By class: both ends of its credits, on a link that has them.
-    lanes: Option<Box<[Lane; MAX_CLASSES]>>,
-    /// By class: bytes that it may still send in this turn of deficit round robin; and whose turn it is.
-    deficits: [u64; MAX_CLASSES],
-    turn: usize,
-    /// By class: since when it is paused.
-    paused: [Option<Time>; MAX_CLASSES],
-    leaving: Option<u32>,
-    /// When the packet that is departing has left.
-    busy_until: Time,
-    /// Bytes that ever left.
+    /// Its cable is plugged in; it is up if both of its ends are, too.
+    pub(crate) is_plugged: bool,
+    /// The current outage has lost a packet.
+    pub(crate) outage_felt: bool,
+    /// A fault has concerned its flow control: packets may be dropped at its end although it loses none.
+    pub(crate) is_disturbed: bool,
+    /// What took it down last.
+    pub(crate) outage: Outage,
+    /// The rate that it was built for.
+    pub(crate) nominal_bps: u64,
+    /// By class: the most bytes that waited since they were last read, at a switch whose collector reads them.
+    pub(crate) watermarks: Option<Box<[u64; MAX_CLASSES]>>,
+    /// What digests say.
+    gauge: Gauge,
+}
+
+/// The utilization of a link, as a switch keeps it for digests: the mean over a time T, in units of 1 / [`digest::ONE`].
+#[derive(Clone, Copy, Debug, Default)]
+struct Gauge {
+    utilization: u64,
+    at: Time,
+    /// Bytes that had left by then.
     sent_bytes: u64,
-    stats: LinkStats,
 }
 
 /// Why a link is down.
@@ -348,18 +380,25 @@ impl Link {
             slowness_unfelt: false,
             is_disturbed: false,
             nominal_bps: edge.config.rate_bps,
+            held_since: [Time::ZERO; MAX_CLASSES],
+            bit_errors: 0,
             pause_ends: [Time::ZERO; MAX_CLASSES],
             ending: 0,
             refreshing: 0,
             waiting: [const { VecDeque::new() }; MAX_CLASSES],
             waiting_bytes: [0; MAX_CLASSES],
+            watermarks: None,
             lanes: edge.config.credits.filter(|_| edge.config.rate_bps != UNLIMITED).map(lanes),
             deficits: [0; MAX_CLASSES],
             turn: 0,
-            paused: [None; MAX_CLASSES],
+            queued_bytes: 0,
+            queued_packets: 0,
+            backlog: 0,
+            held: 0,
             leaving: None,
             busy_until: Time::ZERO,
             sent_bytes: 0,
+            gauge: Gauge::default(),
             stats: LinkStats::default(),
         }
     }
@@ -371,9 +410,8 @@ impl Link {
 
     /// Whether a packet of so many bytes of this class would have to wait.
     pub(crate) fn is_busy(&self, class: usize, bytes: u32) -> bool {
-        let is_occupied = self.leaving.is_some() || self.paused[class].is_some();
-        let waits = !self.waiting[class].is_empty() || !self.has_credit(class, bytes);
-        (is_occupied || waits) && self.config.rate_bps != UNLIMITED
+        let is_occupied = self.leaving.is_some() || (self.backlog | self.held) >> class & 1 != 0;
+        (is_occupied || !self.has_credit(class, bytes)) && self.config.rate_bps != UNLIMITED
     }
 
     fn has_credit(&self, class: usize, bytes: u32) -> bool {
@@ -406,8 +444,20 @@ impl Link {
         self.account(now);
         self.waiting[class].push_back(waiting);
         self.waiting_bytes[class] += u64::from(bytes);
+        self.queued_bytes = total_bytes;
+        self.queued_packets += 1;
+        self.backlog |= 1 << class;
+        if let Some(watermarks) = &mut self.watermarks {
+            watermarks[class] = watermarks[class].max(self.waiting_bytes[class]);
+        }
         self.stats.peak_bytes = self.stats.peak_bytes.max(total_bytes);
         Enqueued::Waits
+    }
+
+    /// Reads the watermarks; they begin anew with what waits now.
+    pub(crate) fn take_watermarks(&mut self) -> [u64; MAX_CLASSES] {
+        let now = self.waiting_bytes;
+        self.watermarks.as_mut().map_or([0; MAX_CLASSES], |all| core::mem::replace(&mut **all, now))
     }
 
     /// A packet found no room in the switch.
@@ -415,15 +465,19 @@ impl Link {
         self.stats.dropped += 1;
     }
 
+    /// Bytes that have left since statistics were last reset.
+    pub(crate) fn departed_bytes(&self) -> u64 {
+        self.stats.sent_bytes
+    }
+
     /// Bytes that wait.
     pub(crate) fn total_bytes(&self) -> u64 {
-        self.waiting_bytes.iter().sum()
+        self.queued_bytes
     }
 
     /// Packets that wait or are departing.
     pub(crate) fn packets(&self) -> usize {
-        let waiting: usize = self.waiting.iter().map(VecDeque::len).sum();
-        waiting + usize::from(self.leaving.is_some())
+        self.queued_packets as usize + usize::from(self.leaving.is_some())
     }
 
     fn spend(&mut self, class: usize, bytes: u32) {
@@ -453,6 +507,27 @@ impl Link {
         Hop::new(self.config.rate_bps, now.as_nanos(), self.sent_bytes, self.total_bytes())
     }
 
+    /// The utilization of which a switch writes the digest into a packet that starts to depart: what was sent, and the queue
+    /// over what the link sends in `base_rtt`, T. As in PINT, a mean over T; here it is updated when a packet wants it.
+    pub(crate) fn utilization(&mut self, now: Time, base_rtt: Duration) -> u64 {
+        let (span, base) = (now.since(self.gauge.at).as_nanos(), base_rtt.as_nanos().max(1));
+        if span == 0 || self.config.rate_bps == UNLIMITED {
+            return self.gauge.utilization;
+        }
+        let of_line = |bytes: u64, nanos: u64| {
+            let one = u128::from(bytes) * 8_000_000_000 * u128::from(digest::ONE);
+            one / (u128::from(nanos) * u128::from(self.config.rate_bps.max(1)))
+        };
+        let sent = self.sent_bytes.saturating_sub(self.gauge.sent_bytes);
+        let present = of_line(sent, span) + of_line(self.total_bytes(), base);
+        let weight = span.min(base);
+        let mixed = u128::from(self.gauge.utilization) * u128::from(base - weight)
+            + present * u128::from(weight);
+        let utilization = u64::try_from(mixed / u128::from(base)).unwrap_or(u64::MAX);
+        self.gauge = Gauge { utilization, at: now, sent_bytes: self.sent_bytes };
+        utilization
+    }
+
     /// The packet that has just left completely.
     pub(crate) fn take_departed(&mut self) -> Option<u32> {
         self.leaving.take()
@@ -467,6 +542,9 @@ impl Link {
         self.account(now);
         let waiting = self.waiting[class].pop_front()?;
         self.waiting_bytes[class] -= u64::from(waiting.bytes);
+        self.queued_bytes -= u64::from(waiting.bytes);
+        self.queued_packets -= 1;
+        self.backlog &= !(u8::from(self.waiting[class].is_empty()) << class);
         self.stats.least_bytes = self.stats.least_bytes.min(self.total_bytes());
         self.leaving = Some(waiting.packet);
         self.spend(class, waiting.bytes);
@@ -476,11 +554,18 @@ impl Link {
     fn may_go(&self, class: usize) -> bool {
         let head = self.waiting[class].front();
         let has_credit = head.is_some_and(|head| self.has_credit(class, head.bytes));
-        has_credit && self.paused[class].is_none()
+        has_credit && !self.is_paused(class)
     }
 
     /// The class that is served next.
     fn choose(&mut self) -> Option<usize> {
+        let ready = self.backlog & !self.held;
+        if ready == 0 {
+            return None;
+        }
+        if self.lanes.is_none() && self.config.weights == [0; MAX_CLASSES] {
+            return Some(ready.ilog2() as usize);
+        }
         let (weights, classes) = (self.config.weights, self.config.class(63) + 1);
         let strict = (0..classes).rev().find(|&class| weights[class] == 0 && self.may_go(class));
         if strict.is_some() || !(0..classes).any(|class| self.may_go(class)) {
@@ -503,14 +588,16 @@ impl Link {
 
     /// The other end pauses a class, or resumes it.
     pub(crate) fn set_paused(&mut self, now: Time, class: usize, is_paused: bool) {
-        match (self.paused[class], is_paused) {
-            (None, true) => {
+        match (self.is_paused(class), is_paused) {
+            (false, true) => {
                 self.stats.pauses += 1;
-                self.paused[class] = Some(now);
+                self.held |= 1 << class;
+                self.held_since[class] = now;
             }
-            (Some(since), false) => {
-                self.stats.paused = self.stats.paused + now.since(since.max(self.stats.since));
-                self.paused[class] = None;
+            (true, false) => {
+                let since = self.held_since[class].max(self.stats.since);
+                self.stats.paused = self.stats.paused + now.since(since);
+                self.held &= !(1 << class);
             }
             _ => {}
         }
@@ -518,12 +605,12 @@ impl Link {
 
     /// How many classes the other end pauses.
     pub(crate) fn paused_classes(&self) -> u32 {
-        self.paused.iter().flatten().count() as u32
+        self.held.count_ones()
     }
 
     /// Whether the other end has paused a class.
     pub(crate) fn is_paused(&self, class: usize) -> bool {
-        self.paused[class].is_some()
+        self.held >> class & 1 != 0
     }
 
     /// How long a pause of so many quanta lasts on it.
@@ -547,8 +634,7 @@ impl Link {
     /// Whether no class is paused, and all credits are with the sender.
     pub(crate) fn is_at_rest(&self) -> bool {
         let mut lanes = self.lanes.iter().flat_map(|lanes| lanes.iter());
-        let is_paused = self.paused.iter().any(Option::is_some);
-        !is_paused && lanes.all(|lane| lane.receiver.is_at_rest_with(&lane.sender))
+        self.held == 0 && lanes.all(|lane| lane.receiver.is_at_rest_with(&lane.sender))
     }
 
     /// The packet of a class that waits longest.
@@ -559,7 +645,9 @@ impl Link {
     /// Takes everything that waits in a class.
     pub(crate) fn drain(&mut self, now: Time, class: usize) -> VecDeque<Waiting> {
         self.account(now);
-        self.waiting_bytes[class] = 0;
+        self.queued_bytes -= core::mem::take(&mut self.waiting_bytes[class]);
+        self.queued_packets -= self.waiting[class].len() as u32;
+        self.backlog &= !(1 << class);
         self.stats.least_bytes = self.stats.least_bytes.min(self.total_bytes());
         core::mem::take(&mut self.waiting[class])
     }
@@ -567,6 +655,7 @@ impl Link {
     /// The switch that sends on it has started again, and counts from zero.
     pub(crate) fn restart_counts(&mut self) {
         self.sent_bytes = 0;
+        self.gauge = Gauge::default();
     }
 
     /// Whether the other end holds back packets of a class.
@@ -614,7 +703,8 @@ impl Link {
     pub(crate) fn stats(&mut self, now: Time) -> LinkStats {
         self.account(now);
         let since = self.stats.since;
-        let running = self.paused.iter().flatten().map(|&at| now.since(at.max(since)));
+        let held = (0..MAX_CLASSES).filter(|&class| self.is_paused(class));
+        let running = held.map(|class| now.since(self.held_since[class].max(since)));
         let paused = running.fold(self.stats.paused, |sum, span| sum + span);
         LinkStats { paused, ..self.stats }
     }
@@ -635,7 +725,9 @@ mod tests {
     use super::*;
 
     fn enqueue(link: &mut Link, at: Time, packet: u32, bytes: u32, dscp: u8) -> Enqueued {
-        link.enqueue(at, link.class(dscp), Waiting { packet, bytes, ingress: None })
+        let (ecn, has_telemetry, ingress) = (Ecn::Ect0, false, None);
+        let waiting = Waiting { packet, bytes, ecn, has_telemetry, ingress };
+        link.enqueue(at, link.class(dscp), waiting)
     }
 
     fn start_next(link: &mut Link, at: Time) -> Option<(u32, Time)> {
@@ -748,6 +840,29 @@ mod tests {
         assert_eq!(start_next(&mut link, at(300)), None, "one at a time");
         let stats = link.stats(at(300));
         assert_eq!((stats.pauses, stats.paused), (1, Duration::from_nanos(290)));
+    }
+
+    #[test]
+    fn the_utilization_is_a_mean_of_rate_and_queue() {
+        let mut link = link(1 << 30);
+        let (at, base) = (Time::from_nanos, Duration::from_nanos(1_000));
+        let percent = |link: &mut Link, ns| link.utilization(at(ns), base) * 100 / digest::ONE;
+        // A byte per nanosecond: half of the time nothing leaves.
+        for ns in (0..4_000).step_by(200) {
+            enqueue(&mut link, at(ns), 1, 100, 0);
+            link.take_departed();
+            percent(&mut link, ns + 100);
+        }
+        let half = percent(&mut link, 4_000);
+        assert!((40..=60).contains(&half), "{half}");
+        // At the line's rate, with a queue of twice what leaves in T: a tenth of the way to 300 %.
+        enqueue(&mut link, at(4_000), 1, 100, 0);
+        enqueue(&mut link, at(4_000), 2, 2_000, 0);
+        let queued = percent(&mut link, 4_100);
+        assert!(queued.abs_diff(half + (300 - half) / 10) <= 1, "{queued}");
+        assert_eq!(percent(&mut link, 4_100), queued, "nothing happens in no time");
+        // What was longer ago than T no longer counts.
+        assert_eq!(percent(&mut link, 9_000), 200);
     }
 
     #[test]

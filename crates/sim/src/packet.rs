@@ -3,14 +3,19 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use core::num::NonZeroU32;
 
 use roce::Time;
+use roce::wire::grh::gid_of;
 use roce::wire::icrc::{self, Pseudo};
 use roce::wire::telemetry::Report;
 use roce::wire::{Headers, ROCE_PORT};
 use roce::world::Ecn;
 
 use crate::faults::Fault;
+
+/// The GRH of a RoCEv1 packet.
+const GRH_BYTES: u32 = 40;
 
 /// Ethernet header, frame check sequence, preamble and gap between frames.
 pub(crate) const ETHERNET_BYTES: u32 = 14 + 4 + 8 + 12;
@@ -22,10 +27,12 @@ pub(crate) const GROUP: u32 = u32::MAX;
 /// Destination of packets to an address that is not of this network.
 pub(crate) const NOBODY: u32 = u32::MAX - 1;
 
-/// The mapping between node numbers and addresses.
+/// The mapping between node numbers and addresses, and the headers that carry these.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Addressing {
     pub(crate) ipv6: bool,
+    /// Packets have a GRH with GIDs of these addresses, in place of IP and UDP.
+    pub(crate) is_v1: bool,
 }
 
 impl Addressing {
@@ -54,15 +61,29 @@ impl Addressing {
         node.filter(|&node| self.ip(node) == ip).unwrap_or(NOBODY)
     }
 
-    /// The source address of a node's packets.
+    /// The source address of a node's packets. A GRH has no port.
     pub(crate) fn source(self, node: u32) -> SocketAddr {
-        SocketAddr::new(self.ip(node), 0xc000 | (node & 0x3fff) as u16)
+        let port = if self.is_v1 { ROCE_PORT } else { 0xc000 | (node & 0x3fff) as u16 };
+        SocketAddr::new(self.ip(node), port)
     }
 
-    /// Bytes of a UDP payload of `len` on an Ethernet link, inter-frame gap included.
+    /// Bytes between Ethernet's header and BTH.
+    pub(crate) fn network_bytes(self) -> u32 {
+        match (self.is_v1, self.ipv6) {
+            (true, _) => GRH_BYTES,
+            (false, true) => UDP_BYTES + 40,
+            (false, false) => UDP_BYTES + 20,
+        }
+    }
+
+    /// Bytes of a packet on an Ethernet link that has `len` from BTH to ICRC, inter-frame gap included.
     pub(crate) fn frame_bytes(self, len: u32) -> u32 {
-        let ip = if self.ipv6 { 40 } else { 20 };
-        len + UDP_BYTES + ip + ETHERNET_BYTES
+        len + self.network_bytes() + ETHERNET_BYTES
+    }
+
+    /// The ECN codepoint that a packet has on the wire: a GRH has none that switches look at.
+    pub(crate) fn ecn(self, wanted: Ecn) -> Ecn {
+        if self.is_v1 { Ecn::NotEct } else { wanted }
     }
 }
 
@@ -83,10 +104,6 @@ pub(crate) struct Marks {
     pub(crate) forged: bool,
     /// Bytes were changed by [`Fault::BitError`], inside a switch.
     pub(crate) corrupted: bool,
-    /// The epoch of the link that it is on.
-    pub(crate) epoch: u8,
-    /// The switches that it has been to, of the first 64, as bits.
-    pub(crate) visited: u64,
     /// The number of the tables that all switches had when it was sent; 0 if they were changing.
     pub(crate) tables: u32,
     /// Position in the order in which packets entered the air.
@@ -110,6 +127,8 @@ pub struct Packet {
     pub dest: IpAddr,
     /// ECN codepoint.
     pub ecn: Ecn,
+    /// It has a GRH in place of IP and UDP.
+    pub is_v1: bool,
     /// BTH to ICRC. For a phantom packet the headers, then as many zeros as a parser requires.
     pub bytes: Vec<u8>,
     pub(crate) from: u32,
@@ -145,9 +164,18 @@ impl Packet {
         self.word(4) & 0x00ff_ffff
     }
 
+    /// Packet sequence number, as far as the packet still has one.
+    pub(crate) fn psn(&self) -> u32 {
+        self.word(8) & 0x00ff_ffff
+    }
+
     /// The IP and UDP header fields covered by the ICRC.
     pub(crate) fn pseudo(&self) -> Pseudo {
         let (src_port, dst_port, id) = (self.source.port(), ROCE_PORT, self.id);
+        if self.is_v1 {
+            let [sgid, dgid] = [self.source.ip(), self.dest].map(gid_of);
+            return Pseudo::Grh { sgid, dgid };
+        }
         match (self.source.ip(), self.dest) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => {
                 Pseudo::V4 { src, dst, id, dont_fragment: true, src_port, dst_port }
@@ -160,6 +188,12 @@ impl Packet {
                 Pseudo::V6 { src: wide(src), dst: wide(dst), src_port, dst_port }
             }
         }
+    }
+
+    /// Version, traffic class with the DSCP, and no flow label, of a packet with a GRH.
+    pub(crate) fn first_word_of_grh(&self) -> Option<NonZeroU32> {
+        let word = 6 << 28 | u32::from(self.dscp) << 22;
+        NonZeroU32::new(word).filter(|_| self.is_v1)
     }
 
     /// Sets the right ICRC; false for bytes too short to have one.
@@ -205,7 +239,8 @@ pub struct Sighting {
     pub telemetry: Option<Stamps>,
 }
 
-/// The telemetry of a packet, as a number that another packet hardly has, with other times, queues and counts.
+/// The telemetry of a packet, as a number that another packet hardly has, with other times, queues and counts. Of digests
+/// there are 255.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamps {
     /// The number.
@@ -217,7 +252,9 @@ pub struct Stamps {
 impl Stamps {
     /// Of a report in which a switch has written something.
     pub(crate) fn of(report: &Report) -> Option<Stamps> {
-        report.hops().next()?;
+        if !report.is_stamped() {
+            return None;
+        }
         // All but the opcode and the flags, as FNV-1a has it.
         let digest =
             report.as_bytes()[2..].iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, &byte| {
@@ -233,11 +270,20 @@ mod tests {
 
     #[test]
     fn addresses_lead_back_to_their_nodes() {
-        for addressing in [Addressing { ipv6: false }, Addressing { ipv6: true }] {
+        for ipv6 in [false, true] {
+            let addressing = Addressing { ipv6, is_v1: false };
             for node in [0, 1, 254, 255, 256, 60_000] {
                 assert_eq!(addressing.node(addressing.ip(node)), node);
             }
             assert_eq!(addressing.node(IpAddr::V4(Ipv4Addr::LOCALHOST)), NOBODY);
         }
+    }
+
+    #[test]
+    fn a_grh_is_longer_than_ipv4_with_udp_and_shorter_than_ipv6_with_udp() {
+        let bytes = |ipv6, is_v1| Addressing { ipv6, is_v1 }.frame_bytes(16);
+        // BTH and ICRC, 26 bytes of Ethernet header, preamble and FCS, and a gap of 12.
+        assert_eq!([bytes(false, false), bytes(true, false)], [16 + 28 + 38, 16 + 48 + 38]);
+        assert_eq!([bytes(false, true), bytes(true, true)], [16 + 40 + 38; 2]);
     }
 }

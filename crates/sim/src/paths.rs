@@ -2,7 +2,8 @@
 //!
 //! Most nodes have one cable, and most switches the same few sets of links for many destinations. So sets are kept once, a
 //! node with one cable has no table, and all nodes with one cable to the same switch are one destination until a packet
-//! is at that switch: ten thousand hosts take little memory, and little of a processor's cache.
+//! is at that switch: ten thousand hosts take little memory, and little of a processor's cache. Where there is one link, as on
+//! all ways down a tree, the table has it instead of a set.
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, VecDeque};
@@ -24,8 +25,13 @@ pub enum Spread {
     Packet,
 }
 
-/// The place of a set of links; set 0 is the empty one.
+/// The links that a packet may take: one, by its number, or with [`SET`] the place of a set of links.
 pub(crate) type Choice = u32;
+
+const SET: Choice = 1 << 31;
+
+/// The empty set is the first one.
+const NO_LINK: Choice = SET;
 
 /// What a node or switch does with packets.
 #[derive(Clone, Debug)]
@@ -63,8 +69,8 @@ pub(crate) struct Paths {
 impl Paths {
     /// Nobody reaches anybody, and each node is its own class.
     pub(crate) fn new(nodes: u32, switches: u32) -> Paths {
-        let rows = vec![RowOf::All(0); (nodes + switches) as usize];
-        let ends = (0..nodes).map(|class| End { class, at: NOWHERE, choice: 0 }).collect();
+        let rows = vec![RowOf::All(NO_LINK); (nodes + switches) as usize];
+        let ends = (0..nodes).map(|class| End { class, at: NOWHERE, choice: NO_LINK }).collect();
         let mut paths = Paths { nodes, ends, rows, sets: Vec::new(), by_links: BTreeMap::new() };
         paths.choice(&[]);
         paths
@@ -77,15 +83,27 @@ impl Paths {
         }
     }
 
-    /// The place of a set of links.
+    /// What a table has for these links.
     pub(crate) fn choice(&mut self, links: &[u32]) -> Choice {
+        if let &[link] = links
+            && link & SET == 0
+        {
+            return link;
+        }
         if let Some(&choice) = self.by_links.get(links) {
             return choice;
         }
-        let choice = self.sets.len() as Choice;
+        let choice = SET | self.sets.len() as Choice;
         self.sets.push(links.into());
         self.by_links.insert(links.into(), choice);
         choice
+    }
+
+    fn chosen<'a>(&'a self, choice: &'a Choice) -> &'a [u32] {
+        match choice & SET {
+            0 => core::slice::from_ref(choice),
+            _ => &self.sets[(choice & !SET) as usize],
+        }
     }
 
     /// Sets what a vertex does.
@@ -113,11 +131,11 @@ impl Paths {
         };
         let index = self.index(at);
         let choice = match &self.rows[index] {
-            _ if end.at == index as u32 => end.choice,
-            RowOf::All(choice) => *choice,
-            RowOf::Each(choices) => choices[end.class as usize],
+            _ if end.at == index as u32 => &end.choice,
+            RowOf::All(choice) => choice,
+            RowOf::Each(choices) => &choices[end.class as usize],
         };
-        &self.sets[choice as usize]
+        self.chosen(choice)
     }
 
     /// The links from one node to another, by the first of several ways; cut short where there is none. `end` says where a
@@ -141,7 +159,7 @@ impl Paths {
             RowOf::All(choice) => core::slice::from_ref(choice),
             RowOf::Each(choices) => choices,
         };
-        let links = choices.iter().flat_map(|&choice| self.sets[choice as usize].iter().copied());
+        let links = choices.iter().flat_map(|choice| self.chosen(choice).iter().copied());
         let mut links: Vec<u32> = links.collect();
         links.sort_unstable();
         links.dedup();
@@ -169,7 +187,7 @@ impl Paths {
         for (vertex, out) in out.iter().enumerate() {
             // With one cable there is no choice.
             let is_plain = vertex < nodes as usize && out.len() <= 1;
-            let choice = if is_plain { paths.choice(out) } else { 0 };
+            let choice = if is_plain { paths.choice(out) } else { NO_LINK };
             paths.rows[vertex] = match is_plain {
                 true => RowOf::All(choice),
                 false => RowOf::Each(Vec::with_capacity(classes.len())),
@@ -202,7 +220,7 @@ impl Paths {
                 }
                 _ => {
                     dests.push(node);
-                    End { class: new, at: NOWHERE, choice: 0 }
+                    End { class: new, at: NOWHERE, choice: NO_LINK }
                 }
             };
         }

@@ -184,20 +184,23 @@ impl Port {
             to: self.addressing.node(dest),
             id: self.next_id,
             dscp: frame.path.dscp,
-            ecn: frame.path.ecn,
+            ecn: self.addressing.ecn(frame.path.ecn),
+            is_v1: self.addressing.is_v1,
             hop_limit: frame.path.hop_limit,
             bytes: self.spare.pop().unwrap_or_default(),
             phantom_payload: udp_len - behind,
             frame_bytes: self.addressing.frame_bytes(udp_len),
             marks: Marks::default(),
             telemetry: match &frame.telemetry {
+                // Switches find no place for stamps behind a GRH.
+                _ if self.addressing.is_v1 => None,
                 Telemetry::None => None,
-                Telemetry::Collect => Some(Box::default()),
+                Telemetry::Collect(form) => Some(Box::new(Report::empty(*form))),
                 Telemetry::Return(report) => Some(report.clone()),
             },
         };
-        if packet.telemetry.is_some() {
-            packet.frame_bytes += Report::LEN as u32;
+        if let Some(report) = &packet.telemetry {
+            packet.frame_bytes += report.as_bytes().len() as u32;
         }
         let bytes = &mut packet.bytes;
         bytes.clear();
@@ -258,6 +261,7 @@ impl Port {
             dscp: packet.dscp,
             ecn: packet.ecn,
             hop_limit: packet.hop_limit,
+            version_tclass_flow: packet.first_word_of_grh(),
             ..Origin::new(packet.source, packet.dest)
         };
         if self.corrupt_every > 0 && self.accepted.is_multiple_of(self.corrupt_every) {

@@ -5,6 +5,8 @@
 
 #[cfg(test)]
 mod failing;
+#[cfg(test)]
+mod told;
 
 use alloc::vec::Vec;
 

@@ -19,6 +19,7 @@ mod documents;
 mod dpu;
 mod explain;
 mod inspect;
+mod local;
 mod perf;
 mod plan;
 mod run;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::fs;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 
@@ -19,6 +20,7 @@ use super::daemons::{listen_at, mtu, span};
 use super::{Console, Report};
 use crate::chart::{self, Curve, Diagram, Scale};
 use crate::exit::{CliError, Exit, OUTPUT_HINT};
+use crate::paces::file;
 use crate::perf::client::{Client, Latency, Outcome};
 use crate::perf::control::PERF_PORT;
 use crate::perf::server;
@@ -50,7 +52,8 @@ Examples:
   dquant perf 10.0.0.5 write --rate 2Gbit/s --cc off
   dquant perf 10.0.0.5 send --size 64 --mode latency --wire xdp
   dquant perf 10.0.0.5 write --wire roce-v1
-  dquant perf 10.0.0.5 write --plot write.svg"
+  dquant perf 10.0.0.5 write --plot write.svg
+  dquant perf 10.0.0.5 write --size 64KiB --mode bandwidth --cc delay --samples write.csv"
 )]
 pub(super) struct PerfCommand {
     #[command(subcommand)]
@@ -224,6 +227,12 @@ struct ClientArgs {
     /// Draw the results into this file, as SVG
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
+
+    /// Write window, rate and round-trip time of every queue pair over time, 1 ms apart, as CSV
+    ///
+    /// For one test with --transport rc; `dquant sim compare` reads it.
+    #[arg(long, value_name = "FILE", conflicts_with = "device")]
+    samples: Option<PathBuf>,
 
     #[command(flatten)]
     device: DeviceArgs,
@@ -437,12 +446,18 @@ impl ClientArgs {
     fn run(self, console: &mut Console) -> Result<Exit, CliError> {
         let tests = self.tests()?;
         engine::log::enable();
-        let ClientArgs { host, plot, device, cc, .. } = self;
+        let ClientArgs { host, plot, samples, device, cc, .. } = self;
         let host = host.ok_or_else(|| CliError::usage("no server named"))?;
         if let Some(path) = &plot {
             check_writable(path)?;
         }
+        if let Some(path) = &samples {
+            check_writable(path)?;
+        }
         let mut client = Client::connect(&host, device.choice(), cc, fresh_seed()?)?;
+        if samples.is_some() {
+            client.sample_paces();
+        }
         let (mut results, mut is_wrong, mut said) = (Vec::new(), false, BTreeSet::new());
         for (number, test) in tests.iter().enumerate() {
             console.progress(format_args!("{} of {}: {test}", number + 1, tests.len()));
@@ -451,6 +466,10 @@ impl ClientArgs {
                 if said.insert(why.clone()) {
                     console.note(why);
                 }
+            }
+            if let Some(path) = &samples {
+                fs::write(path, file::write(&outcome.paces))
+                    .map_err(|error| cannot_write(path, &error))?;
             }
             let measured = Measured::new(test, &outcome, results.is_empty());
             console.report(&measured)?;
@@ -489,6 +508,12 @@ impl ClientArgs {
             for &mode in self.mode.all() {
                 tests.extend(sizes.0.iter().map(|&bytes| self.test(operation, mode, bytes)));
             }
+        }
+        let is_sampled_test = tests.len() == 1 && self.transport == Service::Rc;
+        if self.samples.is_some() && !is_sampled_test {
+            return Err(CliError::usage("--samples is for one test of reliable connections").hint(
+                "name one operation, one size and one mode: write --size 64KiB --mode bandwidth",
+            ));
         }
         match tests.iter().find_map(Test::complaint) {
             Some((why, hint)) => Err(CliError::usage(why).hint(hint)),
@@ -555,30 +580,32 @@ fn draw(path: &Path, host: &str, results: &[Measured]) -> Result<(), CliError> {
             title: "Latency, us".to_owned(),
             scales: [Scale::Sizes, Scale::Powers],
             curves: paired.filter(is_there).collect(),
+            marks: Vec::new(),
         },
         Diagram {
             title: "Bandwidth, Gbit/s".to_owned(),
             scales: [Scale::Sizes, Scale::Powers],
             curves: rate.into_iter().filter(is_there).collect(),
+            marks: Vec::new(),
         },
     ];
     let title = format!("dquant perf {host}");
-    std::fs::write(path, chart::svg(&title, &diagrams)).map_err(|error| cannot_write(path, &error))
+    fs::write(path, chart::svg(&title, &diagrams)).map_err(|error| cannot_write(path, &error))
 }
 
 /// Before minutes are spent on what could not be kept. Pipes and devices are left alone: whoever reads them would see an
 /// end.
 fn check_writable(path: &Path) -> Result<(), CliError> {
-    let is_new = match std::fs::metadata(path) {
+    let is_new = match fs::metadata(path) {
         Ok(found) if !found.is_file() => return Ok(()),
         Ok(_) => false,
         Err(_) => true,
     };
-    let opened = std::fs::OpenOptions::new().create(true).append(true).open(path);
+    let opened = fs::OpenOptions::new().create(true).append(true).open(path);
     let checked = opened.map(drop).map_err(|error| cannot_write(path, &error));
     if is_new && checked.is_ok() {
         // Until there is something to keep.
-        let _ = std::fs::remove_file(path);
+        let _ = fs::remove_file(path);
     }
     checked
 }

@@ -4,6 +4,7 @@
 //! seeds at once, and the tables.
 
 mod chaos;
+mod compare;
 mod deadlock;
 mod goodput;
 mod incast;
@@ -34,6 +35,7 @@ pub(super) struct Sim {
 #[derive(Debug, Subcommand)]
 enum Verb {
     Chaos(chaos::Chaos),
+    Compare(compare::CompareCommand),
     Deadlock(deadlock::Deadlock),
     Goodput(goodput::GoodputCommand),
     Incast(incast::IncastCommand),
@@ -45,6 +47,7 @@ impl Sim {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
         match self.verb {
             Verb::Chaos(chaos) => chaos.run(console),
+            Verb::Compare(compare) => compare.run(console),
             Verb::Deadlock(deadlock) => deadlock.run(console),
             Verb::Goodput(goodput) => goodput.run(console),
             Verb::Incast(incast) => incast.run(console),

@@ -5,6 +5,7 @@ mod dump;
 mod manage;
 mod plan;
 mod port;
+mod status;
 mod sweep;
 
 use clap::{Args, Subcommand};
@@ -23,6 +24,7 @@ Examples:
   dquant subnet discover --write cluster.net
   dquant subnet sweep
   dquant subnet manage --priority 3
+  dquant subnet status
   dquant subnet plan --help")]
 pub(super) struct Subnet {
     #[command(subcommand)]
@@ -35,6 +37,7 @@ enum Verb {
     Discover(discover::Discover),
     Sweep(sweep::Sweep),
     Manage(manage::Manage),
+    Status(status::StatusCommand),
 }
 
 impl Subnet {
@@ -44,6 +47,7 @@ impl Subnet {
             Verb::Discover(discover) => discover.run(console),
             Verb::Sweep(sweep) => sweep.run(console),
             Verb::Manage(manage) => manage.run(console),
+            Verb::Status(status) => status.run(console),
         }
     }
 }

@@ -20,6 +20,7 @@ use super::host;
 use super::requester::Requester;
 use super::test::{LOOK_AT_MEMORY, MessagePath, Mode, Service, Test};
 use crate::exit::CliError;
+use crate::paces::{Recorder, Sample};
 
 /// How long a connection may take.
 const CONNECT_LIMIT: StdDuration = StdDuration::from_secs(5);
@@ -27,7 +28,7 @@ const CONNECT_LIMIT: StdDuration = StdDuration::from_secs(5);
 /// How long messages under way may take to complete at the end.
 const DRAIN_LIMIT: Duration = Duration::from_millis(20_000);
 
-/// How often the control connection is looked at while packets move.
+/// How often the control connection is looked at while packets move, and how far queue pairs have come.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 /// What one test measured.
@@ -55,6 +56,8 @@ pub struct Outcome {
     pub selective: bool,
     /// How the client's messages travelled.
     pub path: MessagePath,
+    /// How far the client's queue pairs came over time, where that was asked for and the device tells.
+    pub paces: Vec<Sample>,
     /// Why packets of a side did not take the AF_XDP socket that the test wants, or why there is no same-host path
     /// within one machine.
     pub fallbacks: Vec<String>,
@@ -99,6 +102,7 @@ pub struct Client {
     device: Option<DeviceChoice>,
     congestion: Choice,
     seed: u64,
+    has_paces: bool,
 }
 
 impl Client {
@@ -143,7 +147,7 @@ impl Client {
         control.send(&Message::Hello { version: VERSION }).map_err(gone)?;
         match control.receive().map_err(gone)? {
             Message::Welcome { version: VERSION } => {
-                Ok(Client { control, peer, local, device, congestion, seed })
+                Ok(Client { control, peer, local, device, congestion, seed, has_paces: false })
             }
             Message::Welcome { version } => Err(CliError::usage(format_args!(
                 "{peer} speaks version {version} of dquant perf, this is {VERSION}"
@@ -151,6 +155,11 @@ impl Client {
             .hint("use the same version of dquant on both sides")),
             other => Err(unexpected(peer, other)),
         }
+    }
+
+    /// From now on, tests of reliable connections also say how far their queue pairs came over time.
+    pub fn sample_paces(&mut self) {
+        self.has_paces = true;
     }
 
     /// Runs one test.
@@ -205,10 +214,12 @@ impl Client {
             other => return Err(unexpected(peer, other)),
         }
         let driver = driver(&fabric, &self.control)?;
+        let recorder = self.has_paces.then(|| Recorder::new(ends.mtu));
         let mut work =
             Work::new(&mut fabric, &mut self.control, Requester::new(ends), test, is_loaded);
+        work.recorder = recorder;
         driver.run(&mut work);
-        let Work { failure, start, end, requester, .. } = work;
+        let Work { failure, start, end, requester, recorder, .. } = work;
         if let Some(failure) = failure {
             return Err(failure.into_error(peer));
         }
@@ -219,7 +230,8 @@ impl Client {
         };
         let found = requester.verify(fabric.memory());
         let mut outcome = measured(&test, &start, &end, &requester);
-        outcome.mtu = ours.mtu.min(theirs.mtu).min(test.mtu);
+        outcome.mtu = requester.ends.mtu;
+        outcome.paces = recorder.map(Recorder::into_samples).unwrap_or_default();
         outcome.path = host::path(&fabric, is_loaded);
         let there = |why| format!("no AF_XDP at the server: {why}");
         outcome.fallbacks.extend(theirs.no_xdp.map(there));
@@ -365,6 +377,7 @@ struct Work<'a, F> {
     is_loaded: bool,
     phase: Phase,
     looked: Time,
+    recorder: Option<Recorder>,
     start: Point,
     end: Point,
     idle_since: Option<Time>,
@@ -390,6 +403,7 @@ impl<'a, F: Fabric> Work<'a, F> {
             is_loaded,
             phase: Phase::WarmUp { until: now + warm_up },
             looked: now,
+            recorder: None,
             start: Point::default(),
             end: Point::default(),
             idle_since: None,
@@ -453,11 +467,24 @@ impl<'a, F: Fabric> Work<'a, F> {
             return Ok(None);
         }
         self.looked = now;
+        self.record(now);
         match self.control.poll().map_err(Failure::Control)? {
             None => Ok(None),
             Some(Message::Marked(snapshot)) => Ok(Some(snapshot)),
             Some(Message::Refused { why, .. }) => Err(Failure::Device(why)),
             Some(other) => Err(Failure::Device(format!("it said {other:?} out of turn"))),
+        }
+    }
+
+    /// Takes a sample of every queue pair.
+    fn record(&mut self, now: Time) {
+        let Work { recorder: Some(recorder), fabric, requester, .. } = self else {
+            return;
+        };
+        for (flow, &qpn) in (0..).zip(&requester.ends.qps) {
+            if let Some(pace) = fabric.pace(qpn) {
+                recorder.take(now, flow, &pace);
+            }
         }
     }
 
@@ -468,7 +495,8 @@ impl<'a, F: Fabric> Work<'a, F> {
             Phase::Starting | Phase::Stopping | Phase::Draining { .. } => now + LOOK_EVERY,
         };
         let look = self.test.is_silent(self.is_loaded).then(|| now + LOOK_AT_MEMORY);
-        self.fabric.next_wakeup().into_iter().chain([phase]).chain(look).min()
+        let sample = self.recorder.is_some().then(|| now + LOOK_EVERY);
+        self.fabric.next_wakeup().into_iter().chain([phase]).chain(look).chain(sample).min()
     }
 }
 

@@ -44,6 +44,8 @@ pub(super) struct Ends {
     psns: Vec<Psn>,
     /// First byte of the other side's memory, and its key.
     pub(super) remote: (u64, u32),
+    /// Path MTU of the connections in bytes; 0 before they are connected.
+    pub(super) mtu: u32,
     /// Destinations of datagrams, by queue pair.
     pub(super) datagrams: Vec<Datagram>,
 }
@@ -81,7 +83,8 @@ impl Ends {
             psns.push(drawn.draw());
         }
         let (remote, datagrams) = ((0, 0), Vec::new());
-        let ends = Ends { test, send_cq, recv_cq, qps, region, pd, psns, remote, datagrams };
+        let ends =
+            Ends { test, send_cq, recv_cq, qps, region, pd, psns, remote, mtu: 0, datagrams };
         ends.fill(fabric.memory_mut());
         Ok(ends)
     }
@@ -123,6 +126,7 @@ impl Ends {
         let reliability = if selective { Reliability::Selective } else { Reliability::GoBackN };
         let congestion = fabric.congestion(congestion, peer.address.ip(), true);
         self.remote = (peer.memory, peer.rkey);
+        self.mtu = mtu.bytes();
         let refused = |error: VerbsError| CliError::because("cannot connect", &error);
         let device = fabric.device();
         for (at, &(number, psn)) in peer.qps.iter().enumerate() {

@@ -2,11 +2,12 @@
 //!
 //! Every table refuses names that it does not know, and every quantity has its unit ([`units`]).
 
+use std::fmt;
 use std::path::PathBuf;
 
 use roce::Duration;
 use roce::congestion::CongestionControl;
-use serde::{Deserialize, Deserializer, de};
+use serde::{Deserialize, Deserializer, Serialize, de};
 use sim::traffic::FlowSizes;
 
 use crate::units;
@@ -27,6 +28,9 @@ pub struct File {
     pub transport: Transport,
     /// Who sends what to whom.
     pub workload: Workload,
+    /// What fails, and when.
+    #[serde(default)]
+    pub faults: Vec<Fault>,
     /// When the run ends, and its seed.
     #[serde(default)]
     pub run: Run,
@@ -49,6 +53,9 @@ pub struct Topology {
     /// Propagation delay of every link.
     #[serde(default = "one_microsecond", deserialize_with = "span")]
     pub delay: Duration,
+    /// Whether hosts with several ports forward packets between them.
+    #[serde(default)]
+    pub relay: bool,
 }
 
 /// What switches do.
@@ -58,24 +65,52 @@ pub struct Switches {
     /// The buffer of each, shared by its ports.
     #[serde(deserialize_with = "bytes")]
     pub buffer: u64,
+    /// Instead: what each port has for itself, which drops what it cannot hold.
+    #[serde(deserialize_with = "some_bytes")]
+    pub port_buffer: Option<u64>,
     /// Whether they pause senders instead of dropping packets.
     pub pfc: bool,
     /// What they mark.
     pub ecn: Ecn,
+    /// How often a collector reads the watermarks of their buffers and tells the hosts, if one does.
+    #[serde(deserialize_with = "some_span")]
+    pub watermarks: Option<Duration>,
+    /// How much later it does; half of that if absent.
+    #[serde(deserialize_with = "some_span")]
+    pub watermarks_delay: Option<Duration>,
     /// Traffic classes.
     pub classes: u8,
     /// How they choose among paths.
     pub routing: Routing,
+    /// Whether they find other ways when links or switches fail.
+    pub rerouting: bool,
+    /// From the moment at which something fails until routes are computed anew.
+    #[serde(deserialize_with = "span")]
+    pub detection: Duration,
+    /// Longest time until each uses them.
+    #[serde(deserialize_with = "span")]
+    pub convergence: Duration,
+    /// How long a packet may be held back until a watchdog drops what waits, if there is one; and how long no pause may have
+    /// come until pauses are obeyed again.
+    #[serde(deserialize_with = "some_span")]
+    pub watchdog: Option<Duration>,
 }
 
 impl Default for Switches {
     fn default() -> Switches {
         Switches {
             buffer: 32_000_000,
+            port_buffer: None,
             pfc: true,
             ecn: Ecn::Dcqcn,
+            watermarks: None,
+            watermarks_delay: None,
             classes: 2,
             routing: Routing::Ecmp,
+            rerouting: true,
+            detection: Duration::from_millis(1),
+            convergence: Duration::from_micros(500),
+            watchdog: None,
         }
     }
 }
@@ -113,23 +148,59 @@ pub struct Transport {
     /// Name of the congestion control.
     #[serde(deserialize_with = "control")]
     pub control: String,
+    /// What is around transport headers.
+    pub frames: Frames,
+    /// How flows use hosts with several ports.
+    pub rails: HostRails,
     /// Path MTU in bytes.
     pub mtu: u32,
     /// Loss recovery.
     pub recovery: Recovery,
     /// Most unacknowledged packets of a flow.
     pub window: u32,
+    /// How long an acknowledgement may take; a queue pair rounds it up to 4.096 us times a power of two.
+    #[serde(deserialize_with = "span")]
+    pub timeout: Duration,
+    /// Retries before a connection fails.
+    pub retries: u8,
 }
 
 impl Default for Transport {
     fn default() -> Transport {
         Transport {
             control: "dcqcn-mlnx".to_owned(),
+            frames: Frames::Ipv4,
+            rails: HostRails::Hash,
             mtu: 1_024,
             recovery: Recovery::Selective,
             window: 4_096,
+            // 67 ms: queues of a lossless network take long, and its packets are not lost.
+            timeout: Duration::from_nanos(4_096 << 14),
+            retries: 7,
         }
     }
+}
+
+/// What is around transport headers.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Frames {
+    /// RoCEv2 over IPv4.
+    Ipv4,
+    /// RoCEv2 over IPv6.
+    Ipv6,
+    /// A global route header.
+    RoceV1,
+}
+
+/// How flows use hosts with several ports.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum HostRails {
+    /// Each takes one, by a hash.
+    Hash,
+    /// Each is cut into parts, one for each.
+    All,
 }
 
 /// Loss recovery.
@@ -204,6 +275,81 @@ pub enum Workload {
     },
 }
 
+/// Something that fails.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fault {
+    /// What happens.
+    pub kind: FaultKind,
+    /// Where: a link, like `leaf0 -> spine1`, or `random`.
+    pub link: Option<String>,
+    /// A switch, or `random`.
+    pub switch: Option<String>,
+    /// A port, like `leaf0:3`, or `random`.
+    pub port: Option<String>,
+    /// When it begins.
+    #[serde(deserialize_with = "span")]
+    pub at: Duration,
+    /// How long it lasts; to the end of the run, if neither is given.
+    #[serde(default, rename = "for", deserialize_with = "some_span")]
+    pub lasts: Option<Duration>,
+    /// Or when it ends.
+    #[serde(default, deserialize_with = "some_span")]
+    pub until: Option<Duration>,
+    /// From one beginning to the next, where it is repeated.
+    #[serde(default, deserialize_with = "some_span")]
+    pub every: Option<Duration>,
+    /// How often it happens.
+    #[serde(default = "one")]
+    pub times: u32,
+    /// At how many random places.
+    #[serde(default = "one")]
+    pub count: u32,
+    /// Bit errors per bit.
+    pub rate: Option<f64>,
+    /// What the rate of a link is divided by.
+    pub by: Option<u32>,
+}
+
+/// What fails.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum FaultKind {
+    /// A link carries nothing.
+    LinkDown,
+    /// The link at a port carries nothing.
+    PortDown,
+    /// A switch loses all that it holds, and its links.
+    SwitchDown,
+    /// A link has a fraction of its rate.
+    SlowLink,
+    /// Bits flip on a link.
+    BitErrors,
+}
+
+impl FaultKind {
+    /// The key that says where it strikes.
+    pub const fn place(self) -> &'static str {
+        match self {
+            FaultKind::SwitchDown => "switch",
+            FaultKind::PortDown => "port",
+            FaultKind::LinkDown | FaultKind::SlowLink | FaultKind::BitErrors => "link",
+        }
+    }
+}
+
+impl fmt::Display for FaultKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            FaultKind::LinkDown => "link-down",
+            FaultKind::PortDown => "port-down",
+            FaultKind::SwitchDown => "switch-down",
+            FaultKind::SlowLink => "slow-link",
+            FaultKind::BitErrors => "bit-errors",
+        })
+    }
+}
+
 /// When the run ends, and its seed.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -233,11 +379,15 @@ const fn eight() -> u32 {
     8
 }
 
+const fn one() -> u32 {
+    1
+}
+
 /// A quantity: a text with its unit.
 fn read<'de, D, T, E>(from: D, parse: impl Fn(&str) -> Result<T, E>) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
-    E: std::fmt::Display,
+    E: fmt::Display,
 {
     let text = match toml::Value::deserialize(from)? {
         toml::Value::String(text) => text,
@@ -264,8 +414,16 @@ fn span<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
     read(from, units::duration)
 }
 
+fn some_span<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+    span(from).map(Some)
+}
+
 fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
     read(from, units::size_bytes)
+}
+
+fn some_bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    bytes(from).map(Some)
 }
 
 fn fraction<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {

@@ -3,18 +3,21 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`mod@file`] | what a file may say |
+//! | [`hosts`] | hosts as nodes of the simulation, with one port or several |
+//! | [`faults`] | what fails, resolved to links and switches |
 //! | [`pictures`] | queues, slowdowns and links as SVG |
 //! | [`trace`] | flows from a file |
 //! | [`result`] | what a run came to, as text and JSON |
 //!
 //! The simulation itself is in the crate `sim`. Nothing in here prints.
 
+pub mod faults;
 pub mod file;
+pub mod hosts;
 pub mod pictures;
 pub mod result;
 pub mod trace;
 
-use std::collections::BTreeSet;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -22,20 +25,23 @@ use fabric::channels::Channels;
 use fabric::routes::Engine;
 use fabric::topology::{Capacity, Kind, Link, Topology};
 use roce::congestion::CongestionControl;
+use roce::congestion::watermark::MAX_AGE;
 use roce::endpoint::Mtu;
 use roce::verbs::Reliability;
 use roce::{Duration, Time};
 use serde::Deserialize;
 use sim::buffer::BufferConfig;
 use sim::chance::Chance;
+use sim::fabric::{Collector, Rerouting, Watchdog};
 use sim::graph::{Graph, Spread, Vertex};
 use sim::link::{LinkConfig, Marking};
-use sim::topology;
 use sim::traffic::{Flow, Network, Runner, Workload};
 use toml::{Table, Value};
 
 use crate::exit::CliError;
-use file::{Ecn, File, Recovery, Routing};
+use faults::NamedFault;
+use file::{Ecn, File, Frames, Recovery, Routing, Switches};
+use hosts::Hosts;
 
 /// Largest scenario, and largest trace, that is read.
 const MAX_FILE: u64 = 1 << 20;
@@ -98,10 +104,14 @@ pub struct Prepared {
     pub host_bps: u64,
     /// Names of hosts and switches, for pictures.
     pub topology: Topology,
+    /// Hosts as nodes of the network.
+    pub hosts: Hosts,
     /// The network.
     pub network: Network,
     /// The flows.
     pub flows: Vec<Flow>,
+    /// What fails, in the order of the network's faults.
+    pub faults: Vec<NamedFault>,
     /// Whether connections are used again.
     pub keeps_connections: bool,
     /// When the run ends at the latest.
@@ -132,8 +142,18 @@ impl Scenario {
         let Some((last, tables)) = setting.key.split_last() else {
             return Ok(changed);
         };
-        for name in tables {
-            let entry = table.entry(name.clone()).or_insert_with(|| Value::Table(Table::new()));
+        let mut tables = tables.iter();
+        while let Some(name) = tables.next() {
+            let mut entry = table.entry(name.clone()).or_insert_with(|| Value::Table(Table::new()));
+            if let Value::Array(all) = entry {
+                let (place, there) = (tables.next().map_or("", String::as_str), all.len());
+                let found = place.parse::<usize>().ok().and_then(|place| all.get_mut(place));
+                entry = found.ok_or_else(|| {
+                    CliError::usage(format_args!(
+                        "{name} is a list of {there}: {name}.0 is its first entry, and there is no {name}.{place}"
+                    ))
+                })?;
+            }
             table = entry.as_table_mut().ok_or_else(|| {
                 CliError::usage(format_args!("{name} is a value and no table of the scenario"))
             })?;
@@ -151,37 +171,54 @@ impl Scenario {
             .map_err(|error| is_no_scenario(&self.path, "", &error))?;
         let topology = self.topology(&file.topology)?;
         topology.check().map_err(CliError::from_cause)?;
-        check_hosts(&topology)?;
-        let graph = graph(&file, &topology)?;
+        let hosts = Hosts::of(&topology, file.topology.relay)?;
+        let graph = graph(&file, &topology, &hosts)?;
         let mtu = mtu(file.transport.mtu)?;
         let base_rtt = Network::base_rtt(&graph, mtu);
-        let workload = self.workload(&file.workload, graph.nodes())?;
-        let host_bps = host_rate(&topology)?;
+        let workload = self.workload(&file.workload, hosts.count)?;
+        let host_bps = hosts.link_bps;
         let mut chance = Chance::new(file.run.seed);
-        let flows = workload.flows(graph.nodes(), host_bps, &mut chance);
+        let flows = workload.flows(hosts.count, hosts.rate_bps, &mut chance);
+        let flows = flows.map_err(CliError::from_cause)?;
+        let flows = hosts.place(flows, file.transport.rails, &topology)?;
         let control = &file.transport.control;
-        let congestion = CongestionControl::named(control, host_bps, base_rtt);
+        let deadline = Time::ZERO + file.run.deadline;
+        let faults = faults::resolve(&file.faults, &topology, deadline, file.run.seed)?;
+        let congestion = CongestionControl::named(control, host_bps, base_rtt).unwrap_or_default();
+        check_frames(&file.transport, &congestion)?;
         Ok(Prepared {
             title: file.title.clone().unwrap_or_else(|| self.path.display().to_string()),
             control: control.clone(),
             host_bps,
             network: Network {
                 graph,
-                buffer: Some(buffer(&file)),
+                buffer: buffer(&file)?,
+                watermarks: watermarks(&file.switches)?,
+                ipv6: file.transport.frames == Frames::Ipv6,
+                roce_v1: file.transport.frames == Frames::RoceV1,
                 mtu,
                 window_packets: file.transport.window.max(1),
                 reliability: match file.transport.recovery {
                     Recovery::GoBackN => Reliability::GoBackN,
                     Recovery::Selective => Reliability::Selective,
                 },
-                timeout: TIMEOUT,
-                congestion: congestion.unwrap_or_default(),
+                timeout: timeout(file.transport.timeout)?,
+                retry_count: retries(file.transport.retries)?,
+                faults: faults.iter().map(|fault| fault.timed).collect(),
+                rerouting: rerouting(&file.switches),
+                watchdog: file
+                    .switches
+                    .watchdog
+                    .map(|span| Watchdog { detection: span, restoration: span }),
+                congestion,
                 seed: chance.word(),
             },
             topology,
-            flows: flows.map_err(CliError::from_cause)?,
+            hosts,
+            flows,
             keeps_connections: workload.keeps_connections(),
-            deadline: Time::ZERO + file.run.deadline,
+            deadline,
+            faults,
             base_rtt,
         })
     }
@@ -242,17 +279,32 @@ fn is_no_scenario(path: &Path, text: &str, error: &toml::de::Error) -> CliError 
     error.hint("docs/scenarios.md has every table and value")
 }
 
-/// 67 ms: queues of a lossless network take long, and its packets are not lost.
-const TIMEOUT: u8 = 14;
+/// The code of an ACK timeout: 4.096 us times a power of two.
+fn timeout(wanted: Duration) -> Result<u8, CliError> {
+    let code = (1..=31).find(|&code| 4_096_u64 << code >= wanted.as_nanos());
+    code.filter(|_| wanted > Duration::ZERO).ok_or_else(|| {
+        CliError::usage("transport.timeout is 8.192us to 8796s: a queue pair has no other ones")
+    })
+}
+
+fn retries(count: u8) -> Result<u8, CliError> {
+    match count {
+        0..=7 => Ok(count),
+        _ => Err(CliError::usage(format_args!("transport.retries is {count}; it can be 0 to 7"))),
+    }
+}
+
+/// Tables of a routing engine stay as they are.
+fn rerouting(switches: &Switches) -> Option<Rerouting> {
+    let Switches { rerouting, routing, detection, convergence, .. } = *switches;
+    let finds = rerouting && routing != Routing::Balanced;
+    finds.then_some(Rerouting { detection, spread: convergence })
+}
 
 impl Prepared {
-    /// The name of a host or switch.
-    pub fn name(&self, vertex: Vertex) -> &str {
-        let node = match vertex {
-            Vertex::Node(number) => self.topology.hosts().nth(number as usize),
-            Vertex::Switch(number) => self.topology.switches().nth(number as usize),
-        };
-        node.map_or("", |id| self.topology.node(id).name())
+    /// The name of a host, of its port where it has several, or of a switch.
+    pub fn name(&self, vertex: Vertex) -> String {
+        self.hosts.name(&self.topology, vertex)
     }
 
     /// The run, before anything has started.
@@ -275,35 +327,24 @@ fn read_file(path: &Path, most: u64) -> Result<String, CliError> {
     Ok(text)
 }
 
-/// Refuses hosts that cannot reach each other over switches, and hosts with several links: their packets would take
-/// one link at a time.
-fn check_hosts(topology: &Topology) -> Result<(), CliError> {
-    let name = |id| topology.node(id).name();
-    if let Some(several) = topology.hosts().find(|&id| topology.node(id).links().count() > 1) {
-        return Err(CliError::usage(format_args!(
-            "host '{}' has several links, and scenarios use one",
-            name(several)
-        )));
+/// Switches mark and stamp nothing behind a GRH: refuses controls that would never learn of congestion.
+fn check_frames(
+    transport: &file::Transport,
+    congestion: &CongestionControl,
+) -> Result<(), CliError> {
+    let lost = match congestion {
+        CongestionControl::Dcqcn(_) | CongestionControl::Dctcp(_) => "mark none of its packets",
+        CongestionControl::Hpcc(_) => "stamp none of its packets",
+        _ => return Ok(()),
+    };
+    if transport.frames != Frames::RoceV1 {
+        return Ok(());
     }
-    if let Some([a, b]) = topology::separate_hosts(topology) {
-        return Err(CliError::usage(format_args!(
-            "hosts '{}' and '{}' are not joined by switches",
-            name(a),
-            name(b)
-        )));
-    }
-    Ok(())
-}
-
-/// The rate of the hosts' links: load and congestion control are relative to it.
-fn host_rate(topology: &Topology) -> Result<u64, CliError> {
-    let links = topology.hosts().flat_map(|id| topology.node(id).links());
-    let rates = links.filter_map(|(_, id)| Some(topology.link(id)?.capacity.rate_bps));
-    let rates: BTreeSet<u64> = rates.collect();
-    match (rates.first(), rates.len()) {
-        (Some(&rate), 1) => Ok(rate),
-        _ => Err(CliError::usage("the links of hosts have different rates; scenarios need one")),
-    }
+    let control = &transport.control;
+    Err(CliError::usage(format_args!(
+        "transport.control is {control}, and transport.frames roce-v1: switches {lost}"
+    ))
+    .hint("controls that work there: advertised, swift, timely, timely-patched, delay, off"))
 }
 
 fn mtu(bytes: u32) -> Result<Mtu, CliError> {
@@ -314,12 +355,40 @@ fn mtu(bytes: u32) -> Result<Mtu, CliError> {
     })
 }
 
-fn buffer(file: &File) -> BufferConfig {
-    let bytes = file.switches.buffer;
-    if file.switches.pfc { BufferConfig::lossless(bytes) } else { BufferConfig::lossy(bytes) }
+/// Who reads the watermarks of switches; hosts are told half an interval later, unless the file says when.
+fn watermarks(switches: &Switches) -> Result<Option<Collector>, CliError> {
+    let Some(every) = switches.watermarks else {
+        return match switches.watermarks_delay {
+            Some(_) => Err(CliError::usage("switches.watermarks_delay needs switches.watermarks")),
+            None => Ok(None),
+        };
+    };
+    let half = Duration::from_nanos(every.as_nanos() / 2);
+    let late = switches.watermarks_delay.unwrap_or(half);
+    let (least, most) = (Duration::from_micros(10), MAX_AGE);
+    if every < least || every > most || late > most {
+        return Err(CliError::usage(format_args!(
+            "switches.watermarks is {every}, {late} late; it can be {least} to {most}, up to {most} late"
+        )));
+    }
+    Ok(Some(Collector { every, late }))
 }
 
-fn graph(file: &File, topology: &Topology) -> Result<Graph, CliError> {
+/// The shared buffer of a switch; `None` where each port has its own.
+fn buffer(file: &File) -> Result<Option<BufferConfig>, CliError> {
+    let Switches { buffer, port_buffer, pfc, .. } = file.switches;
+    match (port_buffer, pfc) {
+        (None, true) => Ok(Some(BufferConfig::lossless(buffer))),
+        (None, false) => Ok(Some(BufferConfig::lossy(buffer))),
+        (Some(_), false) => Ok(None),
+        (Some(_), true) => Err(CliError::usage(
+            "switches.port_buffer drops packets, and switches.pfc promises that none is dropped",
+        )
+        .hint("pfc = false")),
+    }
+}
+
+fn graph(file: &File, topology: &Topology, hosts: &Hosts) -> Result<Graph, CliError> {
     let classes = file.switches.classes;
     if !(1..=8).contains(&classes) {
         return Err(CliError::usage(format_args!(
@@ -331,7 +400,7 @@ fn graph(file: &File, topology: &Topology) -> Result<Graph, CliError> {
         let host = link.capacity.rate_bps;
         let rate = file.topology.fabric.filter(|_| is_between).unwrap_or(host);
         LinkConfig {
-            queue_bytes: u64::MAX,
+            queue_bytes: file.switches.port_buffer.unwrap_or(u64::MAX),
             classes,
             marking: match file.switches.ecn {
                 Ecn::None => None,
@@ -341,7 +410,7 @@ fn graph(file: &File, topology: &Topology) -> Result<Graph, CliError> {
             ..LinkConfig::new(rate, Duration::from_nanos(link.capacity.delay_ns))
         }
     };
-    let graph = topology::cables(topology, config);
+    let graph = hosts.graph(topology, config);
     Ok(match file.switches.routing {
         Routing::First => graph,
         Routing::Ecmp => graph.spread(Spread::Flow),
@@ -350,7 +419,7 @@ fn graph(file: &File, topology: &Topology) -> Result<Graph, CliError> {
             let channels = Channels::of(topology);
             let tables =
                 Engine::Balanced.route(topology, &channels).map_err(CliError::from_cause)?;
-            topology::routed(graph, topology, &channels, &tables)
+            hosts.routed(graph, topology, &channels, &tables)?
         }
     })
 }

@@ -1,23 +1,35 @@
-//! Pictures of a run, as SVG: queues over time, slowdown by size, use of links.
+//! Pictures of a run, as SVG: queues and throughput over time with the faults of that time, slowdown by size, use of links.
 
 use std::collections::BTreeMap;
 
 use fabric::drawing;
+use roce::Time;
 use sim::fabric::{LinkReport, QueueSample};
 use sim::traffic::{Outcome, Slowdowns};
 
 use super::Prepared;
-use crate::chart::{self, Curve, Diagram, Scale};
+use crate::chart::{self, Curve, Diagram, Mark, Scale};
 
 /// Groups of flows by size.
 const GROUPS: usize = 20;
 
-/// The longest queue of a switch, and the sum of all, over time.
-pub fn queues(title: &str, outcome: &Outcome) -> String {
+/// Points of the curve of throughput: each is a mean over so much of the run.
+const RATES: usize = 250;
+
+/// The longest queue of a switch, the sum of all, and what goes into hosts, over time.
+pub fn queues(title: &str, prepared: &Prepared, outcome: &Outcome) -> String {
+    let ms = |at: Time| at.as_nanos() as f64 / 1e6;
+    let marks: Vec<Mark> =
+        (prepared.faults.iter().filter(|fault| fault.timed.from < outcome.ended))
+            .map(|fault| Mark {
+                from: ms(fault.timed.from),
+                until: fault.timed.until.map(ms),
+                name: format!("{} {}", fault.kind, fault.place),
+            })
+            .collect();
     let curve = |name: &str, colour: usize, bytes: &dyn Fn(usize) -> u64| {
-        let place = |(number, sample): (usize, &QueueSample)| {
-            (sample.at.as_nanos() as f64 / 1e6, bytes(number) as f64 / 1e3)
-        };
+        let place =
+            |(number, sample): (usize, &QueueSample)| (ms(sample.at), bytes(number) as f64 / 1e3);
         let points = outcome.samples.iter().enumerate().map(place).collect();
         Curve { name: name.to_owned(), colour, dashed: false, points }
     };
@@ -25,12 +37,27 @@ pub fn queues(title: &str, outcome: &Outcome) -> String {
         title: title.to_owned(),
         scales: [Scale::Linear, Scale::Linear],
         curves,
+        marks: marks.clone(),
     };
     let longest = curve("longest queue", 0, &|number| outcome.samples[number].longest_bytes);
     let total = curve("all queues", 1, &|number| outcome.samples[number].total_bytes);
+    let every = (outcome.samples.len() / RATES).max(1);
+    let spaced: Vec<&QueueSample> = outcome.samples.iter().step_by(every).collect();
+    let rate = |pair: &[&QueueSample]| {
+        let bits = 8 * (pair[1].into_hosts_bytes - pair[0].into_hosts_bytes);
+        let span = pair[1].at.since(pair[0].at).as_nanos().max(1);
+        (ms(pair[1].at), bits as f64 / span as f64)
+    };
+    let rates = Curve {
+        name: "into all hosts".to_owned(),
+        colour: 2,
+        dashed: false,
+        points: spaced.windows(2).map(rate).collect(),
+    };
     let diagrams = [
         diagram("Longest queue of a switch, kB, over ms", vec![longest]),
         diagram("All queues of switches, kB, over ms", vec![total]),
+        diagram("Frames into hosts, Gbit/s, over ms", vec![rates]),
     ];
     chart::svg(title, &diagrams)
 }
@@ -54,7 +81,7 @@ pub fn slowdowns(title: &str, runs: &[(String, &Outcome)]) -> String {
     }
     let title_text = "Slowdown beside an empty network, over flow size".to_owned();
     let scales = [Scale::Sizes, Scale::Powers];
-    chart::svg(title, &[Diagram { title: title_text, scales, curves }])
+    chart::svg(title, &[Diagram { title: title_text, scales, curves, marks: Vec::new() }])
 }
 
 /// The topology, its links coloured by the use of the busier direction over the whole run.

@@ -1,13 +1,18 @@
 //! What a run of a scenario came to: slowdowns by size, queues, pauses, and the cost of the simulation.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
+use roce::Time;
+use roce::verbs::WcStatus;
 use serde::Serialize;
+use sim::fabric::Cause;
 use sim::graph::Vertex;
-use sim::traffic::{Outcome, Slowdowns};
+use sim::traffic::{GivenUp, Outcome, Record, Slowdowns};
 
 use super::Prepared;
+use super::file::FaultKind;
 
 /// Sizes by which slowdowns are reported: above, up to, and the words.
 const SIZES: [(u64, u64, &str); 4] = [
@@ -50,6 +55,8 @@ pub struct RunResult {
     pub control: String,
     /// Hosts of the network.
     pub hosts: u32,
+    /// Ports of each that flows choose among.
+    pub ports: u32,
     /// Its switches.
     pub switches: u32,
     /// Rate of a host's link.
@@ -80,6 +87,10 @@ pub struct RunResult {
     pub unrouted: u64,
     /// Links that wait for each other for ever, where flows are missing.
     pub deadlock: Option<String>,
+    /// What faults did, where the scenario has some.
+    pub faults: Option<FaultResult>,
+    /// Flows that gave up, or had not arrived at the end; the first ones of them.
+    pub missing: Vec<MissingFlow>,
     /// Packets marked.
     pub marked: u64,
     /// How often links were paused.
@@ -96,6 +107,118 @@ pub struct RunResult {
     pub cpu_ns: u64,
 }
 
+/// What faults did.
+#[derive(Clone, Debug, Serialize)]
+pub struct FaultResult {
+    /// Those of the scenario.
+    pub planned: Vec<PlannedFault>,
+    /// How many had begun when the run ended.
+    pub begun: u32,
+    /// Packets lost, by cause.
+    pub lost: BTreeMap<&'static str, u64>,
+    /// Times that routes were computed anew.
+    pub reroutes: u64,
+    /// Times that a connection lost packets to a fault, until it had them again.
+    pub hits: u64,
+    /// From the first packet that a connection lost until all had come again.
+    pub recovery: Recovery,
+}
+
+/// A fault of the scenario.
+#[derive(Clone, Debug, Serialize)]
+pub struct PlannedFault {
+    /// As in the scenario.
+    pub kind: FaultKind,
+    /// The link or switch.
+    pub place: String,
+    /// When it begins.
+    pub from_ns: u64,
+    /// When it ends, if it does.
+    pub until_ns: Option<u64>,
+    #[serde(skip)]
+    text: String,
+}
+
+/// Quantiles of the time until connections had recovered.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Recovery {
+    /// How many have.
+    pub count: u64,
+    /// Median.
+    pub p50_ns: u64,
+    /// 99th percentile.
+    pub p99_ns: u64,
+    /// The longest.
+    pub max_ns: u64,
+}
+
+impl FaultResult {
+    fn new(prepared: &Prepared, outcome: &Outcome) -> FaultResult {
+        let planned = prepared.faults.iter().map(|fault| PlannedFault {
+            kind: fault.kind,
+            place: fault.place.clone(),
+            from_ns: fault.timed.from.as_nanos(),
+            until_ns: fault.timed.until.map(Time::as_nanos),
+            text: fault.to_string(),
+        });
+        let spans = outcome.losses.recoveries.iter().map(|span| span.as_nanos()).collect();
+        let Slowdowns { flows: count, p50: p50_ns, p99: p99_ns, max: max_ns, .. } =
+            Slowdowns::of(spans);
+        FaultResult {
+            planned: planned.collect(),
+            begun: outcome.faults,
+            lost: Cause::ALL.map(Cause::name).into_iter().zip(outcome.losses.packets).collect(),
+            reroutes: outcome.reroutes,
+            hits: outcome.losses.hits,
+            recovery: Recovery { count, p50_ns, p99_ns, max_ns },
+        }
+    }
+}
+
+/// A flow that has not arrived.
+#[derive(Clone, Debug, Serialize)]
+pub struct MissingFlow {
+    /// Its number, from 0.
+    pub flow: u64,
+    /// The sending host.
+    pub from: String,
+    /// The receiving host.
+    pub to: String,
+    /// Payload.
+    pub bytes: u64,
+    /// When it gave up, if it did.
+    pub gave_up_ns: Option<u64>,
+    /// Why it is missing.
+    pub why: &'static str,
+}
+
+/// Most of them that are named.
+const MAX_MISSING: usize = 1_000;
+
+impl MissingFlow {
+    fn all(prepared: &Prepared, outcome: &Outcome) -> Vec<MissingFlow> {
+        let missing = (0..).zip(&outcome.records).filter(|(_, flow)| flow.arrived.is_none());
+        let one = |(flow, record): (u64, &Record)| MissingFlow {
+            flow,
+            from: prepared.name(Vertex::Node(record.from)),
+            to: prepared.name(Vertex::Node(record.to)),
+            bytes: record.bytes,
+            gave_up_ns: record.gave_up.map(|end| end.at.as_nanos()),
+            why: match (record.gave_up, record.started) {
+                (None, None) => "it waited for others",
+                (None, _) if record.is_cut => "no way led to its receiver at the end",
+                (None, _) => "the run ended",
+                (Some(GivenUp { status: WcStatus::RetryExceeded, .. }), _) if record.is_cut => {
+                    "retries exceeded, and no way led to its receiver"
+                }
+                (Some(GivenUp { status: WcStatus::RetryExceeded, .. }), _) => "retries exceeded",
+                (Some(_), _) => "its connection failed",
+            },
+        };
+        missing.take(MAX_MISSING).map(one).collect()
+    }
+}
+
 impl RunResult {
     /// Of a run that took so much processor time.
     pub fn new(prepared: &Prepared, outcome: &Outcome, cpu: Duration) -> RunResult {
@@ -105,8 +228,9 @@ impl RunResult {
         RunResult {
             title: prepared.title.clone(),
             control: prepared.control.clone(),
-            hosts: prepared.network.graph.nodes(),
-            switches: prepared.network.graph.switches(),
+            hosts: prepared.hosts.count,
+            ports: prepared.hosts.ports(),
+            switches: prepared.topology.switches().count() as u32,
             host_bps: prepared.host_bps,
             base_rtt_ns: prepared.base_rtt.as_nanos(),
             flows: outcome.records.len() as u64,
@@ -123,10 +247,12 @@ impl RunResult {
             dropped: outcome.total(|stats| stats.dropped),
             unrouted: outcome.unrouted,
             deadlock: outcome.deadlock.as_ref().map(|deadlock| {
-                let names: Vec<&str> =
+                let names: Vec<String> =
                     deadlock.at.iter().map(|&vertex| prepared.name(vertex)).collect();
                 format!("class {}: {}", deadlock.class, names.join(" -> "))
             }),
+            faults: (!prepared.faults.is_empty()).then(|| FaultResult::new(prepared, outcome)),
+            missing: MissingFlow::all(prepared, outcome),
             marked: outcome.total(|stats| stats.marked),
             pauses: outcome.total(|stats| stats.pauses),
             paused_ns: outcome.paused().as_nanos(),
@@ -168,12 +294,71 @@ impl SizeRow {
     }
 }
 
+/// Flows and faults that are named in a text.
+const MOST_NAMED: usize = 8;
+
+impl RunResult {
+    fn list_missing(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for MissingFlow { flow, from, to, bytes, gave_up_ns, why } in
+            self.missing.iter().take(MOST_NAMED)
+        {
+            let kilobytes = *bytes as f64 / 1e3;
+            write!(f, "              flow {flow}, {from} -> {to}, {kilobytes:.1} kB: {why}")?;
+            match gave_up_ns {
+                Some(at) => writeln!(f, ", at {:.3} ms", *at as f64 / 1e6)?,
+                None => writeln!(f)?,
+            }
+        }
+        let missing = self.unfinished + u64::from(self.failed);
+        match missing.checked_sub(MOST_NAMED as u64) {
+            None | Some(0) => Ok(()),
+            Some(more) => writeln!(f, "              and {more} more"),
+        }
+    }
+}
+
+impl fmt::Display for FaultResult {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let FaultResult { planned, begun, lost, reroutes, hits, recovery } = self;
+        write!(f, "  faults      {begun} of {} had begun", planned.len())?;
+        for fault in planned.iter().take(MOST_NAMED) {
+            write!(f, "\n              {}", fault.text)?;
+        }
+        if planned.len() > MOST_NAMED {
+            write!(f, "\n              and {} more", planned.len() - MOST_NAMED)?;
+        }
+        let some = lost.iter().filter(|(_, packets)| **packets > 0);
+        let causes: Vec<String> =
+            some.map(|(cause, packets)| format!("{cause} {packets}")).collect();
+        let packets: u64 = lost.values().sum();
+        let causes = if packets > 0 { format!(" ({})", causes.join(", ")) } else { String::new() };
+        write!(
+            f,
+            "\n  lost        {packets} packets{causes}; routes computed anew {reroutes} times"
+        )?;
+        let us = |nanos: u64| nanos as f64 / 1e3;
+        write!(f, "\n  recovery    {} of {hits} hits of a connection", recovery.count)?;
+        if recovery.count == 0 {
+            return Ok(());
+        }
+        write!(
+            f,
+            ": p50 {:.1} us, p99 {:.1} us, longest {:.1} us",
+            us(recovery.p50_ns),
+            us(recovery.p99_ns),
+            us(recovery.max_ns)
+        )
+    }
+}
+
 impl fmt::Display for RunResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let RunResult { title, control, hosts, switches, flows, .. } = self;
+        let ports =
+            if self.ports > 1 { format!(" of {} ports", self.ports) } else { String::new() };
         writeln!(
             f,
-            "{title}\n  {hosts} hosts at {} Gbit/s, {switches} switches, round trip {:.1} us; {control}; {flows} flows",
+            "{title}\n  {hosts} hosts{ports} at {} Gbit/s, {switches} switches, round trip {:.1} us; {control}; {flows} flows",
             self.host_bps as f64 / 1e9,
             self.base_rtt_ns as f64 / 1e3
         )?;
@@ -203,6 +388,10 @@ impl fmt::Display for RunResult {
                 "  missing     {} flows unfinished, {} failed",
                 self.unfinished, self.failed
             )?;
+            self.list_missing(f)?;
+        }
+        if let Some(faults) = &self.faults {
+            writeln!(f, "{faults}")?;
         }
         if let Some(deadlock) = &self.deadlock {
             writeln!(f, "  deadlock    {deadlock}")?;

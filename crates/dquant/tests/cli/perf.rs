@@ -226,6 +226,28 @@ fn a_picture_has_a_curve_for_each_series() {
 }
 
 #[test]
+fn samples_tell_how_far_every_queue_pair_came() {
+    let folder = Folder::new("perf-samples");
+    let server = Server::start(&folder);
+    let test = ["write", "--size", "64KiB", "--mode", "bandwidth", "--qps", "2", "--cc", "delay"];
+    server.run(&[&test[..], &["--samples", "samples.csv"]].concat()).good();
+    let text = String::from_utf8(folder.read("samples.csv")).expect("text");
+    let lines: Vec<Vec<&str>> =
+        text.lines().skip(1).map(|line| line.split(',').collect()).collect();
+    for flow in ["0", "1"] {
+        let own: Vec<u64> = lines
+            .iter()
+            .filter(|line| line[1] == flow)
+            .map(|line| line[2].parse().expect("bytes"))
+            .collect();
+        assert!(own.is_sorted() && own.last() > Some(&65_536), "{own:?}");
+    }
+    assert!(lines.iter().any(|line| !line[6].is_empty()), "a round-trip time: {text}");
+    let two = ["write", "--size", "8,64", "--mode", "bandwidth", "--samples", "two.csv"];
+    server.run(&two).failed(2, "one test", "name one");
+}
+
+#[test]
 fn bad_input_is_refused_before_anything_runs() {
     let folder = Folder::new("perf-bad");
     let server = Server::start(&folder);

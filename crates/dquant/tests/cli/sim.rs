@@ -70,6 +70,21 @@ fn the_reference_case_stands_beside_ns_3() {
 }
 
 #[test]
+fn watermarks_are_heard_where_switches_do_not_mark() {
+    let folder = Folder::new("sim-watermarks");
+    let paused = |options: &[&str]| {
+        let args = ["sim", "incast", "--senders", "7", "--pfc", "--no-ecn", "--json"];
+        let report = folder.run(&[&args[..], options].concat()).good().json();
+        assert_eq!((&report["marked"], &report["dropped"]), (&0.into(), &0.into()));
+        report["paused_ns"].as_u64().expect("a number")
+    };
+    let (without, with) = (paused(&[]), paused(&["--watermarks", "1ms"]));
+    assert!(with * 10 < without, "{with} {without}");
+    let never = ["sim", "incast", "--watermarks", "1us"];
+    folder.run(&never).failed(2, "it can be 10us to 100ms", "");
+}
+
+#[test]
 fn what_cannot_be_run_is_said() {
     let folder = Folder::new("sim-refused");
     let nothing = folder.run(&["sim", "chaos", "--seeds", "5..5"]);

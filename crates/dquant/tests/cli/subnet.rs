@@ -86,6 +86,21 @@ fn what_cannot_be_routed_is_said() {
 }
 
 #[test]
+fn fat_trees_are_written_for_htsim_and_others_are_refused() {
+    let folder = Folder::new("subnet-htsim");
+    let write = |topology: &str| {
+        folder.run(&["subnet", "plan", topology, "--engine", "min-hop", "--write", "x.topo"])
+    };
+    write("fat-tree:8").good();
+    let text = String::from_utf8(folder.read("x.topo")).expect("text");
+    assert!(text.contains("Nodes 128\nTiers 3\nPodsize 16\n"), "{text}");
+    write("rail:2x4x4x2").failed(2, "host 'host0' has 4 links", ".ns3 and .net take any");
+    write("torus:3x3:1").failed(2, "csg-htsim cannot build this topology", "two or three tiers");
+    // What was there before is kept.
+    assert_eq!(String::from_utf8(folder.read("x.topo")).expect("text"), text);
+}
+
+#[test]
 fn tables_are_written_as_opensm_does() {
     let folder = Folder::new("subnet-tables");
     let args = ["subnet", "plan", "leaf-spine:2x1x2", "--tables", "lfts"];

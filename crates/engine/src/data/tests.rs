@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use host::ring::{Consumer, Producer, RingConfig};
 use nic::neighbours::{Shared, Unfinished};
+use roce::report::Pace;
 use xio::dataset::{Dtype, Format, TokenFile};
 use xio::order::Cut;
 use xio::plan::Plan;
@@ -349,6 +350,10 @@ impl Fabric for Failing {
 
     fn reliability(&self) -> Reliability {
         self.device.reliability()
+    }
+
+    fn pace(&self, qpn: Qpn) -> Option<Pace> {
+        self.device.pace(qpn)
     }
 
     fn counters(&self, tell: &mut dyn FnMut(&str, u64)) {

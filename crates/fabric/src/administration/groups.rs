@@ -8,6 +8,7 @@
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
+use super::inform::Happening;
 use super::wire::{Gid, Query, Status};
 use crate::discovery::{Discovery, Place};
 
@@ -88,14 +89,20 @@ pub struct Group {
 #[derive(Clone, Debug)]
 pub struct Groups {
     groups: BTreeMap<Gid, Group>,
+    /// Those that are there without members, too.
+    permanent: BTreeSet<Gid>,
+    /// Groups that came and went since that was asked last.
+    happened: Vec<Happening>,
     /// Whether members have changed since the tables were made.
     pub(crate) is_changed: bool,
     /// How many LIDs the tables of all switches hold.
     capacity: u16,
 }
 
-/// IPv4 broadcast of IPoIB in the default partition (RFC 4391).
-const BROADCAST: Gid = Gid { prefix: 0xff12_401b_ffff_0000, interface: 0xffff_ffff };
+/// IPv4 broadcast of IPoIB in a partition (RFC 4391).
+fn broadcast(p_key: u16) -> Gid {
+    Gid { prefix: 0xff12_401b << 32 | u64::from(p_key) << 16, interface: 0xffff_ffff }
+}
 
 /// Its Q_Key is what other managers use; 2,048 bytes, 10 Gbit/s.
 const BROADCAST_TERMS: Terms = Terms {
@@ -111,13 +118,26 @@ const BROADCAST_TERMS: Terms = Terms {
 
 impl Default for Groups {
     fn default() -> Groups {
-        let broadcast = Group { lid: FIRST, terms: BROADCAST_TERMS, members: BTreeMap::new() };
-        let groups = BTreeMap::from([(BROADCAST, broadcast)]);
-        Groups { groups, is_changed: false, capacity: MAX_GROUPS as u16 }
+        Groups::with_broadcasts(core::iter::empty())
     }
 }
 
 impl Groups {
+    /// With IPv4 broadcast in the default partition and others, by their P_Keys with the bit of full members.
+    pub fn with_broadcasts(p_keys: impl Iterator<Item = u16>) -> Groups {
+        let p_keys: BTreeSet<u16> = p_keys.collect();
+        let others = p_keys.into_iter().filter(|p_key| *p_key != super::DEFAULT_P_KEY);
+        let p_keys = [super::DEFAULT_P_KEY].into_iter().chain(others).take(MAX_GROUPS);
+        let group = |(lid, p_key)| {
+            let terms = Terms { p_key, ..BROADCAST_TERMS };
+            (broadcast(p_key), Group { lid, terms, members: BTreeMap::new() })
+        };
+        let groups: BTreeMap<Gid, Group> = (FIRST..).zip(p_keys).map(group).collect();
+        let permanent = groups.keys().copied().collect();
+        let happened = Vec::new();
+        Groups { groups, permanent, happened, is_changed: false, capacity: MAX_GROUPS as u16 }
+    }
+
     /// A group.
     pub fn get(&self, gid: Gid) -> Option<&Group> {
         self.groups.get(&gid)
@@ -164,6 +184,7 @@ impl Groups {
             let lid = free.ok_or(Status::NoResources)?;
             let terms = Terms { p_key: terms.p_key | 0x8000, ..*terms };
             self.groups.insert(gid, Group { lid, terms, members: BTreeMap::new() });
+            self.happened.push(Happening::GroupCreated(gid));
         }
         let group = self.groups.get_mut(&gid).ok_or(Status::NoRecords)?;
         let is_other = terms.is_complete
@@ -197,8 +218,9 @@ impl Groups {
             self.is_changed = true;
         }
         let is_over = !group.members.values().any(|(_, state)| state & FULL != 0);
-        if is_over && gid != BROADCAST {
+        if is_over && !self.permanent.contains(&gid) {
             self.groups.remove(&gid);
+            self.happened.push(Happening::GroupDeleted(gid));
         }
         Ok(record)
     }
@@ -220,8 +242,12 @@ impl Groups {
                     group.members.get(&port).map(|(_, state)| group.record(*gid, port, *state))
                 }
             })
-            .take(super::TOO_MANY)
             .collect()
+    }
+
+    /// Groups that came and went since the last call.
+    pub(crate) fn take_happened(&mut self) -> Vec<Happening> {
+        core::mem::take(&mut self.happened)
     }
 
     fn free_lid(&self) -> Option<u16> {
@@ -237,7 +263,14 @@ impl Groups {
             group.members.retain(|_, (place, _)| is_there(*place));
             self.is_changed |= group.members.len() != before;
         }
-        self.groups.retain(|gid, group| *gid == BROADCAST || !group.members.is_empty());
+        let (permanent, happened) = (&self.permanent, &mut self.happened);
+        self.groups.retain(|gid, group| {
+            let stays = permanent.contains(gid) || !group.members.is_empty();
+            if !stays {
+                happened.push(Happening::GroupDeleted(*gid));
+            }
+            stays
+        });
     }
 
     /// The multicast forwarding tables for a fabric whose switches have an order from the root down: by switch,

@@ -1,10 +1,10 @@
 //! Datagrams of subnet administration (IBA 15.2): the header, and the records that are asked for.
 //!
-//! A response is one datagram. What a table query finds has to fit into its 200 bytes; more would take the reliable
-//! multi-packet protocol (RMPP) and is refused with "too many records".
+//! A response is one datagram, or a table of several for the reliable multi-packet protocol (RMPP, [`super::rmpp`]).
 
 use alloc::vec::Vec;
 
+use super::rmpp::Table;
 use crate::mad::{DEFAULT_PREFIX, MAD_BYTES, u16_at, u64_at};
 use crate::sm_info::{ADMINISTRATION, method};
 
@@ -12,15 +12,12 @@ use crate::sm_info::{ADMINISTRATION, method};
 const VERSION: u8 = 2;
 
 /// Where the data of a datagram begins.
-const DATA: usize = 56;
+pub(super) const DATA: usize = 56;
 
 /// The key of the subnet manager at byte 36, the offset at 44, the component mask at 48.
-const SM_KEY: usize = 36;
+pub(super) const SM_KEY: usize = 36;
 const OFFSET: usize = 44;
 const COMPONENTS: usize = 48;
-
-/// More than fit into a datagram, of the smallest records, those of members: whoever finds so many need not go on.
-pub(super) const TOO_MANY: usize = (MAD_BYTES - DATA) / 56 + 1;
 
 /// Methods beside Get and Set.
 pub(crate) const GET_TABLE: u8 = 0x12;
@@ -29,6 +26,7 @@ pub(crate) const DELETE: u8 = 0x15;
 /// Attributes (IBA table 188).
 pub(crate) mod attribute {
     pub(crate) const CLASS_PORT_INFO: u16 = 0x01;
+    pub(crate) const INFORM_INFO: u16 = 0x03;
     pub(crate) const NODE_RECORD: u16 = 0x11;
     pub(crate) const PORT_INFO_RECORD: u16 = 0x12;
     pub(crate) const SM_INFO_RECORD: u16 = 0x18;
@@ -49,7 +47,7 @@ pub enum Status {
     Invalid,
     /// Nothing matches.
     NoRecords,
-    /// More matches than a datagram holds.
+    /// More matches than one, where one was asked for.
     TooMany,
     /// A GID is none of the subnet.
     BadGid,
@@ -60,7 +58,8 @@ pub enum Status {
 }
 
 impl Status {
-    pub(crate) fn code(self) -> u16 {
+    /// Its number.
+    pub fn code(self) -> u16 {
         match self {
             Status::BadVersion => 0x04,
             Status::Unsupported => 0x0c,
@@ -131,16 +130,17 @@ impl<'a> Query<'a> {
         self.has(component).then(|| Gid::at(self.data, at))
     }
 
-    /// The response, and how many of its bytes are sent.
-    pub(crate) fn respond(&self, found: Result<Vec<Vec<u8>>, Status>) -> ([u8; MAD_BYTES], usize) {
+    /// The response to what was found. A table has `room` for so many bytes if it takes more than a datagram.
+    pub(crate) fn respond(&self, found: Result<Vec<Vec<u8>>, Status>, room: usize) -> Reply {
         let is_table = self.method == GET_TABLE;
         let found = found.and_then(|records| match records.len() {
             0 if !is_table => Err(Status::NoRecords),
             count if count > 1 && !is_table => Err(Status::TooMany),
-            _ if records.iter().map(Vec::len).sum::<usize>() > MAD_BYTES - DATA => {
-                Err(Status::TooMany)
+            _ => {
+                let bytes: usize = records.iter().map(Vec::len).sum();
+                let fits = bytes <= MAD_BYTES - DATA || bytes <= room;
+                if fits { Ok(records) } else { Err(Status::NoResources) }
             }
-            _ => Ok(records),
         });
         let (mut mad, mut len) = (*self.mad, MAD_BYTES);
         mad[3] = self.method | method::RESPONSE;
@@ -155,6 +155,11 @@ impl<'a> Query<'a> {
                 mad[DATA..].fill(0);
                 let size = records.first().map_or(0, Vec::len);
                 mad[OFFSET..OFFSET + 2].copy_from_slice(&((size / 8) as u16).to_be_bytes());
+                if records.len() * size > MAD_BYTES - DATA {
+                    let mut header = [0; DATA];
+                    header.copy_from_slice(&mad[..DATA]);
+                    return Reply::Table(Table { header, records: records.concat() });
+                }
                 for (at, record) in records.iter().enumerate() {
                     let at = DATA + at * size;
                     mad[at..at + size].copy_from_slice(record);
@@ -165,8 +170,17 @@ impl<'a> Query<'a> {
                 }
             }
         }
-        (mad, len)
+        Reply::Datagram(mad, len)
     }
+}
+
+/// What a request gets.
+#[derive(Clone, Debug)]
+pub enum Reply {
+    /// A datagram, and how many of its bytes are sent.
+    Datagram([u8; MAD_BYTES], usize),
+    /// A table of several.
+    Table(Table),
 }
 
 /// A header of RMPP that says: this is the first segment, and the last.

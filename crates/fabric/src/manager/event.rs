@@ -4,7 +4,7 @@ use alloc::string::String;
 use core::fmt;
 
 use super::look::Change;
-use super::work::How;
+use super::work::{Fallback, How};
 use crate::discovery::Place;
 use crate::routes::Engine;
 use crate::sm_info::{SmInfo, Standing};
@@ -28,7 +28,7 @@ pub enum Event {
     Rival(SmInfo),
     /// A manager, by its GUID, has another SM_Key and is ignored.
     Foreign(u64),
-    /// A request of another manager was refused; at most one such event a second, with the number of those in between.
+    /// A request of another manager, or an SMP with a wrong M_Key, was refused; at most one such event a second, with the number of those in between.
     Refused(Refusal, u64),
 }
 
@@ -67,6 +67,8 @@ pub enum Refusal {
     Unknown(u64),
     /// The SM_Key is another.
     WrongKey(u64),
+    /// A node, by its GUID, refused an SMP from this LID with a wrong M_Key.
+    WrongManagementKey(u64, u16),
     /// Not in this state.
     Standing(Standing),
     /// It is nothing that can be asked for.
@@ -96,6 +98,8 @@ pub struct Summary {
     pub drained: usize,
     /// Blocks that were written.
     pub blocks: usize,
+    /// Virtual lanes of paths.
+    pub lanes: u8,
     /// Since the sweep began.
     pub nanoseconds: u64,
 }
@@ -132,9 +136,15 @@ impl Event {
             Event::Rival(_) => {
                 Some("it gives way at its next sweep; if not, give it a lower priority")
             }
+            Event::SetUp(Summary { how: How::Fallback(Fallback::Levels), .. }) => {
+                Some("start the manager anew when connections may end: they get other SLs then")
+            }
             Event::Foreign(_) | Event::Refused(Refusal::WrongKey(_), _) => {
                 Some("managers of one subnet need the same --sm-key")
             }
+            Event::Refused(Refusal::WrongManagementKey(..), _) => Some(
+                "another manager, or a tool without the key: smpquery and others take it with -y",
+            ),
             Event::Refused(Refusal::Unknown(_), _) => {
                 Some("a node that is no subnet manager asks; find it, only root there can do that")
             }
@@ -209,6 +219,12 @@ impl fmt::Display for Refusal {
             Refusal::WrongKey(guid) => {
                 write!(f, "refused a control message of {guid:#018x} with another SM_Key")
             }
+            Refusal::WrongManagementKey(guid, 0xffff) => {
+                write!(f, "{guid:#018x} refused an SMP with a wrong M_Key, by a directed route")
+            }
+            Refusal::WrongManagementKey(guid, lid) => {
+                write!(f, "{guid:#018x} refused an SMP with a wrong M_Key from LID {lid}")
+            }
             Refusal::Standing(standing) => {
                 write!(
                     f,
@@ -247,10 +263,21 @@ impl fmt::Display for Summary {
             How::Kept => write!(f, "tables of {engine} kept")?,
             How::Mended => write!(f, "tables of {engine} mended")?,
             How::Computed => write!(f, "tables by {engine}")?,
-            How::Fallback => write!(
+            How::Fallback(Fallback::Lanes(lanes)) => write!(
                 f,
-                "tables by {engine}, since the paths of the engine that was asked for need more than one VL or do not exist"
+                "tables by {engine}, since the paths of the engine that was asked for need more VLs than {lanes}"
             )?,
+            How::Fallback(Fallback::Levels) => write!(
+                f,
+                "tables by {engine}, since the paths of the engine that was asked for need other SLs than connections have"
+            )?,
+            How::Fallback(Fallback::Unsuitable) => write!(
+                f,
+                "tables by {engine}, since the engine that was asked for cannot route this fabric"
+            )?,
+        }
+        if self.lanes > 1 {
+            write!(f, " on {} VLs", self.lanes)?;
         }
         write!(f, "; {changed} LIDs rerouted, {blocks} blocks written")?;
         if self.drained > 0 {

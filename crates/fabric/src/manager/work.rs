@@ -1,7 +1,7 @@
 //! What takes a manager longer than a datagram: routing a fabric. It needs nothing but what it carries, so the caller
 //! may do it in a thread of its own while the manager goes on answering.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::sync::Arc;
@@ -9,11 +9,12 @@ use alloc::vec::Vec;
 
 use crate::channels::Channels;
 use crate::discovery::{Discovery, Place};
+use crate::levels::{self, Levels};
 use crate::lids::{Lids, Order};
 use crate::routes::mend::{Rule, mend};
 use crate::routes::up_down::{self, Ranks};
 use crate::routes::{Engine, NO_ROUTE, Tables};
-use crate::setup::{SetupError, Target};
+use crate::setup::{Before, SetupError, Target};
 use crate::topology::Capacity;
 
 /// See the module's text.
@@ -30,6 +31,8 @@ pub struct Work {
     pub(super) previous: Option<Routed>,
     /// GUIDs of the roots of Up*/Down*; none if they are to be found.
     pub(super) roots: Vec<u64>,
+    /// GUIDs of nodes that took no tables of service levels: paths through them have one lane.
+    pub(super) without_levels: BTreeSet<u64>,
 }
 
 /// How a fabric is routed.
@@ -45,6 +48,8 @@ pub struct Routed {
     pub ranks: Ranks,
     /// The engine that made the tables.
     pub engine: Engine,
+    /// The service levels of paths.
+    pub levels: Levels,
 }
 
 impl Routed {
@@ -73,8 +78,19 @@ pub enum How {
     Mended,
     /// An engine has computed them.
     Computed,
-    /// Up*/Down* has, since the paths of the engine that was asked for need more than one VL, or it cannot route this.
-    Fallback,
+    /// Up*/Down* has, in place of the engine that was asked for.
+    Fallback(Fallback),
+}
+
+/// Why Up*/Down* routes a fabric in place of another engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fallback {
+    /// It cannot route this fabric.
+    Unsuitable,
+    /// Its paths need more lanes than so many, which all links between switches have.
+    Lanes(u8),
+    /// Its paths need other service levels than those that connections have.
+    Levels,
 }
 
 impl Work {
@@ -98,35 +114,48 @@ impl Work {
         let order = if self.prefers_present { Order::InUseFirst } else { Order::RememberedFirst };
         let lids = Lids::assign(&self.discovery, &self.remembered, order, self.lmc)
             .map_err(|error| error.to_string())?;
-        let target = |routed: &Routed| self.target(routed, lids.clone());
-        if let Some((routed, how)) = self.mended(&guids, &channels)
-            && let Ok(target) = target(&routed)
+        let most_lanes =
+            levels::most_lanes(&self.discovery, |guid| !self.without_levels.contains(&guid));
+        let target = |routed: &mut Routed| {
+            let target = self.target(routed, lids.clone(), most_lanes)?;
+            routed.levels = target.levels.clone();
+            Ok(target)
+        };
+        if let Some((mut routed, how)) = self.mended(&guids, &channels)
+            && let Ok(target) = target(&mut routed)
         {
             return Ok((routed, target, how));
         }
         let ranks = self.ranks(&guids, &channels);
         let is_rooted = self.engine == Engine::UpDown && !self.roots.is_empty();
         let by_engine = self.engine.route(&topology, &channels);
+        let mut why = Fallback::Unsuitable;
+        let levels = Levels::one(&channels, &[]);
         if let Ok(mut tables) = by_engine {
             let engine = self.engine;
             if is_rooted {
                 tables = up_down::route_by(&channels, &ranks);
             }
             let (guids, channels) = (guids.clone(), channels.clone());
-            let ranks = ranks.clone();
-            let routed = Routed { guids, channels, tables, ranks, engine };
-            match target(&routed) {
+            let (ranks, levels) = (ranks.clone(), levels.clone());
+            let mut routed = Routed { guids, channels, tables, ranks, engine, levels };
+            match target(&mut routed) {
                 Ok(target) => return Ok((routed, target, How::Computed)),
-                Err(SetupError::CreditLoop | SetupError::Loop(_)) => {}
+                Err(SetupError::CreditLoop | SetupError::TooFewLanes(_)) => {
+                    why = Fallback::Lanes(most_lanes);
+                }
+                Err(SetupError::OtherLevels) => why = Fallback::Levels,
+                Err(SetupError::Loop(_)) => {}
                 Err(error) => return Err(error.to_string()),
             }
         }
         // Says why the topology itself cannot be routed.
         Engine::UpDown.route(&topology, &channels).map_err(|error| error.to_string())?;
         let tables = up_down::route_by(&channels, &ranks);
-        let routed = Routed { guids, channels, tables, ranks, engine: Engine::UpDown };
-        let target = target(&routed).map_err(|error| format!("engine up-down: {error}"))?;
-        Ok((routed, target, How::Fallback))
+        let engine = Engine::UpDown;
+        let mut routed = Routed { guids, channels, tables, ranks, engine, levels };
+        let target = target(&mut routed).map_err(|error| format!("engine up-down: {error}"))?;
+        Ok((routed, target, How::Fallback(why)))
     }
 
     /// By the roots that were given, if all paths can be; by those that fit if not.
@@ -137,13 +166,20 @@ impl Work {
         Ranks::from_roots(channels, &roots).unwrap_or_else(|| Ranks::of(channels))
     }
 
-    fn target(&self, routed: &Routed, lids: Lids) -> Result<Target, SetupError> {
+    fn target(&self, routed: &Routed, lids: Lids, most_lanes: u8) -> Result<Target, SetupError> {
         let Routed { guids, channels, tables, ranks, .. } = routed;
         let held = |switch: &crate::topology::NodeId| {
             Some(self.held.get(guids.get(switch.index())?)?.as_ref().clone())
         };
-        let held: Vec<Option<Vec<u8>>> = channels.switches().iter().map(held).collect();
-        Target::new(&self.discovery, channels, (tables, ranks), lids, &held)
+        let held = channels.switches().iter().map(held).collect();
+        let levels = self.previous.as_ref().map(|previous| {
+            let (old, new) = (Numbers::new(previous).switches(), Numbers { guids, channels });
+            let old_of =
+                channels.switches().iter().map(|switch| old.get(&new.guid(*switch)).copied());
+            previous.levels.renumbered(&old_of.collect::<Vec<_>>())
+        });
+        let before = Before { held, levels };
+        Target::new(&self.discovery, channels, (tables, ranks), lids, &before, most_lanes)
     }
 
     /// The tables of before for the fabric of now, if it has lost something and gained nothing.
@@ -188,7 +224,8 @@ impl Work {
             _ => (mend(channels, &tables, Rule::Shortest)?, ranks),
         };
         let (guids, channels, engine) = (guids.to_vec(), channels.clone(), previous.engine);
-        Some((Routed { guids, channels, tables, ranks, engine }, how))
+        let levels = Levels::one(&channels, &[]);
+        Some((Routed { guids, channels, tables, ranks, engine, levels }, how))
     }
 }
 

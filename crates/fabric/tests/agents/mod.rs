@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use fabric::exchange::Requester;
-use fabric::mad::{Attribute, DirectedRoute, Method, NodeInfo, NodeType, PortInfo, PortState, Smp};
+use fabric::mad::{
+    Attribute, DirectedRoute, KeyGuard, Method, NodeInfo, NodeType, PortInfo, PortState, Smp,
+};
 use fabric::shape::Shape;
 use fabric::topology::{Capacity, End, Kind, NodeId, Topology};
 
@@ -40,8 +42,16 @@ pub(crate) struct Agents {
     pub(crate) managers: Vec<NodeId>,
     /// Nodes that refuse to have their tables written.
     pub(crate) stubborn: Vec<NodeId>,
+    /// Nodes that refuse to map service levels to lanes.
+    pub(crate) level: Vec<NodeId>,
+    /// Virtual lanes of every port, 1, 2, 4 or 8, with arbitration tables of as many entries; none if it is not set.
+    pub(crate) lanes: Option<u8>,
+    /// Switches take one mapping for all input ports.
+    pub(crate) maps_all_inputs: bool,
     /// Nodes whose clients were told to register anew.
     pub(crate) reregistered: Vec<NodeId>,
+    /// Requests with a wrong M_Key.
+    pub(crate) violations: u64,
     /// What was written, by node, attribute and modifier.
     pub(crate) written: BTreeMap<(NodeId, u16, u32), [u8; 64]>,
 }
@@ -54,7 +64,8 @@ impl Agents {
 
     pub(crate) fn of_topology(topology: Topology) -> Agents {
         let start = topology.hosts().next().expect("a host");
-        let [silent, curt, deaf, stubborn, managers, reregistered] = [const { Vec::new() }; 6];
+        let [silent, curt, deaf, stubborn, level, managers, reregistered] =
+            [const { Vec::new() }; 7];
         let (impostors, written) = (BTreeMap::new(), BTreeMap::new());
         Agents {
             topology,
@@ -65,7 +76,11 @@ impl Agents {
             impostors,
             managers,
             stubborn,
+            level,
+            lanes: None,
+            maps_all_inputs: false,
             reregistered,
+            violations: 0,
             written,
         }
     }
@@ -92,6 +107,9 @@ impl Agents {
         response[4] = 0x80;
         let mut smp = Smp::parse_response(&response).expect("our own request");
         let (node, by) = self.walk(start, smp.route)?;
+        if !self.is_allowed(node, by, method, &smp) {
+            return None;
+        }
         let is_curt = self.curt.contains(&node) && smp.attribute != Attribute::NodeInfo;
         if is_curt || self.silent.contains(&node) {
             return None;
@@ -100,7 +118,10 @@ impl Agents {
         let is_host = self.topology.node(node).kind() == Kind::Host;
         let is_other_port =
             is_host && smp.attribute == Attribute::PortInfo && smp.modifier != by.into();
-        if is_table && self.stubborn.contains(&node) {
+        let is_level = matches!(smp.attribute, Attribute::SlToVl | Attribute::VlArbitration);
+        let refuses =
+            is_table && self.stubborn.contains(&node) || is_level && self.level.contains(&node);
+        if refuses {
             smp.status = UNSUPPORTED;
         } else if method == 2 && is_other_port {
             smp.status = INVALID;
@@ -118,20 +139,49 @@ impl Agents {
                     self.reregistered.push(node);
                 }
                 data[32] |= if keeps { old[32] & 0xf } else { 0 };
+                if is_port && data[43] >> 4 == 0 {
+                    data[43] |= old[43] & 0xf0;
+                }
                 if smp.attribute == Attribute::SwitchInfo {
-                    data[11] = if data[11] & PORT_CHANGE != 0 { 0 } else { old[11] & PORT_CHANGE };
+                    let changed =
+                        if data[11] & PORT_CHANGE != 0 { 0 } else { old[11] & PORT_CHANGE };
+                    data[11] = old[11] & !PORT_CHANGE | changed;
                 }
                 self.written.insert((node, smp.attribute.id(), smp.modifier), data);
+                let [inputs, output] = [smp.modifier >> 16, smp.modifier & 0xff];
+                if smp.attribute == Attribute::SlToVl && inputs == 2 {
+                    for input in 0..=u32::from(self.topology.node(node).ports()) {
+                        let modifier = input << 8 | output;
+                        self.written.insert((node, smp.attribute.id(), modifier), data);
+                    }
+                }
             }
         }
+        let m_key = smp.m_key;
         smp.method = Method::Response;
         smp.data = self.read(node, by, smp.attribute, smp.modifier)?;
+        let guard = KeyGuard::parse(&smp.data);
+        if smp.attribute == Attribute::PortInfo && m_key != guard.key && guard.protection > 0 {
+            smp.data[..8].fill(0);
+        }
         // Of a switch, port 0 says so.
         let is_own_port = smp.attribute == Attribute::PortInfo && (is_host || smp.modifier == 0);
         if is_own_port && self.managers.contains(&node) {
             smp.data[23] |= 1 << 1;
         }
         Some(smp.emit())
+    }
+
+    /// Whether a node takes a request, by the M_Key of its port (IBA 14.2.4.2).
+    fn is_allowed(&mut self, node: NodeId, by: u8, method: u8, smp: &Smp) -> bool {
+        let is_switch = self.topology.node(node).kind() == Kind::Switch;
+        let port = if is_switch { 0 } else { u32::from(by) };
+        let info = self.written.get(&(node, Attribute::PortInfo.id(), port));
+        let guard = info.map(KeyGuard::parse).filter(|guard| guard.key != 0);
+        let is_allowed =
+            guard.is_none_or(|guard| smp.m_key == guard.key || method == 1 && guard.protection < 2);
+        self.violations += u64::from(!is_allowed);
+        is_allowed
     }
 
     /// A link dies, or a dead one comes back: both ends say so.
@@ -160,14 +210,23 @@ impl Agents {
         }
         let is_switch = self.topology.node(node).kind() == Kind::Switch;
         Some(match attribute {
-            Attribute::NodeInfo => NodeInfo {
-                node_type: if is_switch { NodeType::Switch } else { NodeType::ChannelAdapter },
-                ports: self.topology.node(node).ports(),
-                guid: self.impostors.get(&node).copied().unwrap_or(Agents::guid(node)),
-                port_guid: if is_switch { Agents::guid(node) } else { Agents::port_guid(node, by) },
-                local_port: by,
+            Attribute::NodeInfo => {
+                let mut data = NodeInfo {
+                    node_type: if is_switch { NodeType::Switch } else { NodeType::ChannelAdapter },
+                    ports: self.topology.node(node).ports(),
+                    guid: self.impostors.get(&node).copied().unwrap_or(Agents::guid(node)),
+                    port_guid: if is_switch {
+                        Agents::guid(node)
+                    } else {
+                        Agents::port_guid(node, by)
+                    },
+                    local_port: by,
+                }
+                .emit();
+                // PartitionCap.
+                data[28..30].copy_from_slice(&64_u16.to_be_bytes());
+                data
             }
-            .emit(),
             Attribute::NodeDescription => {
                 let mut data = [0; 64];
                 let name = self.topology.node(node).name().as_bytes();
@@ -178,21 +237,28 @@ impl Agents {
                 let link = self.topology.node(node).link_at(modifier as u8);
                 let is_up = link.is_some() || modifier == 0;
                 let state = Some(if is_up { PortState::Initialize } else { PortState::Down });
-                let (lid, manager_lid, lmc, lanes, is_manager) = (0, 0, 0, 4, false);
+                let (lid, manager_lid, lmc, is_manager) = (0, 0, 0, false);
+                let lanes = self.lanes.unwrap_or(4);
                 let mut data = PortInfo { lid, manager_lid, state, lmc, lanes, is_manager }.emit();
                 data[20] = CAN_REREGISTER;
+                // VLArbitrationHighCap and LowCap.
+                data[39..41].fill(self.lanes.unwrap_or(0));
                 data
             }
             Attribute::SwitchInfo => {
                 let mut data = [0; 64];
                 data[..2].copy_from_slice(&0xc000_u16.to_be_bytes());
                 data[4..6].copy_from_slice(&1_024_u16.to_be_bytes());
+                data[11] = u8::from(self.maps_all_inputs);
+                // PartitionEnforcementCap.
+                data[14..16].copy_from_slice(&32_u16.to_be_bytes());
                 data
             }
             Attribute::LinearForwardingTable => [255; 64],
-            Attribute::PKeyTable | Attribute::SlToVl | Attribute::MulticastForwardingTable => {
-                [0; 64]
-            }
+            Attribute::PKeyTable
+            | Attribute::SlToVl
+            | Attribute::VlArbitration
+            | Attribute::MulticastForwardingTable => [0; 64],
             Attribute::SmInfo => return None,
         })
     }

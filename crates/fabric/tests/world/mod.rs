@@ -39,6 +39,11 @@ pub(crate) struct World {
     /// One response of so many is lost, if it is not 0.
     pub(crate) loses: u64,
     count: u64,
+    /// Service levels of connections, by where they begin and the LID: what subnet administration said when they were
+    /// made. Only where ports have lanes.
+    levels: BTreeMap<(Port, u16), u8>,
+    /// Reports to subscribers that were sent meanwhile.
+    pub(crate) reports: Vec<Datagram>,
 }
 
 impl World {
@@ -57,6 +62,8 @@ impl World {
             past: VecDeque::new(),
             loses: 0,
             count: 1,
+            levels: BTreeMap::new(),
+            reports: Vec::new(),
         }
     }
 
@@ -71,9 +78,14 @@ impl World {
     }
 
     pub(crate) fn start_with(&mut self, at: usize, config: Config, lids: BTreeMap<Place, u16>) {
+        self.start_as(at, |transaction| Manager::new(config, lids, transaction));
+    }
+
+    /// One that is made with the first number of its requests.
+    pub(crate) fn start_as(&mut self, at: usize, make: impl FnOnce(u32) -> Manager) {
         self.agents.managers.push(self.host(at));
         self.next_transaction += 1_000_000;
-        self.managers.insert(at, Manager::new(config, lids, self.next_transaction));
+        self.managers.insert(at, make(self.next_transaction));
     }
 
     /// Its process is killed: from now on it says nothing.
@@ -145,9 +157,17 @@ impl World {
             let Some(manager) = self.managers.get_mut(&at) else {
                 continue;
             };
+            let mut is_set_up = false;
             while let Some(event) = manager.poll_event() {
+                is_set_up |= matches!(event, Event::SetUp(_));
                 self.events.push((at, event));
             }
+            if is_set_up && self.agents.lanes.is_some() {
+                self.learn_levels(at);
+            }
+            let Some(manager) = self.managers.get_mut(&at) else {
+                continue;
+            };
             if let Some(work) = manager.poll_work() {
                 manager.handle_work(self.now, work.run());
                 any = true;
@@ -163,6 +183,9 @@ impl World {
     /// Brings a datagram to a node, and the response back.
     fn deliver(&mut self, from: usize, datagram: &Datagram) {
         let mad = &datagram.mad;
+        if (mad[1], mad[3]) == (0x03, 0x06) {
+            self.reports.push(*datagram);
+        }
         if datagram.peer != Peer::Directed || mad[3] & 0x80 != 0 {
             return;
         }
@@ -246,6 +269,58 @@ impl World {
         }
         self.deliver(at, &reply);
         None
+    }
+
+    /// Asks a manager for the service level of a path; none where there is no path.
+    pub(crate) fn level(&mut self, at: usize, from: u16, to: u16) -> Option<u8> {
+        let mut mad = [0; 256];
+        mad[..4].copy_from_slice(&[1, 0x03, 2, 0x01]);
+        mad[16..18].copy_from_slice(&0x35_u16.to_be_bytes());
+        mad[48..56].copy_from_slice(&(1_u64 << 4 | 1 << 5).to_be_bytes());
+        mad[56 + 40..56 + 42].copy_from_slice(&to.to_be_bytes());
+        mad[56 + 42..56 + 44].copy_from_slice(&from.to_be_bytes());
+        let peer = Peer::Lid { lid: from, queue_pair: 1, service_level: 0 };
+        let now = self.now;
+        let manager = self.manager(at);
+        manager.handle_datagram(now, peer, &mad);
+        let reply = loop {
+            let reply = manager.poll_transmit(now).expect("a response");
+            if reply.mad[1] == 0x03 {
+                break reply;
+            }
+        };
+        (reply.mad[4..6] == [0, 0]).then_some(reply.mad[56 + 53] & 0xf)
+    }
+
+    /// Connections are made. Those that are up keep the level that they have, which has to be right still.
+    fn learn_levels(&mut self, at: usize) {
+        let lids = self.lids();
+        for from in self.sources() {
+            let own = lids.iter().find(|(_, place)| **place == from).map(|(lid, _)| *lid);
+            for lid in lids.keys() {
+                if let Some(now) = own.and_then(|own| self.level(at, own, *lid)) {
+                    let before = *self.levels.entry((from, *lid)).or_insert(now);
+                    assert_eq!(before, now, "{}: {from:?} to {lid}", self.context);
+                }
+            }
+        }
+    }
+
+    fn far(&self, (node, port): Port) -> Option<Port> {
+        let topology = &self.agents.topology;
+        let link = topology.node(node).link_at(port).and_then(|link| topology.link(link))?;
+        let far = link.beyond(node);
+        Some((far.node, far.port))
+    }
+
+    /// The lane that a switch sends packets of a level on, which came by one port and leave by another.
+    fn lane(&self, node: NodeId, [input, output]: [u8; 2], level: u8) -> u8 {
+        let modifier = u32::from(input) << 8 | u32::from(output);
+        let table = self.agents.written.get(&(node, Attribute::SlToVl.id(), modifier));
+        table.map_or(0, |table| {
+            let pair = table[usize::from(level) / 2];
+            if level.is_multiple_of(2) { pair >> 4 } else { pair & 0xf }
+        })
     }
 
     // ---- what happens to the fabric ----------------------------------------------------------------
@@ -401,6 +476,15 @@ impl World {
         (None, path)
     }
 
+    pub(crate) fn hosts(&self) -> Vec<Port> {
+        self.sources()
+    }
+
+    /// The first switch, and the port that it forwards by, of packets that leave a host for a LID.
+    pub(crate) fn first_hop(&self, from: Port, lid: u16) -> Option<Port> {
+        self.follow(from, lid).1.first().copied()
+    }
+
     /// Ports of hosts by which packets get into the fabric.
     fn sources(&self) -> Vec<(NodeId, u8)> {
         let topology = &self.agents.topology;
@@ -412,7 +496,9 @@ impl World {
     fn walk_all(&mut self) {
         self.walks += 1;
         let lids: Vec<u16> = self.lids_in_tables();
-        let mut waits: BTreeMap<(NodeId, u8), BTreeSet<(NodeId, u8)>> = BTreeMap::new();
+        // Port and lane.
+        type Buffer = (NodeId, u8, u8);
+        let mut waits: BTreeMap<Buffer, BTreeSet<Buffer>> = BTreeMap::new();
         let topology = &self.agents.topology;
         // One host of each switch will do.
         let mut sources = self.sources();
@@ -431,7 +517,21 @@ impl World {
                         topology.node(link.beyond(*node).node).kind() == Kind::Switch
                     })
                 };
-                let path: Vec<_> = path.into_iter().filter(is_between_switches).collect();
+                let level = self.levels.get(&(from, *lid)).copied();
+                // Whoever was told no level has not sent anything yet.
+                let Some(level) = level.or(self.agents.lanes.is_none().then_some(0)) else {
+                    continue;
+                };
+                let mut input = from;
+                let mut path: Vec<Buffer> = path
+                    .into_iter()
+                    .map(|(node, port)| {
+                        let by = self.far(input).map_or(0, |(_, port)| port);
+                        input = (node, port);
+                        (node, port, self.lane(node, [by, port], level))
+                    })
+                    .collect();
+                path.retain(|(node, port, _)| is_between_switches(&(*node, *port)));
                 for pair in path.windows(2) {
                     waits.entry(pair[0]).or_default().insert(pair[1]);
                 }
@@ -445,7 +545,8 @@ impl World {
             match (waits.len(), before) {
                 (0, _) => return,
                 (after, before) if after == before => {
-                    panic!("{}: channels wait for each other: {waits:?}", self.context)
+                    let last = self.events.iter().rev().take(6).collect::<Vec<_>>();
+                    panic!("{}: channels wait for each other: {waits:?}, {last:?}", self.context)
                 }
                 _ => {}
             }

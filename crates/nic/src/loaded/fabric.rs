@@ -7,6 +7,7 @@ use std::sync::Arc;
 use roce::congestion::CongestionControl;
 use roce::device::Device;
 use roce::endpoint::Reliability;
+use roce::report::Pace;
 use roce::verbs::{Access, CqId, MemoryRegion, PdId, Qpn};
 use roce::world::Progress;
 use roce::{Duration, Time};
@@ -154,6 +155,11 @@ impl Fabric for Loaded {
 
     fn reliability(&self) -> Reliability {
         Reliability::GoBackN
+    }
+
+    /// The library does not tell.
+    fn pace(&self, _qpn: Qpn) -> Option<Pace> {
+        None
     }
 
     fn counters(&self, tell: &mut dyn FnMut(&str, u64)) {

@@ -157,7 +157,10 @@ impl Controller for Advertised {
             Event::Acknowledged { packets, .. } if !self.is_advertised => {
                 self.window = self.window.saturating_add(packets).min(self.first.max(self.window));
             }
-            Event::Acknowledged { .. } | Event::Notified | Event::Telemetry(_) => {}
+            Event::Acknowledged { .. }
+            | Event::Notified
+            | Event::Telemetry(_)
+            | Event::Watermark(_) => {}
             Event::Lost { .. } | Event::Sent { .. } | Event::Timer => {}
         }
     }

@@ -13,6 +13,7 @@
 //! Rates are bits per second of transport packets, headers included. Everything is integer
 //! arithmetic, so a run replays on any machine.
 
+use super::watermark::Cap;
 use super::{Controller, Event, Limits, scaled, window_of};
 use crate::time::{Duration, Time};
 
@@ -73,16 +74,16 @@ pub struct DcqcnParams {
     pub window_rtt: Option<Duration>,
 }
 
-const GBIT: u64 = 1_000_000_000;
 const MBIT: u64 = 1_000_000;
 
 impl DcqcnParams {
-    /// `dcqcn-mlnx` on a link of `line_bps`.
+    /// `dcqcn-mlnx` on a link of `line_bps`. The published minimum rate, 1 Gbit/s at 100 Gbit/s, scales with the link as the
+    /// other rates do: with more senders than line and minimum allow, pauses decide who sends how much.
     pub const fn mlnx(line_bps: u64) -> DcqcnParams {
         DcqcnParams {
             name: "dcqcn-mlnx",
             line_bps,
-            min_bps: if line_bps < GBIT { line_bps } else { GBIT },
+            min_bps: scaled(250 * MBIT, line_bps),
             alpha_period: Duration::from_micros(1),
             gain_shift: 8,
             decrease: Decrease::Every(Duration::from_micros(4)),
@@ -157,6 +158,8 @@ pub struct Dcqcn {
     /// Increases since the last cut, by time and by bytes.
     timer_steps: u32,
     byte_steps: u32,
+    /// By watermarks, where the network does not mark.
+    cap: Cap,
 }
 
 impl Dcqcn {
@@ -176,6 +179,7 @@ impl Dcqcn {
             bytes: 0,
             timer_steps: 0,
             byte_steps: 0,
+            cap: Cap::default(),
         }
     }
 
@@ -358,22 +362,33 @@ enum Stage {
 impl Controller for Dcqcn {
     fn handle(&mut self, now: Time, event: Event<'_>) {
         match event {
-            Event::Notified => self.handle_cnp(now),
+            Event::Notified => {
+                self.cap.notified(now);
+                self.handle_cnp(now);
+            }
             Event::Sent { bytes } => self.handle_sent(bytes),
-            Event::Timer => self.handle_timeout(now),
-            Event::Acknowledged { .. } | Event::Telemetry(_) => {}
+            Event::Timer => {
+                self.handle_timeout(now);
+                self.cap.handle_timeout(now);
+            }
+            Event::Watermark(watermark) => self.cap.hear(now, watermark),
+            Event::Acknowledged { packets, .. } => {
+                self.cap.acknowledged(u64::from(packets) * self.packet_bytes);
+            }
+            Event::Telemetry(_) => {}
             Event::Advertised { .. } | Event::Idle => {}
-            Event::Lost { .. } | Event::TimedOut => {}
+            Event::Lost { .. } | Event::TimedOut => self.cap.lost(),
         }
     }
 
     fn limits(&self) -> Limits {
-        let window = |rtt| window_of(self.rate_bps, rtt, self.packet_bytes);
-        Limits { rate_bps: Some(self.rate_bps), window_packets: self.params.window_rtt.map(window) }
+        let rate_bps = self.cap.limit(Some(self.rate_bps));
+        let window = |(rate, rtt)| window_of(rate, rtt, self.packet_bytes);
+        Limits { rate_bps, window_packets: rate_bps.zip(self.params.window_rtt).map(window) }
     }
 
     fn poll_timeout(&self) -> Option<Time> {
-        Dcqcn::poll_timeout(self)
+        [Dcqcn::poll_timeout(self), self.cap.poll_timeout()].into_iter().flatten().min()
     }
 }
 
@@ -381,6 +396,7 @@ impl Controller for Dcqcn {
 mod tests {
     use super::*;
 
+    const GBIT: u64 = 1_000_000_000;
     const LINE: u64 = 100 * GBIT;
 
     fn at(micros: u64) -> Time {
@@ -408,7 +424,9 @@ mod tests {
         assert_eq!((uet.additive_bps, uet.hyper_bps), (5 * GBIT, 10 * GBIT));
         assert_eq!((uet.increase_bytes, uet.fast_recovery), (10_000_000, 5));
         assert_eq!(DcqcnParams::named("dcqcn", LINE), None);
-        assert_eq!(DcqcnParams::mlnx(10 * MBIT).min_bps, 10 * MBIT);
+        // The minimum rate is a hundredth of the link.
+        assert_eq!((mlnx.min_bps, paper.min_bps), (GBIT, GBIT));
+        assert_eq!(DcqcnParams::mlnx(25 * GBIT).min_bps, 250 * MBIT);
     }
 
     #[test]

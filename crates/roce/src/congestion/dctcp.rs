@@ -147,7 +147,7 @@ impl Controller for Dctcp {
             // A lost packet is more than a marked one.
             Event::Lost { .. } | Event::TimedOut => self.cut(ONE),
             Event::Sent { .. } => self.in_flight = self.in_flight.saturating_add(1),
-            Event::Telemetry(_) | Event::Timer => {}
+            Event::Telemetry(_) | Event::Watermark(_) | Event::Timer => {}
             Event::Advertised { .. } | Event::Idle => {}
         }
     }

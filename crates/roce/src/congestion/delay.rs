@@ -35,6 +35,7 @@
 
 use core::num::NonZeroU32;
 
+use super::watermark::Cap;
 use super::{Controller, Event, Limits};
 use crate::time::{Duration, Time};
 
@@ -250,6 +251,8 @@ pub struct Delay {
     drains: u32,
     least_drained: Duration,
     cubic: Cubic,
+    /// By watermarks, where a full buffer adds less than the target.
+    cap: Cap,
 }
 
 impl Delay {
@@ -285,6 +288,7 @@ impl Delay {
             drains: 0,
             least_drained: Duration::ZERO,
             cubic: Cubic::default(),
+            cap: Cap::default(),
         }
     }
 
@@ -666,19 +670,31 @@ impl Controller for Delay {
     fn handle(&mut self, now: Time, event: Event<'_>) {
         match event {
             Event::Acknowledged { packets, in_flight, rtt } => {
+                self.cap.acknowledged(u64::from(packets) * self.packet_bytes);
                 self.handle_acknowledged(now, packets, in_flight, rtt);
             }
-            Event::Lost { packets } => self.handle_lost(now, packets),
-            Event::Notified => self.cut(now),
-            Event::TimedOut => self.handle_timed_out(now),
-            Event::Telemetry(_) | Event::Sent { .. } | Event::Timer => {}
+            Event::Lost { packets } => {
+                self.cap.lost();
+                self.handle_lost(now, packets);
+            }
+            Event::Notified => {
+                self.cap.notified(now);
+                self.cut(now);
+            }
+            Event::TimedOut => {
+                self.cap.lost();
+                self.handle_timed_out(now);
+            }
+            Event::Watermark(watermark) => self.cap.hear(now, watermark),
+            Event::Timer => self.cap.handle_timeout(now),
+            Event::Telemetry(_) | Event::Sent { .. } => {}
             Event::Advertised { .. } | Event::Idle => {}
         }
     }
 
     fn limits(&self) -> Limits {
         if self.window >= self.most {
-            return Limits::default();
+            return Limits { rate_bps: self.cap.rate_bps(), window_packets: None };
         }
         let rate_bps = (self.window < ONE).then(|| {
             let bits = u128::from(self.packet_bytes) * 8 * u128::from(self.window);
@@ -686,11 +702,11 @@ impl Controller for Delay {
             (per_round / u128::from(self.smoothed.as_nanos().max(1))).max(1) as u64
         });
         let window_packets = NonZeroU32::new((self.window / ONE) as u32).or(NonZeroU32::new(1));
-        Limits { rate_bps, window_packets }
+        Limits { rate_bps: self.cap.limit(rate_bps), window_packets }
     }
 
     fn poll_timeout(&self) -> Option<Time> {
-        None
+        self.cap.poll_timeout()
     }
 }
 

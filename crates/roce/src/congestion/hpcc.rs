@@ -12,14 +12,16 @@
 //! grows by the constant, `max_stage` times in a row at most. The rate is the window over T.
 //!
 //! The authors' erratum: `maxStage = 5` in the paper is a mistake, and their simulations used 0.
+//!
+//! HPCC-PINT (Ben Basat et al., SIGCOMM 2020) is the same with [digests](crate::wire::digest): each switch keeps the mean
+//! utilization of its links over T, the packet brings that of the busiest one in a byte, and the sender takes it as it is.
+//! Not every packet needs to carry one; a round trip then ends with the first digest after it.
 
 use super::rounds::Rounds;
 use super::{Controller, Event, Limits, scaled, window_of};
 use crate::time::{Duration, Time};
-use crate::wire::telemetry::{Hop, Report};
-
-/// Fixed-point one of utilizations.
-const ONE: u64 = 1 << 20;
+use crate::wire::digest::ONE;
+use crate::wire::telemetry::{Form, Hop, Report};
 
 const MBIT: u64 = 1_000_000;
 
@@ -38,6 +40,10 @@ pub struct HpccParams {
     pub max_stage: u32,
     /// What each update adds to the rate (W_AI / T).
     pub additive_bps: u64,
+    /// What switches report.
+    pub telemetry: Form,
+    /// One of so many data packets carries the header: 1 for all of them.
+    pub sample_one_in: u32,
 }
 
 impl HpccParams {
@@ -50,7 +56,14 @@ impl HpccParams {
             target_per_mille: 950,
             max_stage: 0,
             additive_bps: scaled(10 * MBIT, line_bps),
+            telemetry: Form::Links,
+            sample_one_in: 1,
         }
+    }
+
+    /// HPCC-PINT with the same settings; every packet carries a digest, as in the published simulations.
+    pub const fn pint(line_bps: u64, base_rtt: Duration) -> HpccParams {
+        HpccParams { telemetry: Form::Digest, ..HpccParams::new(line_bps, base_rtt) }
     }
 }
 
@@ -65,10 +78,13 @@ pub struct Hpcc {
     stage: u32,
     /// The mean utilization, in units of 1 / [`ONE`].
     utilization: u64,
-    /// The report before, by link.
+    /// The report before.
     before: Option<(Time, Report)>,
-    /// A report has come since the last acknowledgement.
+    /// A report has come since the last acknowledgement, and has changed the utilization.
+    is_heard: bool,
     is_fresh: bool,
+    /// Packets acknowledged since the last report.
+    unheard: u32,
     rounds: Rounds,
 }
 
@@ -83,7 +99,9 @@ impl Hpcc {
             stage: 0,
             utilization: ONE,
             before: None,
+            is_heard: false,
             is_fresh: false,
+            unheard: 0,
             rounds: Rounds::default(),
         }
     }
@@ -98,30 +116,44 @@ impl Hpcc {
         self.utilization.saturating_mul(1_000_000) / ONE
     }
 
-    /// Takes a report into the mean.
+    /// Takes a report.
     fn measure(&mut self, now: Time, report: &Report) {
+        self.is_heard = true;
+        let measured = match self.params.telemetry {
+            Form::Links => self.compare(now, report),
+            // The first one only begins a round trip, as the first report of links does.
+            Form::Digest => {
+                let before = self.before.replace((now, *report));
+                before.and_then(|_| report.utilization())
+            }
+        };
+        if let Some(utilization) = measured {
+            self.utilization = utilization;
+            self.is_fresh = true;
+        }
+    }
+
+    /// The mean with what the busiest link did since the report before.
+    fn compare(&mut self, now: Time, report: &Report) -> Option<u64> {
         let is_near = |at: Time| now.since(at).as_nanos() < Report::MAX_AGE_NS;
         let comparable =
             |(at, before): &(Time, Report)| is_near(*at) && before.is_same_path(report);
         let Some((_, before)) = self.before.filter(comparable) else {
             self.before = Some((now, *report));
-            return;
+            return None;
         };
         if report.is_older_than(&before) {
-            return;
+            return None;
         }
         self.before = Some((now, *report));
         let pairs = report.hops().zip(before.hops());
         let busiest = pairs.filter_map(|(now, before)| self.link_utilization(&now, &before));
-        let Some((utilization, span)) = busiest.max_by_key(|&(utilization, _)| utilization) else {
-            return;
-        };
+        let (utilization, span) = busiest.max_by_key(|&(utilization, _)| utilization)?;
         let base = self.params.base_rtt.as_nanos().max(1);
         let span = span.min(base);
         let mixed = u128::from(self.utilization) * u128::from(base - span)
             + u128::from(utilization) * u128::from(span);
-        self.utilization = u64::try_from(mixed / u128::from(base)).unwrap_or(u64::MAX);
-        self.is_fresh = true;
+        Some(u64::try_from(mixed / u128::from(base)).unwrap_or(u64::MAX))
     }
 
     /// The utilization of one link between two reports, and the time between them in nanoseconds; none if
@@ -165,9 +197,13 @@ impl Controller for Hpcc {
         match event {
             Event::Telemetry(report) => self.measure(now, report),
             Event::Acknowledged { packets, in_flight, .. } => {
-                let is_round = self.rounds.acknowledged(packets, in_flight);
-                if core::mem::take(&mut self.is_fresh) {
-                    self.react(is_round);
+                self.unheard = self.unheard.saturating_add(packets);
+                if core::mem::take(&mut self.is_heard) {
+                    let packets = core::mem::take(&mut self.unheard);
+                    let is_round = self.rounds.acknowledged(packets, in_flight);
+                    if core::mem::take(&mut self.is_fresh) {
+                        self.react(is_round);
+                    }
                 }
             }
             Event::TimedOut => {
@@ -175,7 +211,7 @@ impl Controller for Hpcc {
                 self.reference_bps = self.rate_bps;
             }
             Event::Lost { .. } | Event::Notified | Event::Sent { .. } | Event::Timer => {}
-            Event::Advertised { .. } | Event::Idle => {}
+            Event::Advertised { .. } | Event::Watermark(_) | Event::Idle => {}
         }
     }
 
@@ -293,5 +329,52 @@ mod tests {
         }
         sender.handle(Time::ZERO, Event::TimedOut);
         assert!(sender.rate_bps() < LINE);
+    }
+
+    /// A digest of a link that is used so many percent.
+    fn digest(percent: u64, random: u16) -> Report {
+        let mut report = Report::empty(Form::Digest);
+        report.raise(ONE * percent / 100, random);
+        report
+    }
+
+    #[test]
+    fn digests_move_the_rate_as_reports_of_links_do() {
+        let mut sender = Hpcc::new(HpccParams::pint(LINE, BASE), 1_000);
+        acknowledge(&mut sender, &digest(200, 0), 70);
+        assert_eq!(sender.rate_bps(), LINE, "one digest begins the round trip");
+        acknowledge(&mut sender, &digest(200, 0), 70);
+        let expected = LINE as f64 * 0.95 / 2.0 + 10e6;
+        assert!((sender.rate_bps() as f64 / expected - 1.0).abs() < 0.06, "{}", sender.rate_bps());
+        // Nothing that it has to say.
+        let rate = sender.rate_bps();
+        for other in [Report::empty(Form::Digest), report(24, 0, 1 << 20)] {
+            acknowledge(&mut sender, &other, 70);
+            assert_eq!(sender.rate_bps(), rate);
+        }
+        for random in [0, u16::MAX] {
+            acknowledge(&mut sender, &digest(u64::MAX >> 21, random), 70);
+            assert_eq!(sender.rate_bps(), 100 * MBIT);
+            acknowledge(&mut sender, &digest(0, random), 70);
+            assert_eq!(sender.rate_bps(), LINE);
+        }
+    }
+
+    #[test]
+    fn a_round_trip_of_samples_ends_with_a_sample() {
+        let mut sender = Hpcc::new(HpccParams::pint(LINE, BASE), 1_000);
+        let silent = Event::Acknowledged { packets: 1, in_flight: 16, rtt: None };
+        acknowledge(&mut sender, &digest(95, 0), 16);
+        // Seventeen packets later a round trip is over, but only the next digest says so.
+        (0..20).for_each(|_| sender.handle(Time::ZERO, silent));
+        assert_eq!(sender.reference_bps, LINE);
+        acknowledge(&mut sender, &digest(190, 0), 16);
+        assert!(sender.reference_bps < LINE * 6 / 10, "{}", sender.reference_bps);
+        // It begins another one.
+        let reference = sender.reference_bps;
+        (0..8).for_each(|_| sender.handle(Time::ZERO, silent));
+        acknowledge(&mut sender, &digest(190, 0), 16);
+        assert_eq!(sender.reference_bps, reference);
+        assert!(sender.rate_bps() < reference);
     }
 }

@@ -5,10 +5,11 @@
 //! | [`dcqcn`] | a rate from notifications: DCQCN |
 //! | [`dctcp`] | a rate from the share of marked packets: DCTCP |
 //! | [`timely`] | a rate from the gradient of round-trip times: TIMELY |
-//! | [`hpcc`] | a rate and a window from what switches report: HPCC |
+//! | [`hpcc`] | a rate and a window from what switches report: HPCC, and HPCC-PINT |
 //! | [`advertised`] | a window that the receiver sets: receiver-driven |
 //! | [`swift`] | a window from measured delay: Swift |
 //! | [`delay`] | the same in the manner of Swift, for shared links: it also competes |
+//! | [`watermark`] | a cap on the rate of those that lack other signals, from the buffers of switches |
 //! | [`fixed`] | a rate that does not adapt, or none |
 //! | [`pacer`] | the time of the next packet at a rate; the distance of notifications |
 //! | [`rtt`] | round-trip times: smoothed, and counted |
@@ -28,11 +29,12 @@ mod rounds;
 pub mod rtt;
 pub mod swift;
 pub mod timely;
+pub mod watermark;
 
 use core::num::NonZeroU32;
 
 use crate::time::{Duration, Time};
-use crate::wire::telemetry::Report;
+use crate::wire::telemetry::{Form, Report};
 pub use advertised::{Advertised, AdvertisedParams};
 pub use dcqcn::{Dcqcn, DcqcnParams};
 pub use dctcp::{Dctcp, DctcpParams};
@@ -41,6 +43,7 @@ use fixed::FixedRate;
 pub use hpcc::{Hpcc, HpccParams};
 pub use swift::{Swift, SwiftParams};
 pub use timely::{Timely, TimelyParams};
+pub use watermark::Watermark;
 
 /// Minimum time between two notifications to a peer, unless the parameters set it.
 const CNP_INTERVAL: Duration = Duration::from_micros(50);
@@ -60,6 +63,8 @@ pub enum Event<'a> {
     /// The peer returned what switches wrote into a packet of ours. The acknowledgement with which it came
     /// follows.
     Telemetry(&'a Report),
+    /// The control plane of the network reports the longest queue on the path.
+    Watermark(&'a Watermark),
     /// The peer sets our window.
     Advertised {
         /// Packets that may be in flight.
@@ -121,7 +126,7 @@ pub enum CongestionControl {
     Dctcp(DctcpParams),
     /// TIMELY.
     Timely(TimelyParams),
-    /// HPCC. Both ends must have it: the receiver returns what the switches report.
+    /// HPCC, or HPCC-PINT. Both ends must have it: the receiver returns what the switches report.
     Hpcc(HpccParams),
     /// Swift.
     Swift(SwiftParams),
@@ -134,7 +139,7 @@ pub enum CongestionControl {
 
 impl CongestionControl {
     /// The names of [`named`](CongestionControl::named).
-    pub const NAMES: [&str; 11] = [
+    pub const NAMES: [&str; 12] = [
         "off",
         "dcqcn-mlnx",
         "dcqcn-paper",
@@ -143,6 +148,7 @@ impl CongestionControl {
         "timely",
         "timely-patched",
         "hpcc",
+        "hpcc-pint",
         "swift",
         "advertised",
         "delay",
@@ -157,6 +163,7 @@ impl CongestionControl {
             "off" => Some(CongestionControl::Off),
             "dctcp" => Some(CongestionControl::Dctcp(DctcpParams::new(line_bps, Some(base_rtt)))),
             "hpcc" => Some(CongestionControl::Hpcc(HpccParams::new(line_bps, base_rtt))),
+            "hpcc-pint" => Some(CongestionControl::Hpcc(HpccParams::pint(line_bps, base_rtt))),
             "swift" => Some(CongestionControl::Swift(SwiftParams::new(base_rtt))),
             "advertised" => {
                 Some(CongestionControl::Advertised(AdvertisedParams::new(line_bps, base_rtt)))
@@ -216,9 +223,12 @@ impl CongestionControl {
         matches!(self, CongestionControl::Dctcp(_))
     }
 
-    /// Whether data packets collect the reports of switches, and acknowledgements return them.
-    pub(crate) fn has_telemetry(self) -> bool {
-        matches!(self, CongestionControl::Hpcc(_))
+    /// What data packets collect from switches, if anything, and that one of so many does. Acknowledgements return it.
+    pub(crate) fn telemetry(self) -> Option<(Form, u32)> {
+        match self {
+            CongestionControl::Hpcc(params) => Some((params.telemetry, params.sample_one_in)),
+            _ => None,
+        }
     }
 }
 

@@ -173,7 +173,11 @@ impl Controller for Swift {
                     false => self.window = self.least(),
                 }
             }
-            Event::Telemetry(_) | Event::Notified | Event::Sent { .. } | Event::Timer => {}
+            Event::Telemetry(_)
+            | Event::Watermark(_)
+            | Event::Notified
+            | Event::Sent { .. }
+            | Event::Timer => {}
             Event::Advertised { .. } | Event::Idle => {}
         }
     }

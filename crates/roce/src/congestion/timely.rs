@@ -229,7 +229,11 @@ impl Controller for Timely {
                     self.scale(self.params.beta_per_mille, ONE, ONE);
                 }
             }
-            Event::Notified | Event::Telemetry(_) | Event::Sent { .. } | Event::Timer => {}
+            Event::Notified
+            | Event::Telemetry(_)
+            | Event::Watermark(_)
+            | Event::Sent { .. }
+            | Event::Timer => {}
             Event::Advertised { .. } | Event::Idle => {}
         }
     }

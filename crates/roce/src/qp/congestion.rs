@@ -15,13 +15,14 @@ use super::{Context, TimeoutReason};
 use crate::congestion::advertised::Level;
 use crate::congestion::pacer::{NotificationPoint, Pacer};
 use crate::congestion::{
-    AdvertisedParams, AnyController, CongestionControl, Controller, Event, Limits, WindowReport,
+    AdvertisedParams, AnyController, CongestionControl, Controller, Event, Limits, Watermark,
+    WindowReport,
 };
 use crate::io::{BURST_PACKETS, Telemetry};
 use crate::planted::{Bug, Planted};
-use crate::time::{Duration, Time};
+use crate::time::{Duration, Time, earlier};
 use crate::verbs::{Connect, Ecn, Path};
-use crate::wire::telemetry::Report;
+use crate::wire::telemetry::{Form, Report};
 use crate::wire::{Headers, ICRC_BYTES, Operation};
 
 /// The traffic class customary for notifications, ahead of data.
@@ -40,6 +41,16 @@ const MAX_CNPS_DUE: u32 = BURST_PACKETS as u32;
 /// Headers of a full packet, roughly: IPv4, UDP, BTH and ICRC.
 const PACKET_OVERHEAD: u32 = 44;
 
+/// Which data packets carry a telemetry header.
+#[derive(Clone, Copy, Debug)]
+struct Sampling {
+    form: Form,
+    /// One of so many.
+    one_in: u32,
+    /// Packets without one before the next that has one.
+    skips: u32,
+}
+
 /// See the module's text.
 #[derive(Debug, Default)]
 pub(super) struct Congestion {
@@ -57,8 +68,8 @@ pub(super) struct Congestion {
     /// Notifications to be sent: one, or one for each marked packet where the control counts them.
     cnps_due: u32,
     counts_marks: bool,
-    /// Whether data collects the reports of switches.
-    has_telemetry: bool,
+    /// What data collects from switches, if anything.
+    telemetry: Option<Sampling>,
     /// What the latest data of the peer has collected, to be returned.
     collected: Option<Box<Report>>,
     /// The parameters, where the receiver advertises windows; and what the peer's latest data said of its demand.
@@ -81,7 +92,11 @@ impl Congestion {
             limit_bps: (qpc.rate_limit_bps > 0).then_some(qpc.rate_limit_bps),
             cnp_interval: congestion.cnp_interval(),
             counts_marks: congestion.counts_marks(),
-            has_telemetry: congestion.has_telemetry(),
+            telemetry: congestion.telemetry().map(|(form, one_in)| Sampling {
+                form,
+                one_in,
+                skips: 0,
+            }),
             advertised: match congestion {
                 CongestionControl::Advertised(params) => Some(params),
                 _ => None,
@@ -180,7 +195,7 @@ impl Congestion {
 
     /// What a packet of the peer carries.
     pub(super) fn handle_telemetry(&mut self, now: Time, operation: Operation, report: &Report) {
-        if !self.has_telemetry {
+        if self.telemetry.is_none() {
             return;
         }
         match (operation, report.is_echo()) {
@@ -194,20 +209,43 @@ impl Congestion {
         }
     }
 
+    /// The control plane reports the longest queue on the path.
+    pub(super) fn handle_watermark(&mut self, now: Time, watermark: &Watermark) {
+        self.tell(now, Event::Watermark(watermark));
+        self.held = self.held.filter(|_| self.rate_bps().is_some());
+    }
+
     /// Whether packets carry telemetry headers.
     #[inline]
     pub(super) fn has_telemetry(&self) -> bool {
-        self.has_telemetry
+        self.telemetry.is_some()
     }
 
     /// What a packet to the peer is to carry.
     pub(super) fn take_telemetry(&mut self, headers: &Headers) -> Telemetry {
         match headers.bth().opcode.operation() {
-            Operation::Send | Operation::Write => Telemetry::Collect,
+            Operation::Send | Operation::Write => self.sample(),
             Operation::Acknowledge => {
                 self.collected.take().map_or(Telemetry::None, Telemetry::Return)
             }
             _ => Telemetry::None,
+        }
+    }
+
+    /// A data packet leaves: what it is to collect.
+    fn sample(&mut self) -> Telemetry {
+        let Some(sampling) = &mut self.telemetry else {
+            return Telemetry::None;
+        };
+        match sampling.skips.checked_sub(1) {
+            Some(skips) => {
+                sampling.skips = skips;
+                Telemetry::None
+            }
+            None => {
+                sampling.skips = sampling.one_in.saturating_sub(1);
+                Telemetry::Collect(sampling.form)
+            }
         }
     }
 
@@ -300,8 +338,9 @@ impl Congestion {
         let around = (headers.encoded_len() + usize::from(headers.bth().pad) + ICRC_BYTES) as u64;
         let is_data =
             matches!(headers.bth().opcode.operation(), Operation::Send | Operation::Write);
-        let reports = if self.has_telemetry && is_data { Report::LEN as u64 } else { 0 };
-        let bytes = below + around + reports + payload;
+        let sampling = self.telemetry.filter(|sampling| is_data && sampling.skips == 0);
+        let report = sampling.map_or(0, |sampling| sampling.form.encoded_len() as u64);
+        let bytes = below + around + report + payload;
         self.pacer.sent(cx.now, bytes, rate);
         self.tell(cx.now, Event::Sent { bytes });
     }
@@ -309,11 +348,12 @@ impl Congestion {
     // ---- time ----------------------------------------------------------------------------------
 
     pub(super) fn deadline(&self) -> Option<(Time, TimeoutReason)> {
-        [self.held, self.timer].into_iter().flatten().min().map(|at| (at, TimeoutReason::Pacing))
+        earlier(self.held, self.timer).map(|at| (at, TimeoutReason::Pacing))
     }
 
     pub(super) fn handle_timeout(&mut self, now: Time) {
         self.tell(now, Event::Timer);
-        self.held = self.held.filter(|&at| at > now);
+        // A rate that has ended holds nothing back.
+        self.held = self.held.filter(|&at| at > now && self.rate_bps().is_some());
     }
 }

@@ -46,7 +46,7 @@ use core::ops::{Deref, DerefMut};
 
 use crate::congestion::advertised::Level;
 use crate::congestion::rtt::RttMeter;
-use crate::congestion::{AdvertisedParams, WindowReport};
+use crate::congestion::{AdvertisedParams, Watermark, WindowReport};
 use crate::counters::Counters;
 use crate::cq::{CqTable, Pushed};
 use crate::events::EventQueue;
@@ -920,6 +920,15 @@ impl Qp {
         }
     }
 
+    /// The longest queue on the path; false if it is no reliable connection that sends.
+    pub(crate) fn handle_watermark(&mut self, now: Time, watermark: &Watermark) -> bool {
+        let is_connected = self.state == QpState::Rts && self.qpc.transport == Transport::Rc;
+        if is_connected {
+            self.congestion.handle_watermark(now, watermark);
+        }
+        is_connected
+    }
+
     /// Whether its packets may carry anything for switches.
     #[inline]
     pub(crate) fn has_telemetry(&self) -> bool {
@@ -999,7 +1008,10 @@ impl Qp {
             Kind::Rc(rc) => rc.requester.deadline(),
             Kind::Uc(_) | Kind::Ud(_) => None,
         };
-        [service, self.congestion.deadline()].into_iter().flatten().min_by_key(|&(at, _)| at)
+        match (service, self.congestion.deadline()) {
+            (Some(service), Some(congestion)) if congestion.0 < service.0 => Some(congestion),
+            (service, congestion) => service.or(congestion),
+        }
     }
 
     /// Whether [`poll_transmit`](Qp::poll_transmit) may return a packet.

@@ -8,7 +8,7 @@ use super::uc::Uc;
 use super::ud::Ud;
 use super::{Context, Fault, Kind, Qp, Rc};
 use crate::counters::Counters;
-use crate::report::{Cause, Flow, LastError, Peer, QpReport};
+use crate::report::{Cause, Flow, LastError, Pace, Peer, QpReport};
 use crate::verbs::{QpState, Transport, WcStatus};
 use crate::wire::Psn;
 
@@ -140,6 +140,21 @@ impl Qp {
             last_error: self.last_error,
             counters: *counters,
         }
+    }
+
+    /// How far it has come and what it may send, if it is a connected reliable connection.
+    pub(crate) fn pace(&self) -> Option<Pace> {
+        let Kind::Rc(rc) = &self.kind else {
+            return None;
+        };
+        let Flow { unacknowledged, in_flight_packets, window_packets, .. } = self.flow(rc);
+        self.is_started().then(|| Pace {
+            unacknowledged,
+            in_flight_packets,
+            window_packets,
+            rate_bps: self.rate_bps(),
+            rtt: rc.requester.rtt().estimator.smoothed(),
+        })
     }
 
     /// Whether its peer is known.

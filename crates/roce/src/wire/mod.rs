@@ -10,12 +10,14 @@
 //! | [`icrc`] | the invariant CRC, and the recovery of a packet's IPv4 identification |
 //! | [`frame`] | whole packets: Ethernet, IP and UDP or GRH, and RoCE, byte for byte in both directions |
 //! | [`telemetry`] | the header that switches stamp |
+//! | [`digest`] | a utilization in one byte of it |
 //! | [`capture`] | pcap files, and the check of every RoCE packet in one |
 //!
 //! Nothing of the crate outside this folder is used in it. All input is hostile until parsed: no
 //! function here panics on any bytes (C7).
 
 pub mod capture;
+pub mod digest;
 pub mod frame;
 pub mod grh;
 mod headers;

@@ -1,14 +1,19 @@
 //! In-band network telemetry (INT): what the switches on a packet's way write into it.
 //!
-//! A [`Report`] is a header of 64 bytes in front of the BTH. The sender of a data packet leaves it empty, every switch
-//! that knows it stamps the link on which the packet leaves, and the receiver returns it in front of its
-//! acknowledgement. Only endpoints send it whose connections are both set to (`CongestionControl::Hpcc`). The ICRC does not cover it, since switches
-//! change it.
+//! A [`Report`] is a header in front of the BTH. The sender of a data packet leaves it empty, every switch that knows it
+//! stamps the link on which the packet leaves, and the receiver returns it in front of its acknowledgement. Only
+//! endpoints send it whose connections are both set to (`CongestionControl::Hpcc`). The ICRC does not cover it, since
+//! switches change it.
 //!
 //! | bytes | contents |
 //! |---|---|
 //! | 0 | opcode 0xfe, of the range that InfiniBand leaves to manufacturers |
-//! | 1 | version 0 in the high four bits; bit 0: returned by the receiver; bit 1: a link had no room |
+//! | 1 | version in the high four bits; bit 0: returned by the receiver; bit 1: a link had no room |
+//!
+//! Version 0 has 64 bytes and reports every link ([`Form::Links`]):
+//!
+//! | bytes | contents |
+//! |---|---|
 //! | 2 | links stamped, 0–5 |
 //! | 3 | 0 |
 //! | 4 + 12 n | link n: rate in Mbit/s, bytes queued behind the packet, time in nanoseconds, bytes sent |
@@ -16,14 +21,25 @@
 //! The four fields of a link are 24 bits each, in network byte order; bytes are in units of 64. Time and bytes sent
 //! wrap around (after 16.8 ms and 1 GiB), so only differences mean something, and only between reports that are
 //! close to each other ([`Report::MAX_AGE_NS`]).
+//!
+//! Version 1 has 4 bytes and reports the busiest link ([`Form::Digest`]), of which switches measure the utilization
+//! themselves:
+//!
+//! | bytes | contents |
+//! |---|---|
+//! | 2 | [`digest`] of the highest utilization; 0 before the first switch |
+//! | 3 | 0 |
 
 use super::WireError;
+use super::digest;
 
 /// First byte of the header.
 pub const TELEMETRY_OPCODE: u8 = 0xfe;
 
 const ECHO: u8 = 1;
 const CUT: u8 = 2;
+/// The version of digests.
+const DIGEST: u8 = 0x10;
 
 const LINK_BYTES: usize = 12;
 const FIRST_LINK: usize = 4;
@@ -94,24 +110,42 @@ const fn cut(value: u64) -> u32 {
     if value < MASK { value as u32 } else { MASK as u32 }
 }
 
+/// What switches report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// Every link, in 64 bytes.
+    Links,
+    /// The utilization of the busiest link, in 4 bytes.
+    Digest,
+}
+
+impl Form {
+    /// Length of the header in bytes.
+    pub const fn encoded_len(self) -> usize {
+        match self {
+            Form::Links => Report::MAX_LEN,
+            Form::Digest => FIRST_LINK,
+        }
+    }
+}
+
 /// The header, byte for byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Report {
-    bytes: [u8; Report::LEN],
+    /// Zeros behind the header.
+    bytes: [u8; Report::MAX_LEN],
 }
 
 impl Default for Report {
-    /// Without links, as senders send it.
+    /// For links, without any.
     fn default() -> Report {
-        let mut bytes = [0; Report::LEN];
-        bytes[0] = TELEMETRY_OPCODE;
-        Report { bytes }
+        Report::empty(Form::Links)
     }
 }
 
 impl Report {
-    /// Length of the header in bytes.
-    pub const LEN: usize = 64;
+    /// Length of the longest header in bytes.
+    pub const MAX_LEN: usize = 64;
 
     /// Most links that it has room for.
     pub const MAX_HOPS: usize = 5;
@@ -119,31 +153,51 @@ impl Report {
     /// Two reports that are further apart cannot be compared, in nanoseconds: their times may have wrapped.
     pub const MAX_AGE_NS: u64 = 1 << 23;
 
+    /// As senders send it.
+    pub const fn empty(form: Form) -> Report {
+        let mut bytes = [0; Report::MAX_LEN];
+        bytes[0] = TELEMETRY_OPCODE;
+        bytes[1] = match form {
+            Form::Links => 0,
+            Form::Digest => DIGEST,
+        };
+        Report { bytes }
+    }
+
     /// Takes the header from the start of a packet.
     pub fn parse(packet: &[u8]) -> Result<Report, WireError> {
-        let Some(&bytes) = packet.first_chunk::<{ Report::LEN }>() else {
-            return Err(WireError::Truncated { have: packet.len(), need: Report::LEN });
-        };
-        let report = Report { bytes };
-        match bytes {
-            [TELEMETRY_OPCODE, flags, links, 0, ..]
-                if flags & !(ECHO | CUT) == 0 && usize::from(links) <= Report::MAX_HOPS =>
+        let truncated = |need| WireError::Truncated { have: packet.len(), need };
+        let need = Form::Digest.encoded_len();
+        let form = match packet.first_chunk().ok_or(truncated(need))? {
+            [TELEMETRY_OPCODE, flags, links, 0]
+                if flags & !(ECHO | CUT) == 0 && usize::from(*links) <= Report::MAX_HOPS =>
             {
-                Ok(report)
+                Form::Links
             }
-            [TELEMETRY_OPCODE, ..] => Err(WireError::Reserved("the telemetry header")),
-            [other, ..] => Err(WireError::UnknownOpcode(other)),
-        }
+            [TELEMETRY_OPCODE, flags, _, 0] if flags & !ECHO == DIGEST => Form::Digest,
+            [TELEMETRY_OPCODE, ..] => return Err(WireError::Reserved("the telemetry header")),
+            [other, ..] => return Err(WireError::UnknownOpcode(*other)),
+        };
+        let need = form.encoded_len();
+        let header = packet.get(..need).ok_or(truncated(need))?;
+        let mut bytes = [0; Report::MAX_LEN];
+        bytes[..need].copy_from_slice(header);
+        Ok(Report { bytes })
+    }
+
+    /// What it reports.
+    pub const fn form(&self) -> Form {
+        if self.bytes[1] & DIGEST == 0 { Form::Links } else { Form::Digest }
     }
 
     /// The header's bytes.
-    pub const fn as_bytes(&self) -> &[u8; Report::LEN] {
-        &self.bytes
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.form().encoded_len()]
     }
 
-    /// Adds a link. Without room it notes that one is missing. What a receiver returned stays as it is.
+    /// Adds a link. Without room it notes that one is missing. A digest, and what a receiver returned, stay as they are.
     pub fn stamp(&mut self, hop: Hop) {
-        if self.is_echo() {
+        if self.is_echo() || self.form() != Form::Links {
             return;
         }
         let count = usize::from(self.bytes[2]);
@@ -155,6 +209,25 @@ impl Report {
             }
             None => self.bytes[1] |= CUT,
         }
+    }
+
+    /// A link has this utilization, in units of 1 / [`digest::ONE`]: a digest that is lower becomes that of this link,
+    /// rounded as `random` says. Others, and what a receiver returned, stay as they are.
+    pub fn raise(&mut self, utilization: u64, random: u16) {
+        if !self.is_echo() && self.form() == Form::Digest {
+            self.bytes[2] = self.bytes[2].max(digest::encode(utilization, random));
+        }
+    }
+
+    /// The utilization of the busiest link in units of 1 / [`digest::ONE`], if it is a digest that a switch has stamped.
+    pub fn utilization(&self) -> Option<u64> {
+        let code = Some(self.bytes[2]).filter(|_| self.form() == Form::Digest);
+        code.and_then(digest::decode)
+    }
+
+    /// Whether a switch has written something.
+    pub const fn is_stamped(&self) -> bool {
+        self.bytes[2] != 0
     }
 
     /// The same, returned by the receiver.
@@ -172,7 +245,8 @@ impl Report {
     /// The links in the order of the packet's way.
     pub fn hops(&self) -> impl Iterator<Item = Hop> + '_ {
         let links = self.bytes[FIRST_LINK..].as_chunks::<LINK_BYTES>().0;
-        links.iter().take(self.bytes[2].into()).map(Hop::parse)
+        let count = if self.form() == Form::Links { self.bytes[2] } else { 0 };
+        links.iter().take(count.into()).map(Hop::parse)
     }
 
     /// Whether another report has the same number of links with the same rates. Links for which there was no room do
@@ -192,7 +266,7 @@ impl Report {
     }
 }
 
-const _: () = assert!(FIRST_LINK + Report::MAX_HOPS * LINK_BYTES == Report::LEN);
+const _: () = assert!(FIRST_LINK + Report::MAX_HOPS * LINK_BYTES == Report::MAX_LEN);
 
 #[cfg(test)]
 mod tests {
@@ -249,8 +323,8 @@ mod tests {
 
     #[test]
     fn what_no_sender_writes_is_refused() {
-        let right = *Report::default().as_bytes();
-        for (at, value) in [(1, 0x10), (1, 4), (2, 6), (3, 1)] {
+        let right: [u8; Report::MAX_LEN] = Report::default().as_bytes().try_into().unwrap();
+        for (at, value) in [(1, 0x12), (1, 0x20), (1, 4), (2, 6), (3, 1)] {
             let mut bytes = right;
             bytes[at] = value;
             assert_eq!(Report::parse(&bytes), Err(WireError::Reserved("the telemetry header")));
@@ -260,5 +334,30 @@ mod tests {
         assert_eq!(Report::parse(&other), Err(WireError::UnknownOpcode(0x11)));
         let truncated = WireError::Truncated { have: 63, need: 64 };
         assert_eq!(Report::parse(&right[..63]), Err(truncated));
+        let truncated = WireError::Truncated { have: 3, need: 4 };
+        assert_eq!(Report::parse(&right[..3]), Err(truncated));
+    }
+
+    #[test]
+    fn a_digest_is_of_the_busiest_link() {
+        let mut report = Report::empty(Form::Digest);
+        assert_eq!((report.as_bytes().len(), report.utilization()), (4, None));
+        assert!(!report.is_stamped());
+        report.raise(digest::ONE / 2, 0);
+        report.raise(digest::ONE / 8, 0);
+        report.stamp(Hop::new(LINE, 0, 0, 0));
+        let utilization = report.utilization().unwrap();
+        assert!(utilization.abs_diff(digest::ONE / 2) < digest::ONE / 40, "{utilization}");
+        assert!(report.is_stamped() && report.hops().count() == 0);
+        let mut returned = report.echoed();
+        returned.raise(digest::MOST, 0);
+        assert_eq!((returned.utilization(), returned.is_echo()), (Some(utilization), true));
+        // Nothing behind it belongs to it.
+        let mut packet = returned.as_bytes().to_vec();
+        packet.extend([0x04; 40]);
+        assert_eq!(Report::parse(&packet), Ok(returned));
+        let mut links = Report::default();
+        links.raise(digest::MOST, 0);
+        assert_eq!((links, links.utilization()), (Report::default(), None));
     }
 }

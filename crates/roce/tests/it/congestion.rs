@@ -1,11 +1,13 @@
 //! Congestion control of queue pairs: marked packets trigger notifications, and notifications slow the
 //! sender down. The test carries packets by hand, so that each can be marked.
 
+use core::num::NonZeroU64;
 use std::net::SocketAddr;
 
-use roce::congestion::{AdvertisedParams, CongestionControl, DcqcnParams, DelayParams};
+use roce::congestion::watermark::WatermarkError;
+use roce::congestion::{AdvertisedParams, CongestionControl, DcqcnParams, DelayParams, Watermark};
 use roce::endpoint::{AttrMask, Endpoint, QpAttr, QpState, Reliability, TimeoutReason, Transmit};
-use roce::verbs::{Access, MemoryRegion, SendOp, SendWr, Sge};
+use roce::verbs::{Access, MemoryRegion, Qpn, SendOp, SendWr, Sge};
 use roce::wire::{Headers, Opcode, Psn};
 use roce::world::{Ecn, Origin};
 use roce::{Duration, Time};
@@ -357,4 +359,59 @@ fn nothing_new_leaves_ahead_of_what_was_lost() {
         }
     }
     assert!(resent > 4 && pair.endpoint(0).counters().timeouts > 1, "{resent}");
+}
+
+/// Reports of the control plane slow down whom they concern, once; refused ones change nothing, and are counted.
+#[test]
+fn watermarks_cut_what_the_path_delivers_and_impossible_ones_are_refused() {
+    let mut pair = pair(CongestionControl::Dcqcn(DcqcnParams::mlnx(LINE_BPS)));
+    pair.write();
+    let full = |from, until| Watermark {
+        from: at(from),
+        until: at(until),
+        queue_bytes: u64::MAX,
+        rate_bps: NonZeroU64::new(LINE_BPS).unwrap(),
+    };
+    let qpn = pair.ends[0].qpn;
+    // The first report begins the measurement; a hundred packets then arrive within a millisecond.
+    assert_eq!(pair.endpoint(0).handle_watermark(qpn, at(1_000), &full(0, 1_000)), Ok(()));
+    let mut sent = Vec::new();
+    while sent.len() < 100 {
+        let now = at(1_000 + sent.len() as u64);
+        sent.extend(pair.sent(0, now));
+    }
+    for packet in &sent {
+        pair.deliver(1, at(1_500), packet, Ecn::Ect0);
+    }
+    for ack in pair.sent(1, at(1_600)) {
+        pair.deliver(0, at(1_600), &ack, Ecn::Ect0);
+    }
+    assert_eq!(pair.rate(), Some(LINE_BPS));
+    let stranger = Qpn::new(qpn.get() ^ 1);
+    let refused = [
+        (qpn, full(1_000, 2_001), WatermarkError::Future),
+        (qpn, full(2_000, 2_000), WatermarkError::Empty),
+        (stranger, full(1_000, 2_000), WatermarkError::NoConnection),
+    ];
+    for (qpn, watermark, why) in refused {
+        let heard = pair.endpoint(0).handle_watermark(qpn, at(2_000), &watermark);
+        assert_eq!((heard, pair.rate()), (Err(why), Some(LINE_BPS)));
+    }
+    pair.endpoint(0).handle_watermark(qpn, at(2_000), &full(1_000, 2_000)).unwrap();
+    // Half of 100 packets per millisecond.
+    let rate = pair.rate().unwrap();
+    assert!((380_000_000..450_000_000).contains(&rate), "{rate}");
+    // The same again is no news.
+    pair.endpoint(0).handle_watermark(qpn, at(2_100), &full(1_000, 2_000)).unwrap();
+    assert_eq!(pair.rate(), Some(rate));
+    let counters = pair.endpoint(0).counters();
+    assert_eq!((counters.watermarks_heard, counters.watermarks_refused), (3, 3));
+    // The cap ends by its own timer.
+    for _ in 0..10 {
+        let Some((next, _)) = pair.endpoint(0).poll_timeout() else {
+            break;
+        };
+        pair.endpoint(0).handle_timeout(next.max(at(20_000)));
+    }
+    assert_eq!(pair.rate(), Some(LINE_BPS));
 }

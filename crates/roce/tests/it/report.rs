@@ -1,7 +1,7 @@
 //! Reports of a queue pair, and why it failed: packet, peer and cause.
 
 use roce::Time;
-use roce::endpoint::{MAX_PAST_ERRORS, QpAttr, QpState};
+use roce::endpoint::{Connect, MAX_PAST_ERRORS, Mtu, QpAttr, QpState};
 use roce::report::{Cause, Credits, LastError, Peer, QpReport};
 use roce::verbs::{SendOp, Transport, WcStatus};
 use roce::wire::Syndrome;
@@ -129,7 +129,7 @@ fn a_program_that_stops_its_queue_pair_is_no_riddle() {
 fn datagrams_that_fail_name_where_they_were_going() {
     let mut pair = Pair::new();
     let fabric = &mut pair.fabric;
-    let (from, to) = fabric.pair_of(Transport::Ud, roce::endpoint::Mtu::M1024);
+    let (from, to) = fabric.pair_of(Transport::Ud, Mtu::M1024);
     let (region, address) = (kit::registered(&mut fabric.nodes[0]), fabric.address(to));
     let mut wr = kit::send(4, SendOp::Send, kit::list(region, kit::REGION_BYTES, 10));
     wr.to = Some(address);
@@ -183,4 +183,30 @@ fn a_report_shows_what_is_posted_in_flight_and_promised() {
     assert_eq!((flow.next, flow.credits), (first.plus(2), Credits::Messages(1)));
     assert!(busy.deadline.is_some());
     assert_eq!(busy.counters, *pair.fabric.nodes[0].endpoint.qp_counters(pair.a.qpn).unwrap());
+}
+
+#[test]
+fn packets_in_flight_never_exceed_the_window_and_reach_it() {
+    let modes: [fn(&mut Connect); 2] = [|_| {}, |connect| *connect = connect.selective()];
+    for mode in modes {
+        let mut pair = Pair::with(|connect| {
+            mode(connect);
+            connect.mtu = Mtu::M256;
+            connect.window_packets = 8;
+        });
+        let mut most = 0;
+        // Many windows, so that what is acknowledged counts no longer.
+        for message in 0..20 {
+            pair.write(message, 0, 4_000);
+            while pair.fabric.advance() {
+                let flow = report(&pair, 0).flow.unwrap();
+                let pace = pair.fabric.nodes[0].endpoint.pace(pair.a.qpn).unwrap();
+                assert!(flow.in_flight_packets <= flow.window_packets, "{flow:?}");
+                assert_eq!(pace.in_flight_packets, flow.in_flight_packets);
+                assert_eq!((pace.window_packets, pace.unacknowledged), (8, flow.unacknowledged));
+                most = most.max(flow.in_flight_packets);
+            }
+        }
+        assert_eq!(most, 8);
+    }
 }

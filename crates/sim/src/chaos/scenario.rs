@@ -246,6 +246,7 @@ impl Scenario {
         let budget = options.sends.unwrap_or_else(|| chance.between(200, 900));
         let count = chance.between(1, if is_large { 2 } else { 4 });
         let (mut fabric, link) = draw_fabric(nodes, seed, chance);
+        fabric.roce_v1 = Chance::new(seed ^ VERSION).per_mille(150);
         let pairs = (0..count).map(|_| draw_pair(nodes, is_harsh, link.rate_bps, chance));
         let pairs: Vec<PairPlan> = pairs.collect();
         let misbehaves = chance.per_mille(250);
@@ -341,6 +342,9 @@ fn draw_fabric(nodes: u32, seed: u64, chance: &mut Chance) -> (FabricConfig, Lin
     (config, uplink)
 }
 
+/// Sets the stream of the version of RoCE apart from the others of a seed.
+const VERSION: u64 = 0x726f_6365_2076_3176;
+
 /// Sets the stream of back-pressure apart from the others of a seed.
 const PRESSURE: u64 = 0x7072_6573_7375_7265;
 
@@ -411,7 +415,7 @@ fn draw_controls(pairs: &mut [PairPlan], link: &LinkConfig, links: u64, chance: 
             "timely",
             "timely-patched",
             "hpcc",
-            "hpcc",
+            "hpcc-pint",
             "as before",
             "advertised",
         ]);
@@ -579,6 +583,20 @@ fn draw_strikes(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_share_of_seeds_speaks_roce_v1_with_all_transports() {
+        let scenario = |seed| Scenario::draw(seed, &Options::default(), &mut Chance::new(seed));
+        let old: Vec<Scenario> =
+            (0..400).map(scenario).filter(|scenario| scenario.fabric.roce_v1).collect();
+        assert!((40..80).contains(&old.len()), "{}", old.len());
+        let has = |wanted| {
+            let pairs = || old.iter().flat_map(|scenario| &scenario.pairs);
+            pairs().any(|pair| pair.params.transport == wanted)
+        };
+        assert!([Transport::Rc, Transport::Uc, Transport::Ud].into_iter().all(has));
+        assert!(old.iter().any(|one| one.fabric.ipv6) && old.iter().any(|one| !one.fabric.ipv6));
+    }
 
     #[test]
     fn rnr_codes_are_those_of_the_table() {

@@ -15,6 +15,7 @@ use core::net::IpAddr;
 
 use roce::endpoint::QpState;
 use roce::verbs::{Completion, GRH_BYTES, SendOp, SgList, Sge, Transport, WcOpcode, WcStatus};
+use roce::wire::grh::gid_of;
 
 use super::draft::Draft;
 use super::side::{Announced, At, Open, PairState, PostedReceive, Side};
@@ -97,7 +98,8 @@ impl Run {
         let is_from_peer = done.src_qp == Some(peer_qpn);
         ensure!(is_from_peer, "a datagram from somebody else");
         let ip = |node| self.fabric.path_to(node).remote.ip();
-        ensure!(grh_names(grh, ip(peer_node), ip(node)), "the route header names others");
+        let names = if self.fabric.is_roce_v1() { gids_name } else { grh_names };
+        ensure!(names(grh, ip(peer_node), ip(node)), "the route header names others");
         self.find_heard(at, done, |message, _| message.bytes == payload)?;
         let memory = &self.fabric.node(node).memory;
         let space = &mut self.spaces[node as usize];
@@ -224,6 +226,12 @@ const DISORDER: [Fault; 3] = [Fault::Duplicate, Fault::Reorder, Fault::Delay];
 
 /// Faults that lose packets, or make a message that is received look like another one received twice.
 const LOSSES: [Fault; 4] = [Fault::Loss, Fault::Flip, Fault::Truncate, Fault::Duplicate];
+
+/// The same for a GRH: the next header that only it has, and GIDs.
+fn gids_name(grh: &[u8], from: IpAddr, to: IpAddr) -> bool {
+    let [from, to] = [from, to].map(|ip| gid_of(ip).octets());
+    grh[6] == 0x1b && grh[8..24] == from && grh[24..40] == to
+}
 
 /// Whether the route header has the right source and destination: an IPv6 header, or 20 bytes and an
 /// IPv4 header (IBA annex A17).

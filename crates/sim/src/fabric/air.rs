@@ -8,11 +8,13 @@ use alloc::vec::Vec;
 use roce::Duration;
 use roce::endpoint::Endpoint;
 use roce::verbs::Qpn;
+use roce::wire::telemetry::Form;
 use roce::wire::{Headers, Psn, Service};
+use roce::world::Ecn;
 
-use super::{Event, Fabric, Node};
+use super::{Cause, Event, Fabric, Node};
 use crate::faults::Fault;
-use crate::link::{Enqueued, Ingress, Link, Started, Vertex, Waiting};
+use crate::link::{Enqueued, Ingress, Link, Outage, Started, Vertex, Waiting};
 use crate::memory::NodeMemory;
 use crate::packet::Packet;
 use crate::paths::Spread;
@@ -21,35 +23,101 @@ use crate::port::Body;
 /// Longest delay by a fault.
 pub const MAX_DELAY_NS: u64 = 20_000_000;
 
+/// What links and switches need of a packet on its way. Thousands of packets are in flight in a large network, each passes
+/// many links, and all of this is half a cache line: the rest of a packet stays where it is from one end to the other.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Transit {
+    /// The switches that it has been to, of the first 64, as bits.
+    pub(super) visited: u64,
+    from: u32,
+    to: u32,
+    /// Its destination queue pair, as far as switches see it: 0 in RoCEv1, since behind a GRH nothing tells queue pairs apart.
+    qpn: u32,
+    /// Its size on a link in bytes.
+    pub(super) bytes: u32,
+    pub(super) dscp: u8,
+    pub(super) hop_limit: u8,
+    /// The epoch of the link that it is on.
+    epoch: u8,
+    ecn: Ecn,
+    /// Switches write into it.
+    has_telemetry: bool,
+}
+
+impl Transit {
+    fn of(packet: &Packet) -> Transit {
+        Transit {
+            visited: 0,
+            from: packet.from,
+            to: packet.to,
+            qpn: if packet.is_v1 { 0 } else { packet.dest_qpn() },
+            bytes: packet.frame_bytes,
+            dscp: packet.dscp,
+            hop_limit: packet.hop_limit,
+            epoch: 0,
+            ecn: packet.ecn,
+            has_telemetry: packet.telemetry.is_some(),
+        }
+    }
+}
+
 /// The table of packets in flight.
 #[derive(Debug, Default)]
 pub(super) struct Pool {
     packets: Vec<Option<Packet>>,
+    /// By number, as `packets`; void where there is none.
+    transits: Vec<Transit>,
     free: Vec<u32>,
 }
 
 impl Pool {
     pub(super) fn put(&mut self, packet: Packet) -> u32 {
+        let transit = Transit::of(&packet);
         match self.free.pop() {
             Some(id) => {
+                self.transits[id as usize] = transit;
                 self.packets[id as usize] = Some(packet);
                 id
             }
             None => {
+                self.transits.push(transit);
                 self.packets.push(Some(packet));
                 self.packets.len() as u32 - 1
             }
         }
     }
 
+    /// Takes a packet out, with what switches have changed.
     pub(super) fn take(&mut self, id: u32) -> Option<Packet> {
-        let packet = self.packets.get_mut(id as usize)?.take();
-        self.free.extend(packet.is_some().then_some(id));
-        packet
+        let mut packet = self.packets.get_mut(id as usize)?.take()?;
+        let Transit { ecn, hop_limit, .. } = self.transits[id as usize];
+        (packet.ecn, packet.hop_limit) = (ecn, hop_limit);
+        self.free.push(id);
+        Some(packet)
     }
 
+    /// A copy of a packet as it is now.
+    fn copy(&self, id: u32) -> Option<Packet> {
+        let packet = self.packets.get(id as usize)?.clone()?;
+        let Transit { ecn, hop_limit, .. } = self.transits[id as usize];
+        Some(Packet { ecn, hop_limit, ..packet })
+    }
+
+    /// A packet, without what switches have changed.
     pub(super) fn get_mut(&mut self, id: u32) -> Option<&mut Packet> {
         self.packets.get_mut(id as usize)?.as_mut()
+    }
+
+    /// What links need of a packet that is in flight.
+    pub(super) fn transit(&mut self, id: u32) -> &mut Transit {
+        &mut self.transits[id as usize]
+    }
+
+    /// The bytes of a packet were damaged.
+    pub(super) fn note_damage(&mut self, id: u32) {
+        if let Some(packet) = &self.packets[id as usize] {
+            self.transits[id as usize].qpn = packet.dest_qpn();
+        }
     }
 }
 
@@ -65,42 +133,44 @@ pub(super) struct Flow {
 impl<M: NodeMemory> Fabric<M> {
     /// A packet leaves `at`, a node or a switch, on its next link. At a switch it came by the link `ingress`.
     pub(super) fn route(&mut self, at: Vertex, ingress: Option<u32>, id: u32) {
-        let Some(packet) = self.pool.get_mut(id) else {
-            return;
-        };
-        let (bytes, dscp) = (packet.frame_bytes, packet.dscp);
+        let &mut Transit { bytes, dscp, ecn, has_telemetry, .. } = self.pool.transit(id);
         let is_expired = match at {
-            Vertex::Switch(switch) => !self.failures.visit(switch, packet),
+            Vertex::Switch(switch) => !self.visit(switch, id),
             Vertex::Node(_) => false,
         };
         let ingress = ingress.map(|link| {
-            let class = self.links[link as usize].class(dscp) as u8;
-            Ingress { link, class }
+            let from = &self.links[link as usize];
+            Ingress { link, port: from.port, class: from.class(dscp) as u8 }
         });
         if is_expired {
             self.vacate(ingress, bytes);
-            return self.discard(id);
+            return self.lose(Cause::HopLimit, id);
         }
         let ingress_link = ingress.filter(|_| self.failures.bounces).map(|ingress| ingress.link);
         let back = ingress_link.and_then(|link| self.bounce(link, id));
         let Some(link) = back.or_else(|| self.next_link(at, id)) else {
             self.count_unrouted();
             self.vacate(ingress, bytes);
-            return self.discard(id);
+            return self.lose(Cause::NoRoute, id);
         };
         let class = self.links[link as usize].class(dscp);
         let is_busy = self.links[link as usize].is_busy(class, bytes);
-        if is_busy && !self.charge(ingress, bytes) {
+        if is_busy && !self.charge(link, ingress, bytes) {
             self.links[link as usize].count_drop();
             self.judge_drop(ingress);
             self.vacate(ingress, bytes);
             return self.discard(id);
         }
-        let waiting = Waiting { packet: id, bytes, ingress };
+        let waiting = Waiting { packet: id, bytes, ecn, has_telemetry, ingress };
         match self.links[link as usize].enqueue(self.now, class, waiting) {
-            Enqueued::Waits => self.watch_queues(),
+            Enqueued::Waits => {
+                self.watch_queues();
+                self.collect_watermarks();
+            }
             Enqueued::Leaves(at) => {
-                self.stamp(link, id);
+                if has_telemetry {
+                    self.stamp(link, id);
+                }
                 self.vacate(ingress, bytes);
                 self.events.add(at, Event::Departed(link));
             }
@@ -109,7 +179,7 @@ impl<M: NodeMemory> Fabric<M> {
                 self.launch(link, id);
             }
             Enqueued::Dropped => {
-                self.discharge(ingress, bytes);
+                self.discharge(link, ingress, bytes);
                 self.vacate(ingress, bytes);
                 self.discard(id);
             }
@@ -118,7 +188,7 @@ impl<M: NodeMemory> Fabric<M> {
 
     /// The link by which a packet leaves `at`.
     fn next_link(&mut self, at: Vertex, id: u32) -> Option<u32> {
-        let packet = self.pool.get_mut(id)?;
+        let packet = self.pool.transit(id);
         let table = match at {
             Vertex::Switch(switch) => self.failures.table(switch),
             Vertex::Node(_) => None,
@@ -126,20 +196,27 @@ impl<M: NodeMemory> Fabric<M> {
         let links = table.unwrap_or(&self.paths).links(at, packet.to);
         let place = match (links.len() as u64, self.spread) {
             (0 | 1, _) | (_, Spread::First) => 0,
-            (several, Spread::Flow) => hash(at, packet) % several,
+            (several, Spread::Flow) => hash(at, packet.from, packet.to, packet.qpn) % several,
             (several, Spread::Packet) => self.chance.below(several),
         };
         links.get(place as usize).copied()
     }
 
-    /// A switch writes the state of the link into a packet that starts to depart, if it has a place for it.
+    /// A switch writes the state of the link into a packet with telemetry that starts to depart.
+    #[cold]
     fn stamp(&mut self, link: u32, id: u32) {
-        let link = &self.links[link as usize];
+        let link = &mut self.links[link as usize];
         if let Some(packet) = self.pool.get_mut(id)
             && let Some(report) = &mut packet.telemetry
             && matches!(link.start, Vertex::Switch(_))
         {
-            report.stamp(link.hop(self.now));
+            match report.form() {
+                Form::Links => report.stamp(link.hop(self.now)),
+                Form::Digest => {
+                    let utilization = link.utilization(self.now, self.telemetry_rtt);
+                    report.raise(utilization, self.chance.word() as u16);
+                }
+            }
         }
     }
 
@@ -173,24 +250,31 @@ impl<M: NodeMemory> Fabric<M> {
         else {
             return;
         };
-        if let Some(packet) = self.pool.get_mut(waiting.packet) {
-            packet.ecn = self.links[index].mark(packet.ecn, class, &mut self.chance);
+        let ecn = self.links[index].mark(waiting.ecn, class, &mut self.chance);
+        if ecn != waiting.ecn {
+            self.pool.transit(waiting.packet).ecn = ecn;
         }
-        self.stamp(link, waiting.packet);
-        self.discharge(waiting.ingress, waiting.bytes);
+        if waiting.has_telemetry {
+            self.stamp(link, waiting.packet);
+        }
+        self.discharge(link, waiting.ingress, waiting.bytes);
         self.vacate(waiting.ingress, waiting.bytes);
         self.events.add(left_at, Event::Departed(link));
     }
 
     /// A packet enters the air, where faults are injected.
     fn launch(&mut self, link: u32, id: u32) {
-        let Link { is_up, is_faulty, .. } = self.links[link as usize];
+        let Link { is_up, is_faulty, bit_errors, .. } = self.links[link as usize];
         if !is_up {
             return self.lose_to_outage(link, id);
         }
+        if bit_errors > 0 && self.is_hit_by_bit_error(link, id) {
+            self.resend_total(link, id);
+            return self.lose(Cause::BitError, id);
+        }
         if self.failures.faults.bit_errors > 0 && !self.survives_bit_errors(link, id) {
             self.resend_total(link, id);
-            return self.discard(id);
+            return self.lose(Cause::BitError, id);
         }
         if !is_faulty || self.mix.is_none() {
             return self.fly(link, id, Duration::ZERO);
@@ -227,7 +311,11 @@ impl<M: NodeMemory> Fabric<M> {
     fn lose_to_outage(&mut self, link: u32, id: u32) {
         self.feel_outage(link);
         self.resend_total(link, id);
-        self.discard(id);
+        let cause = match self.links[link as usize].outage {
+            Outage::Switch(_) => Cause::SwitchDown,
+            Outage::Cable | Outage::Link => Cause::LinkDown,
+        };
+        self.lose(cause, id);
     }
 
     fn double(&mut self, link: u32, id: u32) {
@@ -241,7 +329,9 @@ impl<M: NodeMemory> Fabric<M> {
         self.links[link as usize].is_disturbed = true;
         packet.marks.twin = Some(self.twins.len() as u32);
         self.twins.push(0);
-        let copy = packet.clone();
+        let Some(copy) = self.pool.copy(id) else {
+            return;
+        };
         let copy = self.pool.put(copy);
         let delay = Duration::from_nanos(self.chance.below(200_000));
         self.fly(link, copy, delay);
@@ -252,10 +342,9 @@ impl<M: NodeMemory> Fabric<M> {
         if !self.strikes(Fault::Stray) {
             return;
         }
-        let Some(packet) = self.pool.get_mut(id) else {
+        let Some(mut copy) = self.pool.copy(id) else {
             return;
         };
-        let mut copy = packet.clone();
         copy.marks.twin = None;
         let distance = self.chance.between(1 << 16, 1 << 22) as u32;
         let ahead = self.chance.per_mille(500);
@@ -284,6 +373,7 @@ impl<M: NodeMemory> Fabric<M> {
             packet.bytes.truncate(self.chance.below(packet.bytes.len() as u64) as usize);
             packet.marks.truncated = true;
         }
+        self.pool.note_damage(id);
     }
 
     fn hold_up(&mut self, id: u32) -> Duration {
@@ -303,13 +393,11 @@ impl<M: NodeMemory> Fabric<M> {
         let at = self.now + self.links[link as usize].config.delay + extra;
         self.launched += 1;
         let Link { epoch, is_faulty, .. } = self.links[link as usize];
-        if let Some(packet) = self.pool.get_mut(id) {
-            packet.marks.epoch = epoch;
-            // Its place among the packets of its flow is the one with which it left its node.
-            if is_faulty {
-                packet.marks.order = self.launched;
-            }
-            if is_faulty && packet.marks.slowed.is_some() {
+        self.pool.transit(id).epoch = epoch;
+        // Its place among the packets of its flow is the one with which it left its node.
+        if is_faulty && let Some(packet) = self.pool.get_mut(id) {
+            packet.marks.order = self.launched;
+            if packet.marks.slowed.is_some() {
                 packet.marks.resent_before = resent(&self.nodes[packet.from as usize].endpoint);
             }
         }
@@ -318,9 +406,7 @@ impl<M: NodeMemory> Fabric<M> {
 
     pub(super) fn arrived(&mut self, id: u32, link: u32) {
         let epoch = self.links[link as usize].epoch;
-        if self.failures.has_reset
-            && self.pool.get_mut(id).is_some_and(|packet| packet.marks.epoch != epoch)
-        {
+        if self.failures.has_reset && self.pool.transit(id).epoch != epoch {
             return self.lose_to_outage(link, id);
         }
         if !self.occupy(link, id) {
@@ -341,6 +427,9 @@ impl<M: NodeMemory> Fabric<M> {
         };
         if !self.mix.is_none() || !self.flows.is_empty() {
             self.judge(&packet);
+        }
+        if self.losses.has_wounds() {
+            self.losses.arrives(self.now, &packet);
         }
         self.nodes[node as usize].port.inbox.push_back(packet);
         self.mark_dirty(node);
@@ -394,12 +483,12 @@ fn resent(endpoint: &Endpoint) -> u64 {
 }
 
 /// Of a packet's flow, at every node and switch another one: mixing as in SplitMix64.
-fn hash(at: Vertex, packet: &Packet) -> u64 {
+pub(super) fn hash(at: Vertex, from: u32, to: u32, dest_qpn: u32) -> u64 {
     let (kind, number) = match at {
         Vertex::Node(node) => (1, node),
         Vertex::Switch(switch) => (2, switch),
     };
-    let parts = [kind, number, packet.from, packet.to, packet.dest_qpn()];
+    let parts = [kind, number, from, to, dest_qpn];
     parts.into_iter().fold(0, |state: u64, part| {
         let sum = (state ^ u64::from(part)).wrapping_add(0x9e37_79b9_7f4a_7c15);
         let once = (sum ^ sum >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -20,14 +20,13 @@ use alloc::vec::Vec;
 use roce::Duration;
 
 use super::air::is_live;
-use super::{Event, Fabric, FabricConfig};
+use super::{Cause, Event, Fabric, FabricConfig};
 use crate::buffer::Buffer;
 use crate::chance::Chance;
 use crate::faults::Fault;
 use crate::graph::Graph;
 use crate::link::{Ingress, Link, MAX_CLASSES, Outage, Vertex, Waiting};
 use crate::memory::NodeMemory;
-use crate::packet::Packet;
 use crate::paths::Paths;
 
 /// How switches learn of failures, and get other routes.
@@ -83,6 +82,8 @@ pub struct Conduct {
     pub loops: u64,
     /// Packets for which a switch had no route.
     pub unrouted: u64,
+    /// Times that routes were computed anew.
+    pub reroutes: u64,
     /// Times that a watchdog dropped what waited.
     pub watchdog_trips: u64,
     /// Packets that were dropped by one.
@@ -101,6 +102,7 @@ impl Conduct {
         self.expired += other.expired;
         self.loops += other.loops;
         self.unrouted += other.unrouted;
+        self.reroutes += other.reroutes;
         self.watchdog_trips += other.watchdog_trips;
         self.watchdog_drops += other.watchdog_drops;
         self.unexplained_drops += other.unexplained_drops;
@@ -182,24 +184,6 @@ impl Failures {
         self.tables.get(switch as usize).map(|paths| &**paths)
     }
 
-    /// A packet comes to a switch: false if its hop limit ends here.
-    #[inline]
-    pub(super) fn visit(&mut self, switch: u32, packet: &mut Packet) -> bool {
-        packet.hop_limit = packet.hop_limit.saturating_sub(1);
-        let bit = if switch < u64::BITS { 1 << switch } else { 0 };
-        let is_again = packet.marks.visited & bit != 0;
-        packet.marks.visited |= bit;
-        if is_again {
-            let tables = packet.marks.tables;
-            let has_changed = tables == 0 || tables != self.tables_now();
-            self.conduct.loops += u64::from(has_changed);
-            self.conduct.unexplained_loops += u64::from(!has_changed);
-        }
-        let is_expired = packet.hop_limit == 0;
-        self.conduct.expired += u64::from(is_expired);
-        !is_expired
-    }
-
     /// The number of the tables that all switches have; 0 while they change.
     #[inline]
     pub(super) fn tables_now(&self) -> u32 {
@@ -207,7 +191,83 @@ impl Failures {
     }
 }
 
+/// Switches that are joined by links that are up make an island; a node is on those to which a cable of it leads, and two
+/// nodes with a cable to each other are on one of their own.
+#[derive(Clone, Debug)]
+pub struct Islands {
+    by_node: Vec<Vec<u32>>,
+}
+
+impl Islands {
+    fn of(nodes: usize, switches: usize, links: &[Link]) -> Islands {
+        let up = || links.iter().filter(|link| link.is_up);
+        let mut beside = vec![Vec::new(); switches];
+        for link in up() {
+            if let (Vertex::Switch(a), Vertex::Switch(b)) = (link.start, link.end) {
+                beside[a as usize].push(b);
+            }
+        }
+        let (mut island_of, mut islands) = (vec![None; switches], 0);
+        for first in 0..switches as u32 {
+            let mut open = vec![first];
+            while let Some(switch) = open.pop() {
+                if island_of[switch as usize].is_none() {
+                    island_of[switch as usize] = Some(islands);
+                    open.extend(&beside[switch as usize]);
+                }
+            }
+            islands += 1;
+        }
+        let mut by_node = vec![Vec::new(); nodes];
+        for link in up() {
+            match (link.start, link.end) {
+                (Vertex::Node(node), Vertex::Switch(switch)) => {
+                    by_node[node as usize].extend(island_of[switch as usize]);
+                }
+                (Vertex::Node(a), Vertex::Node(b)) => {
+                    by_node[a as usize].push(islands);
+                    by_node[b as usize].push(islands);
+                    islands += 1;
+                }
+                _ => {}
+            }
+        }
+        Islands { by_node }
+    }
+
+    /// Whether a way leads from one node to another.
+    pub fn has_way(&self, from: u32, to: u32) -> bool {
+        let [from, to] = [from, to].map(|node| &self.by_node[node as usize]);
+        from.iter().any(|island| to.contains(island))
+    }
+}
+
 impl<M: NodeMemory> Fabric<M> {
+    /// A packet comes to a switch: false if its hop limit ends here.
+    #[inline]
+    pub(super) fn visit(&mut self, switch: u32, id: u32) -> bool {
+        let packet = self.pool.transit(id);
+        packet.hop_limit = packet.hop_limit.saturating_sub(1);
+        let is_expired = packet.hop_limit == 0;
+        let bit = if switch < u64::BITS { 1 << switch } else { 0 };
+        let is_again = packet.visited & bit != 0;
+        packet.visited |= bit;
+        if is_again {
+            self.count_loop(id);
+        }
+        self.failures.conduct.expired += u64::from(is_expired);
+        !is_expired
+    }
+
+    #[cold]
+    fn count_loop(&mut self, id: u32) {
+        let tables = self.pool.get_mut(id).map_or(0, |packet| packet.marks.tables);
+        let has_changed = tables == 0 || tables != self.failures.tables_now();
+        let conduct = &mut self.failures.conduct;
+        conduct.loops += u64::from(has_changed);
+        conduct.unexplained_loops += u64::from(!has_changed);
+    }
+
     /// What was counted so far.
     pub fn conduct(&self) -> Conduct {
         self.failures.conduct
@@ -225,7 +285,7 @@ impl<M: NodeMemory> Fabric<M> {
 
     // ---- links ---------------------------------------------------------------------------------
 
-    /// Takes a link between switches down, in both directions, or up again; by the number of one direction.
+    /// Takes a link down, in both directions, or up again; by the number of one direction.
     pub fn set_link(&mut self, link: u32, is_up: bool) {
         if is_up && self.links[link as usize].is_plugged {
             return;
@@ -274,7 +334,7 @@ impl<M: NodeMemory> Fabric<M> {
         if let Vertex::Switch(switch) = end
             && let Some(buffer) = self.buffers.get_mut(switch as usize)
         {
-            buffer.forget_pauses(port);
+            buffer.forget_pauses(port.into());
         }
     }
 
@@ -317,6 +377,34 @@ impl<M: NodeMemory> Fabric<M> {
         }
     }
 
+    /// Makes both directions of a link flip so many of 10^15 bits, or fewer than before: each damaged frame is lost.
+    pub fn set_bit_errors(&mut self, link: u32, per_10_15_bits: u64) {
+        for link in [link, link ^ 1] {
+            let entry = &mut self.links[link as usize];
+            entry.bit_errors = per_10_15_bits;
+            // Packets that are lost leave gaps in what its ends know of each other.
+            entry.is_disturbed = true;
+        }
+    }
+
+    /// Whether a frame is damaged by the bit errors of its link.
+    pub(super) fn is_hit_by_bit_error(&mut self, link: u32, id: u32) -> bool {
+        let Some(packet) = self.pool.get_mut(id) else {
+            return false;
+        };
+        // For rates as low as these, the sum over the bits is the probability.
+        let per_10_15 =
+            self.links[link as usize].bit_errors.saturating_mul(8 * u64::from(packet.frame_bytes));
+        let is_hit = self.failures.chance.below(1_000_000_000_000_000) < per_10_15;
+        if is_hit {
+            self.counts.inject(Fault::BitError);
+            if is_live(&self.nodes, packet) {
+                self.counts.effect(Fault::BitError);
+            }
+        }
+        is_hit
+    }
+
     /// A frame on a link from a switch suffers bit errors; false if its receiver drops it for that.
     pub(super) fn survives_bit_errors(&mut self, link: u32, id: u32) -> bool {
         let Failures { faults, chance, .. } = &mut self.failures;
@@ -337,6 +425,7 @@ impl<M: NodeMemory> Fabric<M> {
                 *byte ^= 1 << (bit % 8);
                 packet.marks.corrupted = true;
             }
+            self.pool.note_damage(id);
             return true;
         }
         if is_live(&self.nodes, packet) {
@@ -404,10 +493,10 @@ impl<M: NodeMemory> Fabric<M> {
         if let Some(buffer) = self.buffers.get_mut(switch as usize) {
             buffer.clear();
         }
-        for Waiting { packet, bytes, ingress } in lost {
+        for Waiting { packet, bytes, ingress, .. } in lost {
             self.feel_death(switch);
             self.vacate(ingress, bytes);
-            self.discard(packet);
+            self.lose(Cause::SwitchDown, packet);
         }
     }
 
@@ -443,10 +532,11 @@ impl<M: NodeMemory> Fabric<M> {
 
     /// New routes are computed, and each switch is to get them.
     pub(super) fn reroute(&mut self) {
-        let Failures { graph, known_up, chance, rerouting, .. } = &mut self.failures;
+        let Failures { graph, known_up, chance, rerouting, conduct, .. } = &mut self.failures;
         let (Some(graph), Some(rerouting)) = (graph, rerouting) else {
             return;
         };
+        conduct.reroutes += 1;
         let switches = graph.switches();
         let paths = Arc::new(graph.paths(|link| known_up[link as usize]));
         for switch in 0..switches {
@@ -499,6 +589,11 @@ impl<M: NodeMemory> Fabric<M> {
         let is_since = tables != 0 && tables == self.failures.tables_now();
         self.failures.bounces = !is_since;
         is_since.then_some(back)
+    }
+
+    /// Which nodes have ways to each other, whatever switches know of it.
+    pub fn islands(&self) -> Islands {
+        Islands::of(self.nodes.len(), self.failures.dead.len(), &self.links)
     }
 
     /// Whether any way leads from one node to another, whatever switches know of it.

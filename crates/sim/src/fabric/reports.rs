@@ -32,6 +32,8 @@ pub struct QueueSample {
     pub total_bytes: u64,
     /// Classes of links that are paused.
     pub paused: u32,
+    /// Bytes that have left towards hosts since statistics were last reset, framing included.
+    pub into_hosts_bytes: u64,
 }
 
 impl<M: NodeMemory> Fabric<M> {
@@ -54,7 +56,9 @@ impl<M: NodeMemory> Fabric<M> {
         let (longest_bytes, total_bytes) =
             bytes.fold((0, 0), |(longest, sum), bytes| (longest.max(bytes), sum + bytes));
         let paused = self.links.iter().map(Link::paused_classes).sum();
-        QueueSample { at: self.now, longest_bytes, total_bytes, paused }
+        let last = self.links.iter().filter(|link| matches!(link.end, Vertex::Node(_)));
+        let into_hosts_bytes = last.map(Link::departed_bytes).sum();
+        QueueSample { at: self.now, longest_bytes, total_bytes, paused, into_hosts_bytes }
     }
 
     /// The links from one node to another, by the first of several ways; cut short where there is none.

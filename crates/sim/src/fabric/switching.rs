@@ -37,7 +37,7 @@ pub(super) fn buffers(
         let link = &mut links[number];
         classes = classes.max(usize::from(link.config.classes));
         if let Vertex::Switch(switch) = link.end {
-            link.port = headrooms[switch as usize].len();
+            link.port = headrooms[switch as usize].len() as u16;
             headrooms[switch as usize].push(headroom(&link.config, &back));
         }
     }
@@ -81,9 +81,9 @@ impl fmt::Display for Deadlock {
 }
 
 impl<M: NodeMemory> Fabric<M> {
-    /// Charges a packet that has to wait to the port by which it came; false if the switch has no room for it.
-    pub(super) fn charge(&mut self, ingress: Option<Ingress>, bytes: u32) -> bool {
-        let Some((ingress, buffer, port)) = self.account_of(ingress) else {
+    /// Charges a packet that has to wait for `link` to the port by which it came; false if the switch has no room for it.
+    pub(super) fn charge(&mut self, link: u32, ingress: Option<Ingress>, bytes: u32) -> bool {
+        let Some((ingress, buffer, port)) = self.account_of(link, ingress) else {
             return true;
         };
         let class = usize::from(ingress.class);
@@ -94,30 +94,35 @@ impl<M: NodeMemory> Fabric<M> {
         is_admitted
     }
 
-    /// A packet that waited has begun to depart. Every sender that this lets go on is told.
-    pub(super) fn discharge(&mut self, ingress: Option<Ingress>, bytes: u32) {
-        let Some((ingress, buffer, port)) = self.account_of(ingress) else {
+    /// A packet that waited for `link` has begun to depart. Every sender that this lets go on is told.
+    pub(super) fn discharge(&mut self, link: u32, ingress: Option<Ingress>, bytes: u32) {
+        let Some((ingress, buffer, port)) = self.account_of(link, ingress) else {
             return;
         };
         buffer.release(port, ingress.class.into(), bytes.into());
-        let end = self.links[ingress.link as usize].end;
+        let end = self.links[link as usize].start;
         while let Vertex::Switch(switch) = end
             && let Some((port, class)) = self.buffers[switch as usize].resumes()
         {
-            let is_it = |link: &Link| link.end == end && link.port == port;
+            let is_it = |link: &Link| link.end == end && usize::from(link.port) == port;
             if let Some(link) = self.links.iter().position(is_it) {
                 self.send_pause(link as u32, class, false);
             }
         }
     }
 
-    fn account_of(&mut self, ingress: Option<Ingress>) -> Option<(Ingress, &mut Buffer, usize)> {
+    /// The buffer of the switch where `link` starts, and a packet's port in it. The link by which it came is not looked at: of
+    /// many, it is hardly in the processor's cache.
+    fn account_of(
+        &mut self,
+        link: u32,
+        ingress: Option<Ingress>,
+    ) -> Option<(Ingress, &mut Buffer, usize)> {
         let ingress = ingress?;
-        let Link { end: Vertex::Switch(switch), port, .. } = self.links[ingress.link as usize]
-        else {
+        let Vertex::Switch(switch) = self.links[link as usize].start else {
             return None;
         };
-        Some((ingress, self.buffers.get_mut(switch as usize)?, port))
+        Some((ingress, self.buffers.get_mut(switch as usize)?, ingress.port.into()))
     }
 
     /// Sends a pause, or its end, to the other end of a link: back on the other direction of the cable, ahead of everything
@@ -168,9 +173,7 @@ impl<M: NodeMemory> Fabric<M> {
         if self.links[link as usize].config.credits.is_none() {
             return true;
         }
-        let Some((class, bytes)) = self.size_on(link, id) else {
-            return true;
-        };
+        let (class, bytes) = self.size_on(link, id);
         let lane = self.links[link as usize].lane(class);
         let fits = lane.is_none_or(|lane| lane.receiver.receive(blocks(bytes)));
         if !fits {
@@ -182,7 +185,7 @@ impl<M: NodeMemory> Fabric<M> {
 
     /// A packet has left the buffer at the end of the link by which it came.
     pub(super) fn vacate(&mut self, ingress: Option<Ingress>, bytes: u32) {
-        let Some(Ingress { link, class }) = ingress else {
+        let Some(Ingress { link, class, .. }) = ingress else {
             return;
         };
         let class = usize::from(class);
@@ -195,14 +198,16 @@ impl<M: NodeMemory> Fabric<M> {
 
     /// A node takes a packet out of the buffer of its link at once.
     pub(super) fn consume(&mut self, link: u32, id: u32) {
-        if let Some((class, bytes)) = self.size_on(link, id) {
-            self.vacate(Some(Ingress { link, class: class as u8 }), bytes);
+        if self.links[link as usize].config.credits.is_some() {
+            let (class, bytes) = self.size_on(link, id);
+            let port = self.links[link as usize].port;
+            self.vacate(Some(Ingress { link, port, class: class as u8 }), bytes);
         }
     }
 
-    fn size_on(&mut self, link: u32, id: u32) -> Option<(usize, u32)> {
-        let packet = self.pool.get_mut(id)?;
-        Some((self.links[link as usize].class(packet.dscp), packet.frame_bytes))
+    fn size_on(&mut self, link: u32, id: u32) -> (usize, u32) {
+        let packet = self.pool.transit(id);
+        (self.links[link as usize].class(packet.dscp), packet.bytes)
     }
 
     fn send_limit(&mut self, link: u32, class: usize) {
@@ -234,9 +239,7 @@ impl<M: NodeMemory> Fabric<M> {
 
     /// A packet was lost on a link: the credit that it took comes back with the sender's next flow control packet.
     pub(super) fn resend_total(&mut self, link: u32, id: u32) {
-        let Some((class, _)) = self.size_on(link, id) else {
-            return;
-        };
+        let (class, _) = self.size_on(link, id);
         let leaks = self.failures.defect == Defect::CreditLeaked;
         if self.links[link as usize].lane(class).is_some() && !leaks {
             self.events.add(self.now + TOTAL_AFTER, Event::TotalDue { link, class: class as u8 });
@@ -316,10 +319,11 @@ impl<M: NodeMemory> Fabric<M> {
         let would_resume = self.buffers.get(switch as usize).is_none_or(|buffer| {
             let end = Vertex::Switch(switch);
             let into = (0..).zip(&self.links).filter(|(_, other)| other.end == end);
-            let shared = into
-                .map(|(number, other)| buffer.shared_left(other.port, class, remaining(number)));
+            let shared = into.map(|(number, other)| {
+                buffer.shared_left(other.port.into(), class, remaining(number))
+            });
             let shared = shared.sum();
-            buffer.would_resume(port, class, remaining(link), shared)
+            buffer.would_resume(port.into(), class, remaining(link), shared)
         });
         would_resume && self.links[link as usize].would_get_credit(class, remaining(link))
     }

@@ -13,7 +13,7 @@ use alloc::vec::Vec;
 
 use roce::{Duration, Time};
 
-use super::{Event, Fabric};
+use super::{Cause, Event, Fabric};
 use crate::link::{MAX_CLASSES, Vertex, Waiting};
 use crate::memory::NodeMemory;
 
@@ -116,7 +116,7 @@ impl<M: NodeMemory> Fabric<M> {
             return;
         };
         let buffer = self.buffers.get(switch as usize);
-        if buffer.is_some_and(|buffer| buffer.has_paused(port, class.into())) {
+        if buffer.is_some_and(|buffer| buffer.has_paused(port.into(), class.into())) {
             self.send_pause(link, class.into(), true);
         }
     }
@@ -172,10 +172,10 @@ impl<M: NodeMemory> Fabric<M> {
         let dropped = entry.drain(self.now, class);
         self.failures.conduct.watchdog_trips += 1;
         self.failures.conduct.watchdog_drops += dropped.len() as u64;
-        for Waiting { packet, bytes, ingress } in dropped {
-            self.discharge(ingress, bytes);
+        for Waiting { packet, bytes, ingress, .. } in dropped {
+            self.discharge(link, ingress, bytes);
             self.vacate(ingress, bytes);
-            self.discard(packet);
+            self.lose(Cause::Watchdog, packet);
         }
         self.end_pause(link, class as u8);
     }

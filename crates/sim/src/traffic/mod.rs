@@ -8,17 +8,23 @@
 //! |---|---|
 //! | [`sizes`] | published distributions of flow sizes |
 //! | [`workload`] | patterns of flows |
+//! | [`rails`] | flows between hosts with several ports |
 //! | [`ideal`] | how long a flow takes alone |
+//! | [`failing`] | links and switches that fail meanwhile |
 //! | [`run`] | flows over a simulated network |
 //! | [`outcome`] | completion times, slowdowns, queues |
 
+pub mod failing;
 pub mod ideal;
 pub mod outcome;
+pub mod rails;
 pub mod run;
 pub mod sizes;
 pub mod workload;
 
-pub use outcome::{Outcome, Record, Slowdowns};
+pub use failing::{MAX_FAULTS, TimedFault, Trouble};
+pub use outcome::{GivenUp, Outcome, Record, Slowdowns};
+pub use rails::{RailError, Rails};
 pub use run::{Network, Runner, TrafficError};
 pub use sizes::FlowSizes;
 pub use workload::{Flow, MAX_FLOWS, Workload, WorkloadError};

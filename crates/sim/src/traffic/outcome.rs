@@ -2,10 +2,21 @@
 
 use alloc::vec::Vec;
 
+use roce::report::Pace;
+use roce::verbs::WcStatus;
 use roce::{Duration, Time};
 
-use crate::fabric::{Deadlock, LinkReport, QueueSample};
+use crate::fabric::{Deadlock, LinkReport, LossReport, QueueSample};
 use crate::link::LinkStats;
+
+/// How a flow ended without arriving.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GivenUp {
+    /// When its connection ended.
+    pub at: Time,
+    /// With which status.
+    pub status: WcStatus,
+}
 
 /// One flow of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,9 +33,18 @@ pub struct Record {
     pub arrived: Option<Time>,
     /// How long it would have taken alone.
     pub ideal: Duration,
+    /// How its connection ended, if it failed.
+    pub gave_up: Option<GivenUp>,
+    /// It has not arrived, and no way led from its sender to its receiver when it gave up, or at the end of the run.
+    pub is_cut: bool,
 }
 
 impl Record {
+    /// Whether it has neither arrived nor failed.
+    pub fn is_under_way(&self) -> bool {
+        self.arrived.is_none() && self.gave_up.is_none()
+    }
+
     /// From its start to its arrival.
     pub fn completion_time(&self) -> Option<Duration> {
         Some(self.arrived?.since(self.started?))
@@ -51,10 +71,18 @@ pub struct Outcome {
     pub links: Vec<LinkReport>,
     /// Queues over time, where they were sampled.
     pub samples: Vec<QueueSample>,
+    /// Where flows were sampled, too: those under way at the time of each sample, by number.
+    pub paces: Vec<Vec<(u32, Pace)>>,
     /// Data and other packets that hosts sent, received, and sent again.
     pub packets: [u64; 3],
     /// Packets that had no way to their host.
     pub unrouted: u64,
+    /// What failures have cost.
+    pub losses: LossReport,
+    /// Faults that have begun.
+    pub faults: u32,
+    /// Times that switches computed other routes.
+    pub reroutes: u64,
     /// Links that wait for each other, where flows have not arrived.
     pub deadlock: Option<Deadlock>,
     /// Events of the simulation.
@@ -194,6 +222,8 @@ mod tests {
             started: Some(Time::ZERO),
             arrived: Some(Time::from_nanos(1_000)),
             ideal: Duration::from_nanos(500),
+            gave_up: None,
+            is_cut: false,
         };
         let outcome = |all: &[u64]| Outcome {
             records: all.iter().map(|&bytes| record(bytes)).collect(),

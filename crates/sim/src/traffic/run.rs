@@ -6,9 +6,10 @@
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-use roce::congestion::CongestionControl;
+use roce::congestion::{CongestionControl, HpccParams};
 use roce::device;
 use roce::endpoint::{Connect, EndpointConfig, Mtu, QpConfig};
+use roce::report::Pace;
 use roce::verbs::{
     Access, Completion, CqId, MAX_MESSAGE_BYTES, MemoryRegion, Qpn, RecvWr, Reliability, SendOp,
     SendWr, SgList, Sge, VerbsError, WcOpcode, WcStatus,
@@ -16,11 +17,12 @@ use roce::verbs::{
 use roce::{Duration, Time};
 use thiserror::Error;
 
+use super::failing::{Schedule, TimedFault};
 use super::ideal::completion_time;
-use super::outcome::{Outcome, Record};
+use super::outcome::{GivenUp, Outcome, Record};
 use super::workload::Flow;
 use crate::buffer::BufferConfig;
-use crate::fabric::{Fabric, FabricConfig, QueueSample};
+use crate::fabric::{Collector, Fabric, FabricConfig, Islands, QueueSample, Rerouting, Watchdog};
 use crate::graph::Graph;
 use crate::link::LinkConfig;
 use crate::memory::Phantom;
@@ -38,6 +40,12 @@ pub struct Network {
     pub graph: Graph,
     /// The buffer of each switch, shared by its ports; `None` for a queue of its own at each link.
     pub buffer: Option<BufferConfig>,
+    /// Who reads the watermarks of switches, if anybody.
+    pub watermarks: Option<Collector>,
+    /// IPv6 instead of IPv4.
+    pub ipv6: bool,
+    /// RoCEv1: a GRH in place of IP and UDP.
+    pub roce_v1: bool,
     /// Path MTU.
     pub mtu: Mtu,
     /// Most unacknowledged packets of a flow.
@@ -46,8 +54,16 @@ pub struct Network {
     pub reliability: Reliability,
     /// Local ACK timeout: 4.096 us · 2ⁿ.
     pub timeout: u8,
+    /// Retries after timeouts and sequence errors before a connection fails, 0–7.
+    pub retry_count: u8,
     /// Congestion control.
     pub congestion: CongestionControl,
+    /// What fails, and when.
+    pub faults: Vec<TimedFault>,
+    /// Whether and when switches find other ways; without faults nothing changes.
+    pub rerouting: Option<Rerouting>,
+    /// The watchdog of every switch, for links that hold packets back.
+    pub watchdog: Option<Watchdog>,
     /// Random seed.
     pub seed: u64,
 }
@@ -109,8 +125,16 @@ pub struct Runner {
     failed: u32,
     sample_every: Option<Duration>,
     samples: Vec<QueueSample>,
+    /// Whether flows are sampled beside the queues, and what they said at the same times.
+    samples_flows: bool,
+    paces: Vec<Vec<(u32, Pace)>>,
     /// Samples taken.
     sampled: u64,
+    schedule: Schedule,
+    /// The time for which a wake-up is set, for faults.
+    struck_for: Option<Time>,
+    /// Which hosts have ways to each other, since the last fault began or ended.
+    islands: Option<Islands>,
 }
 
 /// The part of a [`Network`] that connections need.
@@ -120,6 +144,7 @@ struct Connecting {
     window_packets: u32,
     reliability: Reliability,
     timeout: u8,
+    retry_count: u8,
     congestion: CongestionControl,
 }
 
@@ -134,8 +159,19 @@ impl Runner {
                 ..EndpointConfig::default()
             },
             buffer: network.buffer,
+            watermarks: network.watermarks,
+            ipv6: network.ipv6,
+            roce_v1: network.roce_v1,
+            rerouting: network.rerouting.filter(|_| !network.faults.is_empty()),
+            watchdog: network.watchdog,
             nic_packets: Some(1),
             ..FabricConfig::new(network.graph.clone(), network.seed)
+        };
+        let config = match network.congestion {
+            CongestionControl::Hpcc(HpccParams { base_rtt: telemetry_rtt, .. }) => {
+                FabricConfig { telemetry_rtt, ..config }
+            }
+            _ => config,
         };
         let fabric = Fabric::new(&config, |_| Phantom);
         let records = flows.iter().map(|flow| record(&fabric, network.mtu, flow)).collect();
@@ -148,9 +184,12 @@ impl Runner {
         let mut to_come: Vec<u32> = (0..flows.len() as u32).collect();
         to_come.retain(|&number| flows[number as usize].after.is_empty());
         to_come.sort_by_key(|&number| core::cmp::Reverse((flows[number as usize].at, number)));
-        let &Network { mtu, window_packets, reliability, timeout, congestion, .. } = network;
+        let &Network { mtu, window_packets, reliability, timeout, .. } = network;
+        let (retry_count, congestion) = (network.retry_count, network.congestion);
+        let reliable =
+            Connecting { mtu, window_packets, reliability, timeout, retry_count, congestion };
         Runner {
-            network: Connecting { mtu, window_packets, reliability, timeout, congestion },
+            network: reliable,
             keeps_connections,
             hosts: alloc::vec![None; fabric.len() as usize],
             waits_for: flows.iter().map(|flow| flow.after.len() as u32).collect(),
@@ -166,7 +205,12 @@ impl Runner {
             failed: 0,
             sample_every: None,
             samples: Vec::new(),
+            samples_flows: false,
+            paces: Vec::new(),
             sampled: 0,
+            schedule: Schedule::new(&network.faults),
+            struck_for: None,
+            islands: None,
         }
     }
 
@@ -174,6 +218,11 @@ impl Runner {
     pub fn sample_every(&mut self, span: Duration) {
         self.sample_every = Some(span);
         self.fabric.wake_at(Time::ZERO, SAMPLE);
+    }
+
+    /// Where the queues are sampled, samples every flow under way, too: for runs of a few flows.
+    pub fn sample_flows(&mut self) {
+        self.samples_flows = true;
     }
 
     /// The present of the simulation.
@@ -196,12 +245,14 @@ impl Runner {
     /// # Errors
     /// When a verb is refused, which would be a mistake of this module.
     pub fn advance(&mut self, deadline: Time) -> Result<bool, TrafficError> {
+        self.strike();
         self.start_due()?;
         // What was posted at this instant has not made its events yet.
-        self.fabric.settle_changed();
-        self.take_touched()?;
-        let is_due = self.fabric.next_at().is_some_and(|at| at <= deadline);
-        if self.left == 0 || !is_due || !self.fabric.advance() {
+        if !self.fabric.is_settled() {
+            self.fabric.settle_changed();
+            self.take_touched()?;
+        }
+        if self.left == 0 || !self.fabric.advance_within(deadline) {
             return Ok(false);
         }
         if self.fabric.wakes().contains(&SAMPLE) {
@@ -226,16 +277,43 @@ impl Runner {
         let ended = if self.left == 0 { ended } else { None };
         let packets = self.fabric.nodes.iter().map(|node| node.packets());
         let packets = packets.fold([0; 3], |sum, own| [0, 1, 2].map(|at| sum[at] + own[at]));
+        if !self.schedule.is_empty() {
+            let islands = self.fabric.islands();
+            for record in self.records.iter_mut().filter(|record| record.is_under_way()) {
+                record.is_cut = !islands.has_way(record.from, record.to);
+            }
+        }
+        let conduct = self.fabric.conduct();
         Outcome {
             failed: self.failed,
             ended: ended.unwrap_or(self.fabric.now()),
             links: self.fabric.link_reports(),
             packets,
             events: self.events(),
-            unrouted: self.fabric.conduct().unrouted,
+            unrouted: conduct.unrouted,
+            reroutes: conduct.reroutes,
+            losses: self.fabric.loss_report().clone(),
+            faults: self.schedule.begun,
             deadlock: if self.left > 0 { self.fabric.find_deadlock() } else { None },
             samples: self.samples,
+            paces: self.paces,
             records: self.records,
+        }
+    }
+
+    // ---- faults --------------------------------------------------------------------------------
+
+    /// Begins and ends the faults whose time has come, and asks to be woken for the next one.
+    fn strike(&mut self) {
+        if self.schedule.is_empty() {
+            return;
+        }
+        if self.schedule.strike(&mut self.fabric) {
+            self.islands = None;
+        }
+        let next = self.schedule.next_at();
+        if let Some(at) = next.filter(|&at| self.struck_for.replace(at) != Some(at)) {
+            self.fabric.wake_at(at, FAULT);
         }
     }
 
@@ -263,6 +341,9 @@ impl Runner {
         let now = self.fabric.now();
         let connection = self.connection(from, to, bytes)?;
         self.open.insert(number, connection);
+        if !self.schedule.is_empty() {
+            self.fabric.watch(to, connection.receiver);
+        }
         self.records[number as usize].started = Some(now);
         let (source, dest) = (self.host(from)?.memory, self.host(to)?.memory);
         let recv = RecvWr { wr_id: number.into(), sges: SgList::new() };
@@ -290,7 +371,7 @@ impl Runner {
             match (status, opcode) {
                 (WcStatus::Success, WcOpcode::RecvWriteImm) => self.arrived(number)?,
                 (WcStatus::Success, _) => self.acknowledged(number)?,
-                _ => self.failed(number)?,
+                _ => self.failed(number, status)?,
             }
         }
         Ok(())
@@ -300,6 +381,9 @@ impl Runner {
     fn arrived(&mut self, number: u32) -> Result<(), TrafficError> {
         self.records[number as usize].arrived = Some(self.fabric.now());
         self.left -= 1;
+        if let Some(connection) = self.open.get(&number).filter(|_| !self.schedule.is_empty()) {
+            self.fabric.end_watch(self.flows[number as usize].to, connection.receiver, true);
+        }
         for next in core::mem::take(&mut self.followers[number as usize]) {
             let waits_for = &mut self.waits_for[next as usize];
             *waits_for -= 1;
@@ -324,7 +408,7 @@ impl Runner {
     }
 
     /// A flow's connection has ended. Those that wait for it never start.
-    fn failed(&mut self, number: u32) -> Result<(), TrafficError> {
+    fn failed(&mut self, number: u32, status: WcStatus) -> Result<(), TrafficError> {
         let Some(connection) = self.open.remove(&number) else {
             return Ok(());
         };
@@ -332,6 +416,11 @@ impl Runner {
         if self.records[number as usize].arrived.is_none() {
             self.left -= 1;
             self.failed += 1;
+            let islands = self.islands.get_or_insert_with(|| self.fabric.islands());
+            let record = &mut self.records[number as usize];
+            record.gave_up = Some(GivenUp { at: self.fabric.now(), status });
+            record.is_cut = !islands.has_way(from, to);
+            self.fabric.end_watch(to, connection.receiver, false);
         }
         self.close(from, to, connection)
     }
@@ -380,13 +469,14 @@ impl Runner {
         let remote_psn = self.fabric.node(peer).endpoint.query_qp(peer_qpn)?.sq_psn;
         let path = self.fabric.path_to(peer);
         let endpoint = &mut self.fabric.node_quietly(own).endpoint;
-        let Connecting { mtu, reliability, timeout, congestion, .. } = self.network;
+        let Connecting { mtu, reliability, timeout, retry_count, congestion, .. } = self.network;
         let connect = Connect {
             local_psn: endpoint.query_qp(qpn)?.sq_psn,
             mtu,
             window_packets,
             reliability,
             timeout,
+            retry_count,
             congestion,
             ..Connect::new(path, peer_qpn, remote_psn)
         };
@@ -406,7 +496,16 @@ impl Runner {
         Ok(new)
     }
 
-    // ---- queues --------------------------------------------------------------------------------
+    // ---- samples -------------------------------------------------------------------------------
+
+    /// How far the flows under way have come.
+    fn paces_now(&self) -> Vec<(u32, Pace)> {
+        let pace = |(&number, connection): (&u32, &Connection)| {
+            let from = self.flows[number as usize].from;
+            Some((number, self.fabric.node(from).endpoint.pace(connection.sender)?))
+        };
+        self.open.iter().filter_map(pace).collect()
+    }
 
     fn sample(&mut self) {
         self.sampled += 1;
@@ -415,22 +514,30 @@ impl Runner {
             return;
         }
         self.samples.push(self.fabric.queues());
+        if self.samples_flows {
+            self.paces.push(self.paces_now());
+        }
         let Some(span) = self.sample_every else {
             return;
         };
         let mut next = span;
         if self.samples.len() == MOST_SAMPLES {
             // Every second one, from now on at twice the distance.
-            let mut number = 0;
-            self.samples.retain(|_| {
-                number += 1;
-                number % 2 == 1
-            });
+            keep_every_second(&mut self.samples);
+            keep_every_second(&mut self.paces);
             next = span * 2;
             self.sample_every = Some(next);
         }
         self.fabric.wake_at(self.fabric.now() + next, SAMPLE);
     }
+}
+
+fn keep_every_second<T>(samples: &mut Vec<T>) {
+    let mut number = 0;
+    samples.retain(|_| {
+        number += 1;
+        number % 2 == 1
+    });
 }
 
 /// Most samples of the queues.
@@ -439,10 +546,12 @@ const MOST_SAMPLES: usize = 4_096;
 /// Tokens of wake-ups.
 const START: u32 = 0;
 const SAMPLE: u32 = 1;
+const FAULT: u32 = 2;
 
 fn record(fabric: &Fabric<Phantom>, mtu: Mtu, flow: &Flow) -> Record {
     let path: Vec<LinkConfig> = fabric.path(flow.from, flow.to);
     let Flow { from, to, bytes, .. } = *flow;
-    let ideal = completion_time(&path, bytes, mtu);
-    Record { from, to, bytes, started: None, arrived: None, ideal }
+    let ideal = completion_time(&path, bytes, mtu, fabric.network_bytes());
+    let (started, arrived, gave_up, is_cut) = (None, None, None, false);
+    Record { from, to, bytes, started, arrived, ideal, gave_up, is_cut }
 }

@@ -1,7 +1,9 @@
 //! Ten senders and one more collide: each gets its share, and the link stays full.
 
 use roce::Duration;
-use roce::congestion::{CongestionControl, DcqcnParams};
+use roce::congestion::{CongestionControl, DcqcnParams, HpccParams};
+use roce::wire::telemetry::Form;
+use sim::fabric::Collector;
 use sim::incast::{self, Incast, IncastConfig};
 
 #[test]
@@ -24,17 +26,20 @@ fn slowest(got: &Incast) -> u64 {
     got.shares_bps.iter().min().unwrap() * 100 / got.fair_bps()
 }
 
-/// Fifteen senders for 40 ms, and switches that pause them.
-fn lossless(name: &str, shape: Option<&str>) -> Incast {
-    let shape = shape.map(|shape| shape.parse().unwrap());
+/// So many senders for 40 ms, and switches that pause them.
+fn lossless_case(senders: u32, shape: Option<&str>) -> IncastConfig {
     let config = IncastConfig {
         long_flow: false,
         alone: Duration::ZERO,
         span: Duration::from_millis(20),
-        shape,
-        ..IncastConfig::new(15, 25)
+        shape: shape.map(|shape| shape.parse().unwrap()),
+        ..IncastConfig::new(senders, 25)
     };
-    let config = config.lossless();
+    config.lossless()
+}
+
+fn lossless(name: &str, shape: Option<&str>) -> Incast {
+    let config = lossless_case(15, shape);
     let line = config.link.rate_bps;
     let control = CongestionControl::named(name, line, config.base_rtt().unwrap()).unwrap();
     incast::measure(&config, |connect| connect.congestion = control).unwrap()
@@ -67,6 +72,64 @@ fn lossless_switches_drop_nothing_and_starve_nobody() {
     }
 }
 
+/// The shares of 127 senders in a fat-tree that pauses them, from 20 to 40 ms.
+fn many(params: DcqcnParams) -> Incast {
+    let config = lossless_case(127, Some("fat-tree:8"));
+    let control = CongestionControl::Dcqcn(params);
+    incast::measure(&config, |connect| connect.congestion = control).unwrap()
+}
+
+#[test]
+fn a_minimum_rate_above_the_fair_share_leaves_shares_to_pauses() {
+    let published = DcqcnParams::mlnx(25_000_000_000);
+    let got = many(published);
+    assert_eq!(got.dropped, 0);
+    assert!(slowest(&got) >= 80, "{got:?}");
+    // A fair share is 182 Mbit/s. The fifteen of the receiver's pod come by other ports of its switches than all others, and
+    // keep their minimum rate.
+    let got = many(DcqcnParams { min_bps: 1_000_000_000, ..published });
+    let (near, far) = got.shares_bps.split_at(15);
+    assert!(near.iter().all(|share| (940_000_000..980_000_000).contains(share)), "{near:?}");
+    assert!(far.iter().all(|share| *share < 100_000_000), "{far:?}");
+    assert_eq!(got.dropped, 0);
+}
+
+#[test]
+fn watermarks_serve_where_switches_neither_mark_nor_stamp() {
+    let late = Duration::from_micros(500);
+    let collector = Collector { every: Duration::from_millis(1), late };
+    let measure = |name, shape, watermarks| {
+        let config = lossless_case(15, shape);
+        let control =
+            CongestionControl::named(name, config.link.rate_bps, config.base_rtt().unwrap());
+        let mut config = IncastConfig { watermarks, ..config };
+        config.link.marking = None;
+        incast::measure(&config, |connect| connect.congestion = control.unwrap()).unwrap()
+    };
+    for name in ["dcqcn-mlnx", "delay"] {
+        for shape in [None, Some("fat-tree:4")] {
+            let (without, with) =
+                (measure(name, shape, None), measure(name, shape, Some(collector)));
+            let what = format!("{name}, {shape:?}: {with:?} instead of {without:?}");
+            assert!(with.paused.as_nanos() * 4 < without.paused.as_nanos(), "{what}");
+            assert!(with.mean_bytes * 2 < without.mean_bytes, "{what}");
+            // In the fat-tree, those that pauses would starve get more.
+            assert!(shape.is_none() || slowest(&without) < 40, "{what}");
+            assert!(slowest(&with) > if shape.is_none() { 75 } else { 40 }, "{what}");
+            assert!(with.wire_bps > 15_000_000_000 && with.dropped == 0, "{what}");
+        }
+    }
+    // Where marks or the delay of packets tell, nothing changes.
+    let marked = |watermarks| {
+        let config = IncastConfig { watermarks, ..lossless_case(15, None) };
+        let control = CongestionControl::Dcqcn(DcqcnParams::mlnx(config.link.rate_bps));
+        incast::measure(&config, |connect| connect.congestion = control).unwrap().shares_bps
+    };
+    assert_eq!(marked(None), marked(Some(collector)));
+    let (without, with) = (measure("swift", None, None), measure("swift", None, Some(collector)));
+    assert_eq!(without.shares_bps, with.shares_bps);
+}
+
 /// How far a figure is from another, in percent of that.
 fn off(ours: u64, theirs: u64) -> u64 {
     ours.abs_diff(theirs) * 100 / theirs
@@ -96,5 +159,28 @@ fn controls_stand_where_ns_3_has_them() {
         let link = off(got.wire_bps, row.wire_bps);
         assert!(link <= 5, "{}: link {link} % off", row.name);
         assert_eq!(got.dropped, 0, "{}", row.name);
+    }
+}
+
+/// HPCC-PINT, with a digest of 4 bytes in place of 64, has the link and the queue that ns-3 measured for HPCC; with one in every
+/// sixteen packets, too, but for the first round trip.
+#[test]
+fn digests_serve_as_well_as_reports_of_every_link() {
+    let all = incast::reference();
+    let row = all.iter().find(|row| row.name == "hpcc").unwrap();
+    let CongestionControl::Hpcc(params) = row.control else {
+        panic!("{row:?}");
+    };
+    let case = IncastConfig { telemetry_rtt: Some(params.base_rtt), ..incast::reference_case() };
+    for sample_one_in in [1, 16] {
+        let pint = HpccParams { telemetry: Form::Digest, sample_one_in, ..params };
+        let control = CongestionControl::Hpcc(pint);
+        let got = incast::measure(&case, |connect| connect.congestion = control).unwrap();
+        let peak = off(got.peak_bytes, row.peak_bytes);
+        assert!(peak <= 15 || sample_one_in > 1, "one in {sample_one_in}: {got:?}");
+        assert!(got.mean_bytes < 4_000, "one in {sample_one_in}: {got:?}");
+        assert!(off(got.wire_bps, row.wire_bps) <= 5, "one in {sample_one_in}: {got:?}");
+        assert!(slowest(&got) >= 90, "one in {sample_one_in}: {got:?}");
+        assert_eq!(got.dropped, 0);
     }
 }

@@ -4,9 +4,11 @@
 
 mod chaos;
 mod circle;
+mod failing;
 mod goodput;
 mod incast;
 mod neighbour;
+mod rails;
 #[path = "../../../../testing/seeds.rs"]
 mod seeds;
 mod traffic;

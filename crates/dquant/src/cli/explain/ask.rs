@@ -4,26 +4,15 @@
 //! (`bindings/ibverbs/src/explain`). Anyone may take such a name, so the other end must run as this user or as root,
 //! unless root queries; and its reply is bounded in size and time.
 
-use std::io::{self, ErrorKind, Read};
-use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
+use std::io::{self, ErrorKind};
+use std::time::Duration;
 
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with, sockopt};
-
+use super::super::local;
 use super::document::{Answer, Document};
 use crate::exit::CliError;
 
-/// Prefix in the kernel's list of sockets: abstract names begin with `@`.
-const PREFIX: &str = "@dquant-verbs/";
-
-const LIST: &str = "/proc/net/unix";
-
-/// A program replies from a thread of its own: only a very busy machine needs longer.
-const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 5 });
-
-/// Room for thousands of queue pairs with every counter.
-const MAX_DOCUMENT_BYTES: u64 = 64 << 20;
+/// What the names of their sockets begin with.
+const PREFIX: &str = "dquant-verbs/";
 
 /// A process that can be queried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,9 +22,7 @@ pub(super) struct Endpoint {
 
 /// All processes of this network namespace that can be queried, in order.
 pub(super) fn endpoints() -> Result<Vec<Endpoint>, CliError> {
-    let list = std::fs::read(LIST)
-        .map_err(|error| CliError::because(format_args!("cannot read {LIST}"), &error))?;
-    Ok(listed(&String::from_utf8_lossy(&list)))
+    Ok(local::pids(PREFIX)?.into_iter().map(|pid| Endpoint { pid }).collect())
 }
 
 /// Whether it can no longer be queried. A process that is just ending may still be listed for a moment.
@@ -49,30 +36,10 @@ pub(super) fn is_gone(endpoint: Endpoint) -> Result<bool, CliError> {
     Ok(false)
 }
 
-fn listed(list: &str) -> Vec<Endpoint> {
-    let names = list.lines().filter_map(|line| line.split_ascii_whitespace().nth(7));
-    let mut found: Vec<Endpoint> = names.filter_map(Endpoint::from_name).collect();
-    found.sort();
-    // A connection that waits to be served is listed under the same name.
-    found.dedup();
-    found
-}
-
 impl Endpoint {
-    fn from_name(name: &str) -> Option<Endpoint> {
-        let pid = name.strip_prefix(PREFIX)?.parse().ok()?;
-        Some(Endpoint { pid })
-    }
-
     /// Its document for each open device.
     pub(super) fn ask(self) -> io::Result<Vec<Document>> {
-        let stream = connect(&format!("{}{}", &PREFIX[1..], self.pid))?;
-        check_peer(&stream)?;
-        let text = read(stream)?;
-        if text.is_empty() {
-            let why = "it replies only to its own user and root";
-            return Err(io::Error::new(ErrorKind::PermissionDenied, why));
-        }
+        let text = local::fetch(&format!("{PREFIX}{}", self.pid))?;
         let answer: Answer = serde_json::from_slice(&text)
             .map_err(|error| io::Error::new(ErrorKind::InvalidData, error.to_string()))?;
         Ok(answer.documents())
@@ -85,86 +52,5 @@ pub(super) fn has_ended(pid: u32) -> bool {
     match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
         Ok(stat) => stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['Z', 'X'])),
         Err(error) => error.kind() == ErrorKind::NotFound,
-    }
-}
-
-/// A connection to an abstract name. It times out, because a listener that is stopped or hostile may never accept.
-fn connect(name: &str) -> io::Result<UnixStream> {
-    let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(PATIENCE))?;
-    match rustix::net::connect(&socket, &address) {
-        Ok(()) => Ok(socket.into()),
-        Err(Errno::AGAIN) => Err(late()),
-        Err(error) => Err(error.into()),
-    }
-}
-
-fn late() -> io::Error {
-    io::Error::new(ErrorKind::TimedOut, "it does not respond")
-}
-
-fn check_peer(stream: &UnixStream) -> io::Result<()> {
-    let own = rustix::process::geteuid();
-    let peer = sockopt::socket_peercred(stream)?.uid;
-    if own.is_root() || peer.is_root() || own == peer {
-        return Ok(());
-    }
-    let why = format!("it runs as user {}", peer.as_raw());
-    Err(io::Error::new(ErrorKind::PermissionDenied, why))
-}
-
-fn read(mut stream: UnixStream) -> io::Result<Vec<u8>> {
-    let begun = Instant::now();
-    let mut text = Vec::new();
-    let mut chunk = vec![0; 64 << 10];
-    loop {
-        let left = PATIENCE.checked_sub(begun.elapsed()).filter(|left| !left.is_zero());
-        stream.set_read_timeout(Some(left.ok_or_else(late)?))?;
-        match stream.read(&mut chunk) {
-            Ok(0) => return Ok(text),
-            Ok(len) => text.extend_from_slice(&chunk[..len]),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(late()),
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-        if text.len() as u64 > MAX_DOCUMENT_BYTES {
-            return Err(io::Error::new(ErrorKind::InvalidData, "its reply is too long"));
-        }
-    }
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn who_accepts_nobody_is_given_up_on() {
-        let name = format!("dquant-test-stopped/{}", std::process::id());
-        let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
-        let flags = SocketFlags::CLOEXEC;
-        let listener = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
-        rustix::net::bind(&listener, &address).unwrap();
-        rustix::net::listen(&listener, 0).unwrap();
-        // The kernel lets one connection wait; the next finds no room.
-        let waiting = connect(&name).unwrap();
-        assert_eq!(connect(&name).unwrap_err().kind(), ErrorKind::TimedOut);
-        assert_eq!(read(waiting).unwrap_err().kind(), ErrorKind::TimedOut);
-    }
-
-    #[test]
-    fn sockets_are_found_by_their_name_each_once() {
-        let list = "\
-Num       RefCount Protocol Flags    Type St Inode Path
-0000: 00000002 00000000 00010000 0001 01 111 @dquant-verbs/42
-0000: 00000002 00000000 00010000 0001 01 112 @dquant-verbs/7
-0000: 00000003 00000000 00000000 0001 03 113 @dquant-verbs/42
-0000: 00000002 00000000 00010000 0001 01 114 @dquant-verbs/x
-0000: 00000002 00000000 00010000 0001 01 115 /run/dquant-verbs/8
-0000: 00000002 00000000 00000000 0002 01 116
-";
-        let wanted = [7, 42].map(|pid| Endpoint { pid });
-        assert_eq!(listed(list), wanted);
     }
 }

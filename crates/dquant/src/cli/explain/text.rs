@@ -27,6 +27,7 @@ const USUAL: &[(&str, &str)] = &[
     ("overlapped_packets", "packets placed in part, where later ones had arrived before"),
     ("paced_packets", "packets held back by congestion control"),
     ("competitions", "times congestion control began to compete with others for the queue"),
+    ("watermarks_heard", "watermarks of switch buffers heard"),
     ("direct_writes", "WRITEs without packets"),
     ("direct_reads", "READs without packets"),
     ("direct_atomics", "atomics without packets"),

@@ -5,8 +5,10 @@ use std::fmt;
 use clap::Args;
 use fabric::shape::Shape;
 use roce::Duration;
+use roce::congestion::watermark::MAX_AGE;
 use roce::congestion::{CongestionControl, DcqcnParams};
 use serde::Serialize;
+use sim::fabric::Collector;
 use sim::incast::{self, Incast, IncastConfig, Reference};
 
 use super::super::{Console, Report};
@@ -23,13 +25,14 @@ use crate::units;
 #[command(
     verbatim_doc_comment,
     after_help = "\
-Congestion controls: dcqcn-mlnx, dcqcn-paper, dcqcn-uet, dctcp, timely, timely-patched, hpcc, swift,
-advertised, delay, off.
+Congestion controls: dcqcn-mlnx, dcqcn-paper, dcqcn-uet, dctcp, timely, timely-patched, hpcc,
+hpcc-pint, swift, advertised, delay, off.
 
 Examples:
   dquant sim incast --senders 10 --cc dcqcn-mlnx
   dquant sim incast --senders 10 --cc dcqcn-mlnx --increase-timer 900us
   dquant sim incast --senders 127 --cc hpcc --pfc --topology fat-tree:8 --no-long-flow
+  dquant sim incast --senders 15 --pfc --no-ecn --watermarks 1ms
   dquant sim incast --reference"
 )]
 pub(super) struct IncastCommand {
@@ -57,17 +60,33 @@ pub(super) struct IncastCommand {
     #[arg(long)]
     pfc: bool,
 
+    /// Switches mark nothing
+    #[arg(long)]
+    no_ecn: bool,
+
+    /// Read the watermarks of switch buffers this often, and tell the hosts half of that later
+    #[arg(long, value_name = "TIME", value_parser = interval)]
+    watermarks: Option<Duration>,
+
     /// The network, instead of one switch, as in 'dquant subnet plan'
     #[arg(long, value_name = "RULE")]
     topology: Option<Shape>,
 
     /// Run the 10:1 case of ns-3 with its parameters, and print its figures beside ours
-    #[arg(long, conflicts_with_all = ["senders", "cc", "gbit", "increase_timer", "no_long_flow", "pfc", "topology"])]
+    #[arg(long, conflicts_with_all = ["senders", "cc", "gbit", "increase_timer", "no_long_flow", "pfc", "no_ecn", "watermarks", "topology"])]
     reference: bool,
 
     /// Random seed
     #[arg(long, default_value_t = 1)]
     seed: u64,
+}
+
+/// An interval at which registers can be read.
+fn interval(text: &str) -> Result<Duration, String> {
+    let least = Duration::from_micros(10);
+    let every = units::duration(text).map_err(|error| error.to_string())?;
+    let is_possible = (least..=MAX_AGE).contains(&every);
+    is_possible.then_some(every).ok_or_else(|| format!("it can be {least} to {MAX_AGE}"))
 }
 
 impl IncastCommand {
@@ -82,7 +101,12 @@ impl IncastCommand {
             seed: self.seed,
             ..IncastConfig::new(self.senders, self.gbit)
         };
-        let config = if self.pfc { config.lossless() } else { config };
+        let mut config = if self.pfc { config.lossless() } else { config };
+        config.link.marking = config.link.marking.filter(|_| !self.no_ecn);
+        config.watermarks = self.watermarks.map(|every| {
+            let late = Duration::from_nanos(every.as_nanos() / 2);
+            Collector { every, late }
+        });
         let base_rtt = config.base_rtt().map_err(CliError::check_failed)?;
         let congestion = self.congestion(base_rtt);
         let got = incast::measure(&config, |connect| connect.congestion = congestion);

@@ -11,6 +11,7 @@ use sim::traffic::Outcome;
 
 use super::super::{Console, Report};
 use crate::exit::{CliError, Exit, OUTPUT_HINT};
+use crate::paces::{Recorder, file};
 use crate::scenario::pictures;
 use crate::scenario::result::RunResult;
 use crate::scenario::{Prepared, Scenario, Setting};
@@ -18,8 +19,8 @@ use crate::scenario::{Prepared, Scenario, Setting};
 /// Run a scenario: a network, its hosts and their traffic from one file
 ///
 /// Prints how long flows took beside the same flow in an empty network (slowdown), by size; goodput,
-/// queues, pauses and drops; and what the simulation cost. The result is a function of the file and its
-/// seed.
+/// queues, pauses and drops; what faults did, if the scenario has some; and what the simulation cost. The
+/// result is a function of the file and its seed.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
@@ -29,7 +30,8 @@ Exit code 1: flows had not arrived at the deadline, or their connection failed.
 Examples:
   dquant sim run scenarios/web-search.toml
   dquant sim run scenarios/incast.toml --set transport.control=hpcc --set workload.senders=63
-  dquant sim run scenarios/permutation.toml --set switches.routing=ecmp --plot pictures --json"
+  dquant sim run scenarios/permutation.toml --set switches.routing=ecmp --plot pictures --json
+  dquant sim run scenarios/failover.toml --set faults.0.for=5ms"
 )]
 pub(super) struct RunCommand {
     /// The scenario, in TOML; docs/scenarios.md has every table
@@ -42,7 +44,14 @@ pub(super) struct RunCommand {
     /// Write pictures into this directory: queues.svg, slowdowns.svg, links.svg
     #[arg(long, value_name = "DIR")]
     plot: Option<PathBuf>,
+
+    /// Write windows, rates and round-trip times of all flows over time, as CSV: for at most 64 flows
+    #[arg(long, value_name = "FILE")]
+    samples: Option<PathBuf>,
 }
+
+/// Most flows whose windows and rates are written.
+const MOST_SAMPLED: usize = 64;
 
 impl RunCommand {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
@@ -54,12 +63,25 @@ impl RunCommand {
         if let Some(folder) = &self.plot {
             fs::create_dir_all(folder).map_err(|error| cannot_write(folder, &error))?;
         }
+        let flows = prepared.flows.len();
+        if self.samples.is_some() && flows > MOST_SAMPLED {
+            return Err(CliError::usage(format_args!(
+                "--samples is for at most {MOST_SAMPLED} flows; this scenario has {flows}"
+            )));
+        }
         let before = cpu_time();
-        let sampled = self.plot.is_some();
+        let sampled = match (&self.samples, &self.plot) {
+            (Some(_), _) => Sampled::Flows,
+            (None, Some(_)) => Sampled::Queues,
+            (None, None) => Sampled::Nothing,
+        };
         let outcome = simulate(&prepared, sampled, |progress| console.progress(progress))?;
         let result = RunResult::new(&prepared, &outcome, cpu_time() - before);
         if let Some(folder) = &self.plot {
             draw(folder, &prepared, &outcome)?;
+        }
+        if let Some(path) = &self.samples {
+            write_samples(path, &prepared, &outcome)?;
         }
         console.report(&RunReport { result: &result })?;
         Ok(if result.is_complete() { Exit::Good } else { Exit::CheckFailed })
@@ -70,7 +92,7 @@ impl RunCommand {
 fn draw(folder: &Path, prepared: &Prepared, outcome: &Outcome) -> Result<(), CliError> {
     let title = format!("{}: {}", prepared.title, prepared.control);
     let pictures = [
-        ("queues.svg", pictures::queues(&title, outcome)),
+        ("queues.svg", pictures::queues(&title, prepared, outcome)),
         ("slowdowns.svg", pictures::slowdowns(&title, &[(prepared.control.clone(), outcome)])),
         ("links.svg", pictures::links(prepared, outcome)),
     ];
@@ -79,6 +101,18 @@ fn draw(folder: &Path, prepared: &Prepared, outcome: &Outcome) -> Result<(), Cli
         fs::write(&path, picture).map_err(|error| cannot_write(&path, &error))?;
     }
     Ok(())
+}
+
+/// Writes the samples of flows.
+fn write_samples(path: &Path, prepared: &Prepared, outcome: &Outcome) -> Result<(), CliError> {
+    let mut recorder = Recorder::new(prepared.network.mtu.bytes());
+    for (sample, paces) in outcome.samples.iter().zip(&outcome.paces) {
+        for (flow, pace) in paces {
+            recorder.take(sample.at, *flow, pace);
+        }
+    }
+    let text = file::write(&recorder.into_samples());
+    fs::write(path, text).map_err(|error| cannot_write(path, &error))
 }
 
 pub(super) fn cannot_write(path: &Path, error: &io::Error) -> CliError {
@@ -97,15 +131,27 @@ const SAMPLE_EVERY: roce::Duration = roce::Duration::from_micros(1);
 /// Steps between two looks at the clock of the progress line.
 const STEPS: u32 = 100_000;
 
+/// What is sampled over time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sampled {
+    Nothing,
+    Queues,
+    /// Queues, and how far each flow has come.
+    Flows,
+}
+
 /// Runs a scenario to its end.
 pub(super) fn simulate(
     prepared: &Prepared,
-    sampled: bool,
+    sampled: Sampled,
     mut progress: impl FnMut(fmt::Arguments<'_>),
 ) -> Result<Outcome, CliError> {
     let mut runner = prepared.runner();
-    if sampled {
+    if sampled != Sampled::Nothing {
         runner.sample_every(SAMPLE_EVERY);
+    }
+    if sampled == Sampled::Flows {
+        runner.sample_flows();
     }
     let mut steps = 0_u32;
     while runner.advance(prepared.deadline).map_err(CliError::from_cause)? {

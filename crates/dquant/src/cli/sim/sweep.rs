@@ -14,7 +14,7 @@ use sim::traffic::Outcome;
 
 use super::super::{Console, Report};
 use super::chaos::parse_seeds;
-use super::run::{cannot_write, cpu_time, simulate};
+use super::run::{Sampled, cannot_write, cpu_time, simulate};
 use crate::exit::{CliError, Exit};
 use crate::scenario::result::RunResult;
 use crate::scenario::{Scenario, Setting, pictures};
@@ -222,7 +222,7 @@ fn prepared(scenario: &Scenario, job: &Job) -> Result<crate::scenario::Prepared,
 fn run_one(scenario: &Scenario, job: &Job) -> Result<(RunResult, Option<Outcome>), CliError> {
     let prepared = prepared(scenario, job)?;
     let before = cpu_time();
-    let outcome = simulate(&prepared, false, |_| {})?;
+    let outcome = simulate(&prepared, Sampled::Nothing, |_| {})?;
     let result = RunResult::new(&prepared, &outcome, cpu_time() - before);
     Ok((result, job.is_drawn.then_some(outcome)))
 }

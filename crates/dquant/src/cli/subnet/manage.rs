@@ -1,22 +1,27 @@
 //! `dquant subnet manage`: a subnet manager that stays; the state machine is [`fabric::manager`].
 
 mod lid_file;
+mod socket;
 
-use std::fmt;
-use std::path::PathBuf;
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
+use std::{fmt, fs};
 
 use clap::Args;
 use engine::signals::{on_end_signal, on_status_signal};
+use fabric::administration::inform::InformCounters;
+use fabric::administration::rmpp::RmppCounters;
 use fabric::manager::event::{Event, Summary};
 use fabric::manager::work::{Done, How};
 use fabric::manager::{Config, Counters, Datagram, Manager, Peer};
+use fabric::partitions::Partitions;
 use nic::clock;
 use nic::umad::{Address, Umad, UmadError};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::super::{Console, Report};
 use super::plan::Name;
@@ -24,6 +29,8 @@ use super::port::PortArgs;
 use crate::exit::{CliError, Exit};
 use crate::units;
 use lid_file::LidFile;
+pub(super) use socket::SOCKET_PREFIX;
+use socket::Socket;
 
 /// Manage the InfiniBand subnet that this machine is connected to, until a signal ends it
 ///
@@ -32,7 +39,8 @@ use lid_file::LidFile;
 /// part in the election of the master: the highest priority wins, then the lowest port GUID. Ports keep
 /// their LIDs; --lids keeps them across restarts. Whatever fails leaves the last good tables in place.
 ///
-/// State changes are reported on stdout, with --json one object a line. SIGUSR1 prints the status.
+/// State changes are reported on stdout, with --json one object a line. 'dquant subnet status' asks for the
+/// status, SIGUSR1 prints it here.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
@@ -41,13 +49,14 @@ Examples:
   dquant subnet manage
   dquant subnet manage --priority 3 --lids /var/lib/dquant/lids
   dquant subnet manage --engine up-down --device mlx5_0 --port 1
-  kill -USR1 $(pidof dquant)"
+  dquant subnet manage --partitions /etc/dquant/partitions.conf --enforce-partitions
+  dquant subnet status"
 )]
 pub(super) struct Manage {
     #[command(flatten)]
     port: PortArgs,
 
-    /// Routing engine; up-down where its paths need more than one VL
+    /// Routing engine; up-down where its paths need more VLs than links have
     #[arg(long, value_enum, default_value_t = Name::Balanced, value_name = "NAME")]
     engine: Name,
 
@@ -71,17 +80,33 @@ pub(super) struct Manage {
     #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     misses: u32,
 
-    /// LID mask control: every end port gets 2^N LIDs, all on one path
+    /// LID mask control: every end port gets 2^N LIDs, on different paths where there are some
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=7))]
     lmc: u8,
 
-    /// The M_Key that ports have; it is sent, not set
+    /// The M_Key that ports have; set by --m-key-protection, and otherwise sent alone
     #[arg(long, default_value = "0", value_name = "KEY", value_parser = key)]
     m_key: u64,
+
+    /// Set the M_Key: 0 guards what is set, 1 hides the key, 2 refuses all requests without it
+    #[arg(long, value_name = "0..2", requires = "m_key", value_parser = clap::value_parser!(u8).range(0..=2))]
+    m_key_protection: Option<u8>,
+
+    /// After a wrong M_Key a port drops its protection if the manager is silent for so many seconds; 0: never
+    #[arg(long, default_value_t = 60, value_name = "SECONDS")]
+    m_key_lease: u16,
 
     /// The SM_Key of all managers of this subnet; opensm's is 1
     #[arg(long, default_value = "1", value_name = "KEY", value_parser = key)]
     sm_key: u64,
+
+    /// Set up the partitions of this file, in the manner of opensm's partitions.conf, once it starts
+    #[arg(long, value_name = "FILE")]
+    partitions: Option<PathBuf>,
+
+    /// Switches discard packets of partitions that a host is no member of
+    #[arg(long, requires = "partitions")]
+    enforce_partitions: bool,
 
     /// Keep LIDs in this file across restarts
     #[arg(long, value_name = "FILE")]
@@ -107,6 +132,9 @@ fn key(text: &str) -> Result<u64, String> {
         .map_err(|_| format!("'{text}' is no number of 64 bits; write it like 0x1122334455667788"))
 }
 
+/// Events that the status has.
+const MAX_RECENT: usize = 10;
+
 /// The longest wait for a datagram: signals are noticed in between.
 const MOST_WAIT: Duration = Duration::from_millis(100);
 
@@ -117,6 +145,7 @@ impl Manage {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
         let file = self.lids.as_deref().map(LidFile::open).transpose()?;
         let lids = file.as_ref().map(|file| file.lids.clone()).unwrap_or_default();
+        let partitions = self.partitions.as_deref().map(read_partitions).transpose()?;
         let umad = self.port.open_manager()?;
         let config = Config {
             engine: self.engine.engine(),
@@ -126,13 +155,36 @@ impl Manage {
             misses: self.misses,
             lmc: self.lmc,
             m_key: self.m_key,
+            guard: self.m_key_protection.map(|protection| (protection, self.m_key_lease)),
             sm_key: self.sm_key,
         };
         // Responses to the requests of a process before this one may still be under way.
         let transaction = clock::process_cpu().total_ns() as u32 ^ std::process::id() << 16;
-        let manager = Manager::new(config, lids, transaction).with_roots(self.roots);
+        let mut manager = Manager::new(config, lids, transaction).with_roots(self.roots);
+        if let Some(partitions) = partitions {
+            manager = manager.with_partitions(partitions, self.enforce_partitions);
+        }
         Daemon::new(manager, umad, file)?.run(console)
     }
+}
+
+/// Largest file of partitions that is read: one of 48,000 members has 1 MB.
+const MAX_PARTITION_BYTES: u64 = 16 << 20;
+
+fn read_partitions(path: &Path) -> Result<Partitions, CliError> {
+    let unreadable =
+        |error| CliError::because(format_args!("cannot read {}", path.display()), &error);
+    let len = fs::metadata(path).map_err(unreadable)?.len();
+    if len > MAX_PARTITION_BYTES {
+        let what = format_args!("{} has {len} bytes", path.display());
+        return Err(CliError::usage(what).hint("is it a file of --partitions?"));
+    }
+    let text = fs::read_to_string(path).map_err(unreadable)?;
+    Partitions::parse(&text).map_err(|error| {
+        let what = format_args!("{} {error}", path.display());
+        CliError::usage(what)
+            .hint("a partition is 'name=0x8001, ipoib : 0xGUID=full, ALL_CAS=limited;'")
+    })
 }
 
 /// The loop between the manager and the port.
@@ -149,6 +201,11 @@ struct Daemon {
     failed_reports: u64,
     /// The outcome of work that a thread does.
     work: Option<Receiver<(Done, u64)>>,
+    /// The last events, the oldest first.
+    recent: VecDeque<EventReport>,
+    last_set_up: Option<LastSetUp>,
+    /// None if it could not be opened.
+    socket: Option<Socket>,
     is_asked_to_end: Arc<AtomicBool>,
     is_asked_for_status: Arc<AtomicBool>,
 }
@@ -171,12 +228,22 @@ impl Daemon {
             failed_sends: 0,
             failed_reports: 0,
             work,
+            recent: VecDeque::new(),
+            last_set_up: None,
+            socket: None,
             is_asked_to_end,
             is_asked_for_status,
         })
     }
 
     fn run(mut self, console: &mut Console) -> Result<Exit, CliError> {
+        // Without it, SIGUSR1 prints the status.
+        match Socket::listen() {
+            Ok(socket) => self.socket = Some(socket),
+            Err(error) => {
+                console.error(&CliError::because("no socket for 'dquant subnet status'", &error));
+            }
+        }
         while !self.is_asked_to_end.load(Ordering::Relaxed) {
             self.report(console);
             self.transmit()?;
@@ -202,6 +269,13 @@ impl Daemon {
             let time_ns = self.started.elapsed().as_nanos() as u64;
             let report = EventReport::new(&event, time_ns, self.cpu_ns);
             self.failed_reports += u64::from(console.report(&report).is_err());
+            if let Some(set_up) = &report.set_up {
+                self.last_set_up = Some(LastSetUp { time_ns, set_up: set_up.clone() });
+            }
+            self.recent.push_back(report);
+            if self.recent.len() > MAX_RECENT {
+                self.recent.pop_front();
+            }
         }
         if let (Some(file), Some(lids)) = (&self.file, self.manager.take_lids())
             && let Err(error) = file.write(lids)
@@ -210,6 +284,10 @@ impl Daemon {
         }
         if self.is_asked_for_status.swap(false, Ordering::Relaxed) {
             self.failed_reports += u64::from(console.report(&self.status()).is_err());
+        }
+        if let Some(socket) = self.socket.as_ref().filter(|socket| socket.is_asked()) {
+            // Numbers and text always have a JSON form.
+            socket.reply(serde_json::to_string(&self.status()).unwrap_or_default());
         }
     }
 
@@ -283,6 +361,7 @@ impl Daemon {
 
     fn status(&self) -> StatusReport {
         let manager = &self.manager;
+        let (subscribers, informed) = manager.subscriptions();
         StatusReport {
             state: manager.standing().to_string(),
             guid: manager.guid().map(|guid| format!("{guid:#018x}")),
@@ -292,6 +371,11 @@ impl Daemon {
             failed_sends: self.failed_sends,
             failed_reports: self.failed_reports,
             counters: CounterReport::new(&manager.counters()),
+            tables: TableReport::new(&manager.tables()),
+            subscribers,
+            reports: InformReport::new(&informed),
+            last_set_up: self.last_set_up.clone(),
+            recent: self.recent.iter().cloned().collect(),
         }
     }
 }
@@ -323,47 +407,59 @@ fn peer(from: Address) -> Peer {
 }
 
 /// One event, as a line.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct EventReport {
     /// Since the start.
     time_ns: u64,
     /// CPU time of the manager so far, without the library that sends and receives.
     cpu_ns: u64,
-    event: &'static str,
+    event: String,
     message: String,
-    hint: Option<&'static str>,
+    hint: Option<String>,
     is_warning: bool,
     /// Of a fabric that was set up.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     set_up: Option<SetUpReport>,
 }
 
 impl EventReport {
     fn new(event: &Event, time_ns: u64, cpu_ns: u64) -> EventReport {
-        let (message, hint, is_warning) = (event.to_string(), event.hint(), event.is_warning());
+        let (message, is_warning) = (event.to_string(), event.is_warning());
+        let hint = event.hint().map(str::to_owned);
         let set_up = match event {
             Event::SetUp(summary) => Some(SetUpReport::new(summary)),
             _ => None,
         };
-        EventReport { time_ns, cpu_ns, event: event.name(), message, hint, is_warning, set_up }
+        let event = event.name().to_owned();
+        EventReport { time_ns, cpu_ns, event, message, hint, is_warning, set_up }
     }
 }
 
+/// When a fabric was set up last, and to what.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct LastSetUp {
+    /// Since the start.
+    time_ns: u64,
+    set_up: SetUpReport,
+}
+
 /// See [`Summary`].
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct SetUpReport {
     hosts: usize,
     switches: usize,
     links: usize,
     lids: usize,
     engine: String,
-    how: &'static str,
+    how: String,
     /// LIDs whose entries changed; of these, switch by switch, and with none for a moment.
     changed: usize,
     ordered: usize,
     drained: usize,
     /// Blocks of forwarding tables that were written.
     blocks: usize,
+    /// Virtual lanes of paths.
+    lanes: u8,
     wall_ns: u64,
 }
 
@@ -381,12 +477,14 @@ impl SetUpReport {
                 How::Kept => "kept",
                 How::Mended => "mended",
                 How::Computed => "computed",
-                How::Fallback => "fallback",
-            },
+                How::Fallback(_) => "fallback",
+            }
+            .to_owned(),
             changed,
             ordered,
             drained,
             blocks,
+            lanes: summary.lanes,
             wall_ns: summary.nanoseconds,
         }
     }
@@ -400,12 +498,50 @@ impl fmt::Display for EventReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = if self.is_warning { "warning: " } else { "" };
         write!(f, "{:>10.3} s  {what}{}", self.time_ns as f64 / 1e9, self.message)?;
-        self.hint.map_or(Ok(()), |hint| write!(f, "\n{:>14}hint: {hint}", ""))
+        self.hint.as_ref().map_or(Ok(()), |hint| write!(f, "\n{:>14}hint: {hint}", ""))
+    }
+}
+
+/// See [`RmppCounters`].
+#[derive(Debug, Serialize, Deserialize)]
+struct TableReport {
+    sent: u64,
+    segments: u64,
+    repeated: u64,
+    given_up: u64,
+    unacknowledged: u64,
+    senseless: u64,
+    foreign: u64,
+}
+
+impl TableReport {
+    fn new(counters: &RmppCounters) -> TableReport {
+        let RmppCounters { sent, segments, repeated, given_up, .. } = *counters;
+        let RmppCounters { unacknowledged, senseless, foreign, .. } = *counters;
+        TableReport { sent, segments, repeated, given_up, unacknowledged, senseless, foreign }
+    }
+}
+
+/// See [`InformCounters`].
+#[derive(Debug, Serialize, Deserialize)]
+struct InformReport {
+    sent: u64,
+    taken: u64,
+    given_up: u64,
+    lost: u64,
+    dropped: u64,
+    foreign: u64,
+}
+
+impl InformReport {
+    fn new(counters: &InformCounters) -> InformReport {
+        let InformCounters { sent, taken, given_up, lost, dropped, foreign } = *counters;
+        InformReport { sent, taken, given_up, lost, dropped, foreign }
     }
 }
 
 /// See [`Counters`].
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct CounterReport {
     sent: u64,
     heavy_sweeps: u64,
@@ -415,6 +551,7 @@ struct CounterReport {
     traps: u64,
     ignored_traps: u64,
     refused_controls: u64,
+    wrong_keys: u64,
     malformed: u64,
     unasked: u64,
     mismatched: u64,
@@ -422,6 +559,7 @@ struct CounterReport {
     dropped_events: u64,
     answered: u64,
     unanswered: u64,
+    without_room: u64,
     failed_groups: u64,
     terms: u64,
 }
@@ -430,10 +568,11 @@ impl CounterReport {
     fn new(counters: &Counters) -> CounterReport {
         let Counters { sent, heavy_sweeps, light_sweeps, trap_looks, failed_sweeps, .. } =
             *counters;
-        let Counters { traps, ignored_traps, refused_controls, malformed, .. } = *counters;
+        let Counters { traps, ignored_traps, refused_controls, wrong_keys, malformed, .. } =
+            *counters;
         let Counters { unasked, mismatched, dropped_replies, dropped_events, terms, .. } =
             *counters;
-        let Counters { answered, unanswered, failed_groups, .. } = *counters;
+        let Counters { answered, unanswered, without_room, failed_groups, .. } = *counters;
         CounterReport {
             sent,
             heavy_sweeps,
@@ -443,6 +582,7 @@ impl CounterReport {
             traps,
             ignored_traps,
             refused_controls,
+            wrong_keys,
             malformed,
             unasked,
             mismatched,
@@ -450,6 +590,7 @@ impl CounterReport {
             dropped_events,
             answered,
             unanswered,
+            without_room,
             failed_groups,
             terms,
         }
@@ -457,8 +598,8 @@ impl CounterReport {
 }
 
 /// What the manager is and has done.
-#[derive(Debug, Serialize)]
-struct StatusReport {
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct StatusReport {
     state: String,
     /// Of its port; none before that has responded.
     guid: Option<String>,
@@ -472,6 +613,15 @@ struct StatusReport {
     /// Events that could not be written.
     failed_reports: u64,
     counters: CounterReport,
+    /// Tables of subnet administration that took several datagrams.
+    tables: TableReport,
+    /// Subscribers to ports and groups that come and go, and reports to them.
+    subscribers: usize,
+    reports: InformReport,
+    /// None before the first.
+    last_set_up: Option<LastSetUp>,
+    /// The last events, the oldest first.
+    recent: Vec<EventReport>,
 }
 
 impl Report for StatusReport {
@@ -496,6 +646,25 @@ impl fmt::Display for StatusReport {
         write!(
             f,
             "\n  not used: {ignored_traps} traps, {refused_controls} control messages, {malformed} malformed, {unasked} late or of others, {mismatched} for other requests; dropped: {dropped_replies} replies, {dropped_events} events; failed: {failed_sends} sends, {failed_reports} log lines"
-        )
+        )?;
+        let CounterReport { answered, unanswered, without_room, wrong_keys, .. } = counters;
+        write!(
+            f,
+            "\n  subnet administration: {answered} answered, {} of them tables, {without_room} without room, {unanswered} not answered; {} subscribers, {} reports taken; wrong M_Keys: {wrong_keys}",
+            self.tables.sent, self.subscribers, self.reports.taken
+        )?;
+        if let Some(LastSetUp { time_ns, set_up }) = &self.last_set_up {
+            let ago_s = self.up_ns.saturating_sub(*time_ns) as f64 / 1e9;
+            let SetUpReport { hosts, switches, links, engine, how, lanes, .. } = set_up;
+            write!(
+                f,
+                "\n  set up {ago_s:.1} s ago in {:.1} ms: {hosts} hosts, {switches} switches, {links} links, engine {engine} ({how}), VLs: {lanes}",
+                set_up.wall_ns as f64 / 1e6
+            )?;
+        }
+        if !self.recent.is_empty() {
+            f.write_str("\n  last events:")?;
+        }
+        self.recent.iter().try_for_each(|event| write!(f, "\n{event}"))
     }
 }

@@ -7,6 +7,7 @@ use std::time::Instant;
 use clap::{Args, ValueEnum};
 use fabric::channels::Channels;
 use fabric::drawing;
+use fabric::htsim;
 use fabric::judge::{Verdict, judge};
 use fabric::lanes::{Lanes, MAX_LANES};
 use fabric::routes::{Engine, RouteError, Tables};
@@ -40,6 +41,7 @@ Examples:
   dquant subnet plan torus:6x6:4 --engine balanced,dor
   ibnetdiscover > cluster.net; dquant subnet plan cluster.net
   dquant subnet plan dragonfly:4x2x2 --write cluster.net
+  dquant subnet plan fat-tree:16 --write fat_tree_1024.topo
   dquant subnet plan cluster.net --engine up-down --tables cluster.lfts"
 )]
 pub(super) struct Plan {
@@ -56,7 +58,7 @@ pub(super) struct Plan {
     )]
     engines: Vec<Name>,
 
-    /// Write the topology: .net for ibsim, .toml, .dot for Graphviz, .ns3 for ns-3, .svg for a picture
+    /// Write the topology: .net (ibsim), .toml, .dot (Graphviz), .ns3 (ns-3), .topo (csg-htsim), .svg (a picture)
     #[arg(long, value_name = "FILE")]
     write: Option<PathBuf>,
 
@@ -140,14 +142,35 @@ fn write_tables(
 }
 
 /// What a topology can be written as, by the end of the file's name.
-fn writer(path: &Path) -> Option<fn(&Topology) -> String> {
-    match path.extension().and_then(|extension| extension.to_str()) {
-        Some("net") => Some(text::write_net),
-        Some("dot") => Some(text::write_dot),
-        Some("ns3") => Some(text::write_ns3),
-        Some("svg") => Some(drawing::write_svg),
-        Some("toml") => Some(topology::own::write),
-        _ => None,
+fn writer(path: &Path) -> Option<Writer> {
+    Some(match path.extension().and_then(|extension| extension.to_str())? {
+        "net" => Writer::Any(text::write_net),
+        "dot" => Writer::Any(text::write_dot),
+        "ns3" => Writer::Any(text::write_ns3),
+        "svg" => Writer::Any(drawing::write_svg),
+        "toml" => Writer::Any(topology::own::write),
+        "topo" => Writer::Htsim,
+        _ => return None,
+    })
+}
+
+/// A format of topologies.
+enum Writer {
+    /// It takes any.
+    Any(fn(&Topology) -> String),
+    /// It takes fat trees.
+    Htsim,
+}
+
+impl Writer {
+    fn text(self, topology: &Topology) -> Result<String, CliError> {
+        match self {
+            Writer::Any(write) => Ok(write(topology)),
+            Writer::Htsim => htsim::write(topology).map(|htsim| htsim.text).map_err(|error| {
+                CliError::because("csg-htsim cannot build this topology", &error)
+                    .hint("it has fat trees of two or three tiers; .ns3 and .net take any topology")
+            }),
+        }
     }
 }
 
@@ -155,7 +178,7 @@ fn writer(path: &Path) -> Option<fn(&Topology) -> String> {
 pub(super) fn check_name(path: &Path) -> Result<(), CliError> {
     let unknown = || {
         CliError::usage(format_args!(
-            "{}: the name ends with .net, .toml, .dot, .ns3 or .svg",
+            "{}: the name ends with .net, .toml, .dot, .ns3, .topo or .svg",
             path.display()
         ))
     };
@@ -165,7 +188,7 @@ pub(super) fn check_name(path: &Path) -> Result<(), CliError> {
 /// Writes a topology in the format that the name says.
 pub(super) fn write(topology: &Topology, path: &Path) -> Result<(), CliError> {
     check_name(path)?;
-    let text = writer(path).map(|writer| writer(topology)).unwrap_or_default();
+    let text = writer(path).map(|writer| writer.text(topology)).transpose()?.unwrap_or_default();
     std::fs::write(path, text).map_err(|error| {
         CliError::because(format_args!("cannot write {}", path.display()), &error).hint(OUTPUT_HINT)
     })

@@ -4,6 +4,9 @@
 //! anything is accepted is bounded by what the sender can have in flight: all packets missing from the
 //! expected one on are in flight, which is a window of packets at most. So a forger has to guess a PSN
 //! within the window.
+//!
+//! The ring reaches as far as packets were out of order at a time, in powers of two: where paths differ little and nothing
+//! is lost it stays small, or empty. Packets in their turn touch nothing of it while nothing is kept.
 
 use alloc::boxed::Box;
 
@@ -11,6 +14,9 @@ use crate::wire::{Psn, Sack};
 
 /// Packets are accepted at most this far ahead of the expected one.
 pub(crate) const MAX_AHEAD: u32 = 2048;
+
+/// How far the first ring reaches.
+const FIRST_PACKETS: usize = 8;
 
 /// How far ahead of the oldest missing packet the sender sends, and the receiver accepts, with a window
 /// of this many packets in flight: a packet is known to be lost one window later, and its
@@ -23,6 +29,7 @@ pub(crate) const fn horizon(window_packets: u32) -> u32 {
 /// See the module's text.
 #[derive(Debug)]
 pub(crate) struct Arrivals<T> {
+    /// By PSN modulo its length, a power of two; empty until the first packet is kept.
     ring: Box<[Option<T>]>,
     /// Most packets that the sender has in flight.
     window: u32,
@@ -45,13 +52,25 @@ pub(crate) enum Room {
 impl<T> Arrivals<T> {
     /// For a sender with `window` packets in flight at most.
     pub(crate) fn new(expected: Psn, window: u32) -> Arrivals<T> {
-        let slots = horizon(window).max(1).next_power_of_two();
-        let ring = core::iter::repeat_with(|| None).take(slots as usize).collect();
-        Arrivals { ring, window, count: 0, furthest: expected }
+        Arrivals { ring: Box::default(), window, count: 0, furthest: expected }
     }
 
     fn slot(&self, psn: Psn) -> usize {
-        psn.get() as usize & (self.ring.len() - 1)
+        psn.get() as usize & self.ring.len().wrapping_sub(1)
+    }
+
+    /// Makes the ring reach `ahead` packets beyond the expected one.
+    #[cold]
+    fn grow(&mut self, expected: Psn, ahead: usize) {
+        let count = self.count;
+        let slots = (ahead + 1).next_power_of_two().max(FIRST_PACKETS);
+        let mut ring: Box<[Option<T>]> = core::iter::repeat_with(|| None).take(slots).collect();
+        let mut psn = expected;
+        for _ in 0..self.ring.len() {
+            ring[psn.get() as usize & (slots - 1)] = self.take(psn);
+            psn = psn.next();
+        }
+        (self.ring, self.count) = (ring, count);
     }
 
     fn is_within(&self, expected: Psn, psn: Psn) -> bool {
@@ -93,6 +112,10 @@ impl<T> Arrivals<T> {
     /// Keeps a packet for which there is room.
     pub(crate) fn keep(&mut self, expected: Psn, psn: Psn, what: T) {
         debug_assert_eq!(self.room(expected, psn), Room::Free);
+        let ahead = psn.distance_from(expected).unsigned_abs() as usize;
+        if ahead >= self.ring.len() {
+            self.grow(expected, ahead);
+        }
         let slot = self.slot(psn);
         self.count += u32::from(self.ring[slot].replace(what).is_none());
         self.furthest = self.furthest(expected);
@@ -103,15 +126,18 @@ impl<T> Arrivals<T> {
 
     /// Removes and returns what is kept for `psn`.
     pub(crate) fn take(&mut self, psn: Psn) -> Option<T> {
+        if self.count == 0 {
+            return None;
+        }
         let slot = self.slot(psn);
-        let taken = self.ring[slot].take()?;
+        let taken = self.ring.get_mut(slot)?.take()?;
         self.count -= 1;
         Some(taken)
     }
 
     /// What is kept for `psn`.
     pub(crate) fn get(&self, psn: Psn) -> Option<&T> {
-        self.ring[self.slot(psn)].as_ref()
+        self.ring.get(self.slot(psn))?.as_ref()
     }
 
     /// Discards every packet after `psn` selected by `conflicts`. Returns how many.

@@ -7,8 +7,7 @@
 //!
 //! Bounds: [`WINDOW`] responses after the first missing one are accepted; [`MAX_RANGE_REQUESTS`]
 //! ranges of one READ may be outstanding, further holes wait. There are as many READs as the requester has in flight.
-//! Their slots are allocated when the connection starts, or when the first READ beyond those begins:
-//! the program may raise the limit while the queue pair is connected.
+//! Their slots are allocated when so many are in flight for the first time, so a connection without READs has none.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -199,6 +198,8 @@ impl Reading {
 pub(crate) struct ReadTracker {
     /// A ring: `len` READs from `first` on.
     slots: Vec<Reading>,
+    /// READs in flight that the connection has started with.
+    limit: usize,
     first: usize,
     len: usize,
     /// Responses that have not arrived, of all READs.
@@ -213,11 +214,11 @@ pub(crate) struct ReadTracker {
 }
 
 impl ReadTracker {
-    /// Room for `limit` READs.
+    /// For a connection that starts with up to `limit` READs in flight; the program may raise the limit later.
     pub(crate) fn new(limit: u32) -> ReadTracker {
-        let slots = core::iter::repeat_with(Reading::unused).take(limit as usize).collect();
         ReadTracker {
-            slots,
+            slots: Vec::new(),
+            limit: limit as usize,
             first: 0,
             len: 0,
             missing: 0,
@@ -243,6 +244,12 @@ impl ReadTracker {
         self.len == 0
     }
 
+    /// Whether it has no timer: no READ is outstanding, and no range was.
+    #[inline]
+    pub(crate) fn is_at_rest(&self) -> bool {
+        self.len == 0 && self.oldest_request_at.is_none()
+    }
+
     /// READs not completed.
     #[cfg(test)]
     pub(crate) fn len(&self) -> u32 {
@@ -262,15 +269,14 @@ impl ReadTracker {
         (0..self.len).find(|&index| self.at(index).psn == psn)
     }
 
-    /// Whether every slot is taken.
+    /// Whether as many READs are in flight as the connection has ever been ready for.
     pub(crate) fn is_full(&self) -> bool {
-        self.len == self.slots.len()
+        self.len >= self.slots.len().max(self.limit)
     }
 
     /// A READ with `packets` responses was sent for the first time.
     pub(crate) fn begin(&mut self, psn: Psn, packets: u32, is_prompt: bool, now: Time) {
-        if self.is_full() {
-            // The limit was raised.
+        if self.len == self.slots.len() {
             self.slots.rotate_left(self.first);
             self.first = 0;
             self.slots.push(Reading::unused());

@@ -23,7 +23,7 @@ use crate::qp::context::{PacketHeaders, QpContext};
 use crate::qp::request::Request;
 use crate::qp::requests::{Fault, Requests, Response, bad_response};
 use crate::qp::{RxPacket, Scope, TimeoutReason};
-use crate::time::{Duration, Time};
+use crate::time::{Duration, Time, earlier};
 use crate::verbs::{SendOp, WcStatus};
 use crate::wire::{Aeth, Ext, Opcode, Psn, Reth, Sack, Sreth, Syndrome};
 
@@ -211,15 +211,23 @@ impl SendRecovery for Selective {
     }
 
     fn deadline(&self, requests: &Requests) -> Option<(Time, TimeoutReason)> {
+        // Every event asks, and receivers wait for nothing.
+        if self.board.is_empty() && self.reads.is_at_rest() {
+            return None;
+        }
         let rtt = &requests.rtt.estimator;
-        let others = [
-            self.probe_time(requests),
-            self.board.loss_time(reorder_timeout(rtt)),
-            self.reads.poll_timeout(self.board.una(), self.response_timeout(rtt)),
-        ];
-        let probe = others.into_iter().flatten().min().map(|at| (at, TimeoutReason::LossProbe));
-        let verbs = self.ack_deadline().map(|at| (at, TimeoutReason::AckTimeout));
-        [verbs, probe].into_iter().flatten().min_by_key(|&(at, _)| at)
+        let loss = self.board.loss_time(|| reorder_timeout(rtt));
+        let mut probe = earlier(self.probe_time(requests), loss);
+        if !self.reads.is_at_rest() {
+            let reads = self.reads.poll_timeout(self.board.una(), self.response_timeout(rtt));
+            probe = earlier(probe, reads);
+        }
+        match (self.ack_deadline(), probe) {
+            (Some(verbs), probe) if probe.is_none_or(|probe| verbs <= probe) => {
+                Some((verbs, TimeoutReason::AckTimeout))
+            }
+            (_, probe) => probe.map(|at| (at, TimeoutReason::LossProbe)),
+        }
     }
 
     fn handle_timeout(

@@ -304,8 +304,8 @@ impl Selective {
             has_forgotten: false,
             refused: None,
             written: Written::default(),
-            reads: VecDeque::with_capacity(qpc.peer.max_dest_rd_atomic.into()),
-            retransmissions: VecDeque::with_capacity(MAX_RETRANSMISSIONS),
+            reads: VecDeque::new(),
+            retransmissions: VecDeque::new(),
         }
     }
 

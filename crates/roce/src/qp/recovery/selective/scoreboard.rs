@@ -14,9 +14,13 @@
 //! The receiver may withdraw what it has reported (it discards packets that it turns out not to be able
 //! to use). Its SACKs are numbered, and the latest one counts.
 //!
+//! The ring grows with the packets that are unacknowledged at a time, up to the window: most connections never fill
+//! theirs, a receiver sends nothing, and a small ring stays in the cache.
+//!
 //! No packet format and no clock in here: PSNs, times and SACKs come in, losses go out.
 
 use alloc::boxed::Box;
+use alloc::vec;
 
 use crate::time::{Duration, Time};
 use crate::wire::{Psn, Sack};
@@ -26,6 +30,12 @@ const REORDER_PACKETS: u32 = 3;
 
 /// That number grows when packets turn out to have been reordered, up to this.
 const MAX_REORDER_PACKETS: u32 = 256;
+
+/// Most packets of a scoreboard, a power of two: packets are known by this many of their PSNs, however large the ring is.
+const MAX_PACKETS: u32 = 1 << 15;
+
+/// Packets that the first ring holds.
+const FIRST_PACKETS: usize = 16;
 
 /// No packet.
 const NONE: u16 = u16::MAX;
@@ -78,7 +88,10 @@ pub(crate) struct AckSummary {
 /// See the module's text.
 #[derive(Debug)]
 pub(crate) struct Scoreboard {
+    /// By PSN modulo its length, a power of two; empty until the first packet is sent.
     ring: Box<[Packet]>,
+    /// Most packets.
+    limit: u32,
     una: Psn,
     end: Psn,
     oldest: u16,
@@ -99,11 +112,11 @@ pub(crate) struct Scoreboard {
 }
 
 impl Scoreboard {
-    /// For up to `window` packets, at most 2^15, the first of which is `first`.
+    /// For up to `window` packets, at most [`MAX_PACKETS`], the first of which is `first`.
     pub(crate) fn new(first: Psn, window: u32) -> Scoreboard {
-        let slots = window.clamp(1, 1 << 15).next_power_of_two();
         Scoreboard {
-            ring: alloc::vec![UNUSED; slots as usize].into_boxed_slice(),
+            ring: Box::default(),
+            limit: window.clamp(1, MAX_PACKETS),
             una: first,
             end: first,
             oldest: NONE,
@@ -145,12 +158,36 @@ impl Scoreboard {
         self.una == self.end
     }
 
-    fn slot(&self, psn: Psn) -> u16 {
-        (psn.get() as usize & (self.ring.len() - 1)) as u16
+    /// The number by which a packet is known in here.
+    fn number(psn: Psn) -> u16 {
+        (psn.get() % MAX_PACKETS) as u16
     }
 
-    fn packet(&mut self, slot: u16) -> &mut Packet {
-        &mut self.ring[usize::from(slot)]
+    #[inline]
+    fn index(&self, number: u16) -> usize {
+        usize::from(number) & self.ring.len().wrapping_sub(1)
+    }
+
+    fn packet(&mut self, number: u16) -> &mut Packet {
+        let index = self.index(number);
+        &mut self.ring[index]
+    }
+
+    /// A packet in flight, if there is one of this number.
+    fn get(&self, number: u16) -> Option<&Packet> {
+        self.ring.get(self.index(number)).filter(|_| number != NONE)
+    }
+
+    /// Doubles the ring.
+    #[cold]
+    fn grow(&mut self) {
+        let packets = (2 * self.ring.len()).max(FIRST_PACKETS);
+        let mut ring = vec![UNUSED; packets].into_boxed_slice();
+        for ahead in 0..self.span() {
+            let psn = self.una.plus(ahead);
+            ring[psn.get() as usize & (packets - 1)] = *self.packet(Scoreboard::number(psn));
+        }
+        self.ring = ring;
     }
 
     fn contains(&self, psn: Psn) -> bool {
@@ -161,40 +198,44 @@ impl Scoreboard {
 
     /// The packet at `end` was sent for the first time. There is room for it.
     pub(crate) fn sent_first(&mut self, now: Time) {
-        debug_assert!((self.span() as usize) < self.ring.len());
-        let slot = self.slot(self.end);
-        *self.packet(slot) = Packet { sent_at: now, ..UNUSED };
+        debug_assert!(self.span() < self.limit);
+        if self.span() as usize == self.ring.len() {
+            self.grow();
+        }
+        let number = Scoreboard::number(self.end);
+        *self.packet(number) = Packet { sent_at: now, ..UNUSED };
         self.end = self.end.next();
-        self.launch(slot, now);
+        self.launch(number, now);
     }
 
     /// A lost packet was retransmitted.
     pub(crate) fn retransmitted(&mut self, psn: Psn, now: Time) {
-        let slot = self.slot(psn);
-        debug_assert!(self.contains(psn) && self.packet(slot).state == State::Lost);
+        let number = Scoreboard::number(psn);
+        debug_assert!(self.contains(psn) && self.packet(number).state == State::Lost);
         self.lost -= 1;
-        self.packet(slot).is_retransmitted = true;
-        self.launch(slot, now);
+        self.packet(number).is_retransmitted = true;
+        self.launch(number, now);
     }
 
-    fn launch(&mut self, slot: u16, now: Time) {
+    fn launch(&mut self, number: u16, now: Time) {
         let (order, earlier) = (self.transmissions, self.latest);
         self.transmissions += 1;
         self.in_flight += 1;
-        let packet = self.packet(slot);
+        let packet = self.packet(number);
         packet.state = State::InFlight;
         (packet.sent_at, packet.order) = (now, order);
         (packet.earlier, packet.later) = (earlier, NONE);
         match earlier {
-            NONE => self.oldest = slot,
-            earlier => self.packet(earlier).later = slot,
+            NONE => self.oldest = number,
+            earlier => self.packet(earlier).later = number,
         }
-        self.latest = slot;
+        self.latest = number;
     }
 
     /// Removes a packet in flight from the list.
-    fn land(&mut self, slot: u16, state: State) {
-        let Packet { earlier, later, .. } = *self.packet(slot);
+    #[inline]
+    fn land(&mut self, number: u16, packet: &Packet, state: State) {
+        let &Packet { earlier, later, .. } = packet;
         match earlier {
             NONE => self.oldest = later,
             earlier => self.packet(earlier).later = later,
@@ -203,7 +244,7 @@ impl Scoreboard {
             NONE => self.latest = earlier,
             later => self.packet(later).earlier = earlier,
         }
-        self.packet(slot).state = state;
+        self.packet(number).state = state;
         self.in_flight -= 1;
     }
 
@@ -214,8 +255,8 @@ impl Scoreboard {
         }
         let mut psn = self.lost_from;
         while psn.is_before(self.end) {
-            let slot = self.slot(psn);
-            if self.packet(slot).state == State::Lost {
+            let number = Scoreboard::number(psn);
+            if self.packet(number).state == State::Lost {
                 self.lost_from = psn;
                 return Some(psn);
             }
@@ -252,8 +293,8 @@ impl Scoreboard {
 
     fn acknowledge(&mut self, una: Psn, tally: &mut Tally) {
         while self.una.is_before(una) && self.una.is_before(self.end) {
-            let slot = self.slot(self.una);
-            self.deliver(slot, tally);
+            let number = Scoreboard::number(self.una);
+            self.deliver(number, tally);
             self.una = self.una.next();
         }
         if self.lost_from.is_before(self.una) {
@@ -261,14 +302,14 @@ impl Scoreboard {
         }
     }
 
-    fn deliver(&mut self, slot: u16, tally: &mut Tally) {
-        let packet = *self.packet(slot);
+    fn deliver(&mut self, number: u16, tally: &mut Tally) {
+        let packet = *self.packet(number);
         match packet.state {
             State::Delivered => return,
-            State::InFlight => self.land(slot, State::Delivered),
+            State::InFlight => self.land(number, &packet, State::Delivered),
             State::Lost => {
                 self.lost -= 1;
-                self.packet(slot).state = State::Delivered;
+                self.packet(number).state = State::Delivered;
             }
         }
         let is_late = packet.state == State::Lost || self.is_too_soon(&packet, tally.now);
@@ -297,9 +338,9 @@ impl Scoreboard {
             if !self.contains(psn) {
                 continue;
             }
-            let slot = self.slot(psn);
-            match (sack.bits() >> bit & 1 == 1, self.packet(slot).state) {
-                (true, _) => self.deliver(slot, tally),
+            let number = Scoreboard::number(psn);
+            match (sack.bits() >> bit & 1 == 1, self.packet(number).state) {
+                (true, _) => self.deliver(number, tally),
                 (false, State::Delivered) => self.take_back(psn),
                 (false, _) => {}
             }
@@ -309,15 +350,15 @@ impl Scoreboard {
     /// The receiver expects `una`, so that has not arrived, whatever was reported before: a packet that
     /// is there when its turn comes is acknowledged with those before it.
     fn take_back_first(&mut self) {
-        let slot = self.slot(self.una);
-        if !self.is_empty() && self.packet(slot).state == State::Delivered {
+        let number = Scoreboard::number(self.una);
+        if !self.is_empty() && self.packet(number).state == State::Delivered {
             self.take_back(self.una);
         }
     }
 
     fn take_back(&mut self, psn: Psn) {
-        let slot = self.slot(psn);
-        let packet = self.packet(slot);
+        let number = Scoreboard::number(psn);
+        let packet = self.packet(number);
         (packet.state, packet.is_retransmitted, packet.marked_by_order) =
             (State::Lost, true, false);
         self.note_lost(psn);
@@ -340,30 +381,31 @@ impl Scoreboard {
             return 0;
         };
         while self.oldest != NONE {
-            let slot = self.oldest;
-            let packet = *self.packet(slot);
+            let number = self.oldest;
+            let packet = *self.packet(number);
             let by_order = packet.order + u64::from(self.reorder_packets) <= newest;
             let by_time = packet.order < newest && packet.sent_at + reorder_timeout <= now;
             if !by_order && !by_time {
                 break;
             }
-            self.packet(slot).marked_by_order = true;
-            self.lose(slot);
+            self.packet(number).marked_by_order = true;
+            self.lose(number);
         }
         self.lost - before
     }
 
     /// When [`mark_lost`](Scoreboard::mark_lost) would mark a packet by time alone.
-    pub(crate) fn loss_time(&self, reorder_timeout: Duration) -> Option<Time> {
+    pub(crate) fn loss_time(&self, reorder_timeout: impl FnOnce() -> Duration) -> Option<Time> {
         let (newest, _) = self.newest?;
-        let oldest = self.ring.get(usize::from(self.oldest))?;
-        (oldest.order < newest).then_some(oldest.sent_at + reorder_timeout)
+        let oldest = self.get(self.oldest)?;
+        (oldest.order < newest).then(|| oldest.sent_at + reorder_timeout())
     }
 
-    fn lose(&mut self, slot: u16) {
-        // The PSN of a slot: the only one between una and end that maps to it.
-        let offset = u32::from(slot).wrapping_sub(self.una.get()) & (self.ring.len() as u32 - 1);
-        self.land(slot, State::Lost);
+    fn lose(&mut self, number: u16) {
+        // The only PSN between una and end that has this number.
+        let offset = u32::from(number).wrapping_sub(self.una.get()) % MAX_PACKETS;
+        let packet = *self.packet(number);
+        self.land(number, &packet, State::Lost);
         self.note_lost(self.una.plus(offset));
     }
 
@@ -376,12 +418,12 @@ impl Scoreboard {
 
     /// Marks `psn` lost: the receiver was not ready for it.
     pub(crate) fn mark_one_lost(&mut self, psn: Psn) {
-        let slot = self.slot(psn);
+        let number = Scoreboard::number(psn);
         if !self.contains(psn) {
             return;
         }
-        match self.packet(slot).state {
-            State::InFlight => self.lose(slot),
+        match self.packet(number).state {
+            State::InFlight => self.lose(number),
             State::Delivered => self.take_back(psn),
             State::Lost => {}
         }
@@ -396,7 +438,7 @@ impl Scoreboard {
 
     /// When the latest transmission was, if anything is in flight.
     pub(crate) fn latest_sent(&self) -> Option<Time> {
-        self.ring.get(usize::from(self.latest)).map(|packet| packet.sent_at)
+        self.get(self.latest).map(|packet| packet.sent_at)
     }
 }
 
@@ -463,11 +505,11 @@ mod tests {
     fn patience_decides_when_too_little_follows() {
         let mut board = sent(0, 3);
         board.handle_ack(Psn::new(0), Some(&sack(1, 0, 0b100)), at(20));
-        assert_eq!(board.loss_time(Duration::from_micros(25)), Some(at(25)));
+        assert_eq!(board.loss_time(|| Duration::from_micros(25)), Some(at(25)));
         assert_eq!(board.mark_lost(at(24), Duration::from_micros(25)), 0);
         assert_eq!(board.mark_lost(at(25), Duration::from_micros(25)), 1);
         assert_eq!(board.mark_lost(at(26), Duration::from_micros(25)), 1);
-        assert_eq!(board.loss_time(REORDER_TIMEOUT), None);
+        assert_eq!(board.loss_time(|| REORDER_TIMEOUT), None);
     }
 
     #[test]
@@ -530,7 +572,7 @@ mod tests {
         assert_eq!(board.next_lost(), Some(Psn::new(101)));
         board.mark_all_lost();
         assert_eq!((board.next_lost(), board.in_flight()), (Some(Psn::new(100)), 0));
-        assert_eq!((board.latest_sent(), board.loss_time(REORDER_TIMEOUT)), (None, None));
+        assert_eq!((board.latest_sent(), board.loss_time(|| REORDER_TIMEOUT)), (None, None));
         board.handle_ack(Psn::new(104), None, at(6));
         assert!(board.is_empty());
         assert_eq!(board.next_lost(), None);
