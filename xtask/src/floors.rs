@@ -117,6 +117,20 @@ const FLOORS: &[(&str, &str)] = &[
          manager: topology channels routes mad exchange discovery lids levels partitions setup sm_info administration",
     ),
     (
+        "crates/parfait/src",
+        "runs
+         family: runs
+         pattern
+         job: pattern
+         demand: runs family pattern
+         groups
+         spread
+         network: groups spread
+         loads: runs demand spread network
+         ledger: runs demand spread network loads
+         placement: runs pattern job demand network loads ledger",
+    ),
+    (
         "crates/xio/src",
         "dataset
          documents

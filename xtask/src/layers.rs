@@ -28,6 +28,7 @@ struct Layer {
 const LAYERS: &[Layer] = &[
     Layer { name: "roce", may_use: &[], tests_may_use: &["sim"], pure: true },
     Layer { name: "fabric", may_use: &[], tests_may_use: &[], pure: true },
+    Layer { name: "parfait", may_use: &["fabric"], tests_may_use: &[], pure: true },
     Layer { name: "sim", may_use: &["roce", "fabric"], tests_may_use: &[], pure: true },
     Layer { name: "xio", may_use: &["roce"], tests_may_use: &["sim"], pure: true },
     Layer { name: "nic", may_use: &["roce"], tests_may_use: &["sim"], pure: false },

@@ -1,0 +1,204 @@
+//! A job as it is submitted: its pattern, and what each worker needs besides.
+//!
+//! A [`Job`] is written as its pattern and, where they differ from the defaults, `KEY=VALUE`:
+//!
+//! ```text
+//! torus:4x8@5G,2G slots=2 burst=256k latency=low
+//! ```
+//!
+//! | key | what it is | default |
+//! |---|---|---|
+//! | `slots` | slots of a host that each worker takes, such as GPUs | 1 |
+//! | `burst` | bytes that a worker may send at once before its rate holds; suffixes k, M, G | 64k |
+//! | `latency` | `low`, `normal` or `bulk`: in which order queues are given out where there are too few | `normal` |
+
+use alloc::string::{String, ToString};
+use core::fmt;
+use core::str::FromStr;
+
+use thiserror::Error;
+
+use crate::pattern::{Pattern, PatternError, quantity};
+
+/// Most slots that a worker may take.
+pub const MAX_SLOTS_PER_WORKER: u32 = 1 << 12;
+
+/// Largest burst: more would take a second of a link of 100 Gbit/s.
+pub const MAX_BURST_BYTES: u64 = 12_500_000_000;
+
+/// Bytes of a burst where none is named.
+pub const DEFAULT_BURST_BYTES: u64 = 64_000;
+
+/// How much a job minds waiting.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Latency {
+    /// It waits for every message, as between stages of a pipeline.
+    Low,
+    /// Its exchanges are long, and their end matters.
+    #[default]
+    Normal,
+    /// It fills what others leave.
+    Bulk,
+}
+
+/// See the module's text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Job {
+    /// Workers and their edges.
+    pub pattern: Pattern,
+    /// Slots of a host that each worker takes, at least 1.
+    pub slots_per_worker: u32,
+    /// Bytes that a worker may send at once before its rate holds.
+    pub burst_bytes: u64,
+    /// How much it minds waiting.
+    pub latency: Latency,
+}
+
+/// Why a text is no job.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum JobError {
+    /// Its pattern is none.
+    #[error(transparent)]
+    Pattern(#[from] PatternError),
+    /// There is no such key, or it has no value.
+    #[error("'{0}' is not slots=NUMBER, burst=BYTES or latency=low|normal|bulk")]
+    Unreadable(String),
+    /// A key is there twice.
+    #[error("'{0}' is said twice")]
+    Twice(String),
+    /// A number is too small or too large.
+    #[error("{key}={value} is not between {least} and {most}")]
+    Range {
+        /// The key.
+        key: &'static str,
+        /// Its value.
+        value: u64,
+        /// The smallest that may be.
+        least: u64,
+        /// The largest that may be.
+        most: u64,
+    },
+}
+
+impl Job {
+    /// One with the defaults.
+    pub const fn new(pattern: Pattern) -> Job {
+        Job {
+            pattern,
+            slots_per_worker: 1,
+            burst_bytes: DEFAULT_BURST_BYTES,
+            latency: Latency::Normal,
+        }
+    }
+
+    /// Refuses numbers that no job can have.
+    ///
+    /// # Errors
+    /// Names the first.
+    pub fn check(&self) -> Result<(), JobError> {
+        self.pattern.workers()?;
+        let slots = u64::from(self.slots_per_worker);
+        let in_range = |key, value, least, most| match (least..=most).contains(&value) {
+            true => Ok(()),
+            false => Err(JobError::Range { key, value, least, most }),
+        };
+        in_range("slots", slots, 1, MAX_SLOTS_PER_WORKER.into())?;
+        in_range("burst", self.burst_bytes, 0, MAX_BURST_BYTES)
+    }
+
+    /// Sets one `KEY=VALUE`.
+    fn set(&mut self, word: &str) -> Option<()> {
+        let (key, value) = word.split_once('=')?;
+        match key {
+            // What is too large for the type is too large for a job.
+            "slots" => self.slots_per_worker = quantity(value)?.try_into().unwrap_or(u32::MAX),
+            "burst" => self.burst_bytes = quantity(value)?,
+            "latency" => {
+                let all = [Latency::Low, Latency::Normal, Latency::Bulk];
+                self.latency = all.into_iter().find(|latency| latency.to_string() == value)?;
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+}
+
+impl fmt::Display for Latency {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Latency::Low => "low",
+            Latency::Normal => "normal",
+            Latency::Bulk => "bulk",
+        })
+    }
+}
+
+impl fmt::Display for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.pattern)?;
+        if self.slots_per_worker != 1 {
+            write!(f, " slots={}", self.slots_per_worker)?;
+        }
+        if self.burst_bytes != DEFAULT_BURST_BYTES {
+            write!(f, " burst={}", self.burst_bytes)?;
+        }
+        if self.latency != Latency::Normal {
+            write!(f, " latency={}", self.latency)?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Job {
+    type Err = JobError;
+
+    fn from_str(text: &str) -> Result<Job, JobError> {
+        let mut words = text.split_whitespace();
+        let mut job = Job::new(words.next().unwrap_or_default().parse()?);
+        let key = |word: &str| word.split('=').next().unwrap_or_default().to_string();
+        for (at, word) in words.clone().enumerate() {
+            if words.clone().take(at).any(|earlier| key(earlier) == key(word)) {
+                return Err(JobError::Twice(key(word)));
+            }
+            job.set(word).ok_or_else(|| JobError::Unreadable(word.to_string()))?;
+        }
+        job.check()?;
+        Ok(job)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jobs_are_written_as_they_are_read() {
+        for text in
+            ["ring:16@5G", "mesh:8@300M slots=2", "ring:4@1G slots=8 burst=1000 latency=bulk"]
+        {
+            assert_eq!(text.parse::<Job>().expect(text).to_string(), text);
+        }
+        let job: Job = "ring:4@1G latency=low burst=2M slots=3".parse().expect("any order");
+        assert_eq!((job.slots_per_worker, job.burst_bytes), (3, 2_000_000));
+        assert_eq!(job.latency, Latency::Low);
+    }
+
+    #[test]
+    fn what_is_no_job_is_refused_with_the_reason() {
+        let refused = [
+            ("", "unknown pattern ''"),
+            ("ring:4@1G slots", "'slots' is not slots=NUMBER"),
+            ("ring:4@1G gpus=2", "'gpus=2' is not slots=NUMBER"),
+            ("ring:4@1G latency=none", "'latency=none' is not"),
+            ("ring:4@1G slots=2 slots=3", "'slots' is said twice"),
+            ("ring:4@1G slots=0", "slots=0 is not between 1 and 4096"),
+            ("ring:4@1G slots=5000", "slots=5000 is not between 1 and 4096"),
+            ("ring:4@1G burst=13G", "burst=13000000000 is not between 0 and 12500000000"),
+            ("ring:4@1G burst=-1", "'burst=-1' is not"),
+        ];
+        for (text, reason) in refused {
+            let error = text.parse::<Job>().expect_err(text).to_string();
+            assert!(error.starts_with(reason), "{text}: {error}");
+        }
+    }
+}

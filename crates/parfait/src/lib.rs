@@ -1,0 +1,37 @@
+//! Bandwidth that a training job can count on: what a job puts on each link, what links still carry, and which hosts a
+//! job gets.
+//!
+//! Nothing in here touches an operating system, and nothing is random but by a seed that the caller passes: the same
+//! jobs in the same order get the same hosts on every machine. Rates are integers in bits per second.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`runs`] | runs of consecutive ranks |
+//! | [`family`] | families of edges between workers, counted in closed form |
+//! | [`pattern`] | patterns of jobs, and their names |
+//! | [`job`] | a job as it is submitted |
+//! | [`demand`] | what crosses a link: Parfait's, TAG's and a hose's reservation |
+//! | [`groups`] | hosts below the same switches |
+//! | [`spread`] | which links the packets of a pair of hosts take |
+//! | [`network`] | hosts with slots, and what links can carry |
+//! | [`loads`] | what a placed job puts on each link |
+//! | [`ledger`] | who holds which slots and how much of each link |
+//! | [`placement`] | which hosts a job gets |
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
+pub mod demand;
+pub mod family;
+pub mod groups;
+pub mod job;
+pub mod ledger;
+pub mod loads;
+pub mod network;
+pub mod pattern;
+pub mod placement;
+pub mod runs;
+pub mod spread;

@@ -1,0 +1,278 @@
+//! Hosts with slots, and what directed links can carry, as placement and the ledger see them.
+//!
+//! Loads are accounted by *trunk*: directed links that always carry the same. In a tree of switches
+//! ([`Clos`]) these are all links out of a group of hosts, and all links into it, so the load of a trunk follows
+//! from the job's workers in the group. Everywhere else each directed link is a trunk of its own, and its load is the
+//! sum over pairs of hosts ([`Spread`]).
+
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+
+use fabric::channels::Channels;
+use fabric::routes::Tables;
+use fabric::topology::{Link, LinkId, NodeId, Topology, TopologyError};
+use thiserror::Error;
+
+use crate::groups::{Clos, Groups};
+use crate::spread::{DirectedLink, Ecmp, Spread};
+
+/// Most slots of a host, so that no sum of slots can overflow.
+pub const MAX_SLOTS: u32 = 1 << 12;
+
+/// Most hosts.
+pub const MAX_HOSTS: usize = 1 << 20;
+
+/// How packets find their way.
+#[derive(Clone, Copy, Debug)]
+pub enum Routing<'a> {
+    /// All shortest paths.
+    Ecmp(Ecmp),
+    /// All shortest paths, of which some lead through hosts.
+    Relayed(Ecmp),
+    /// The paths of tables.
+    Tables(&'a Channels, &'a Tables),
+}
+
+/// Why a network cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum NetworkError {
+    /// It has no hosts, or is in parts.
+    #[error(transparent)]
+    Topology(#[from] TopologyError),
+    /// Hosts have too many slots or none.
+    #[error("{0} slots for each host; there can be 1 to {MAX_SLOTS}")]
+    Slots(u32),
+    /// It is no tree whose links are used evenly, and too large to be routed pair by pair.
+    #[error(
+        "{hosts} hosts and {nodes} nodes: too many to route pair by pair, and not a tree whose links carry even parts"
+    )]
+    TooLarge {
+        /// How many hosts it has.
+        hosts: usize,
+        /// How many nodes.
+        nodes: usize,
+    },
+    /// Some pair of hosts has no path.
+    #[error(
+        "some hosts have no path to each other; does a host have to forward, or does a table lack a route?"
+    )]
+    NoPath,
+}
+
+/// How loads of trunks follow from a placement.
+#[derive(Clone, Debug)]
+pub(crate) enum Loads {
+    /// By group: trunks `2 * group` up and `2 * group + 1` down, over so many links each, of which each carries an equal
+    /// part. In the worst case one link carries everything: then it says 1.
+    Groups(Vec<u32>),
+    /// By pair: a trunk for each directed link.
+    Pairs(Spread),
+}
+
+/// See the module's text.
+#[derive(Clone, Debug)]
+pub struct Network {
+    groups: Groups,
+    slots: u32,
+    names: Vec<String>,
+    loads: Loads,
+    /// By trunk: what each of its links can carry.
+    capacity_bps: Vec<u64>,
+    /// By trunk: how many links it has.
+    widths: Vec<u32>,
+    /// By directed link: its trunk, or none if nothing is routed over it.
+    trunk_of: Vec<Option<u32>>,
+    /// By trunk: its first link.
+    first_link: Vec<DirectedLink>,
+    /// By directed link: its sender, as in `ends`.
+    ends: Vec<(NodeId, NodeId)>,
+}
+
+impl Network {
+    /// That of a topology whose hosts have so many slots each. `reservable` says how many bits per second of a link may be
+    /// reserved in each direction, at most its rate: operators may keep some for traffic without guarantees.
+    ///
+    /// # Errors
+    /// When there are no hosts, slots or paths, or too many hosts.
+    pub fn new(
+        topology: &Topology,
+        slots: u32,
+        routing: Routing<'_>,
+        reservable: impl Fn(LinkId, &Link) -> u64,
+    ) -> Result<Network, NetworkError> {
+        topology.check()?;
+        if slots == 0 || slots > MAX_SLOTS {
+            return Err(NetworkError::Slots(slots));
+        }
+        let count = topology.hosts().count();
+        let too_large = || NetworkError::TooLarge { hosts: count, nodes: topology.nodes().len() };
+        if count > MAX_HOSTS {
+            return Err(too_large());
+        }
+        if let Routing::Ecmp(ecmp) = routing
+            && let Some(clos) = Clos::of(topology)
+        {
+            return Ok(Network::tree(topology, slots, clos, ecmp, reservable));
+        }
+        let groups = Groups::by_ports(topology);
+        let hosts = groups.hosts();
+        let spread = match routing {
+            Routing::Ecmp(ecmp) => Spread::shortest(topology, hosts, ecmp, false),
+            Routing::Relayed(ecmp) => Spread::shortest(topology, hosts, ecmp, true),
+            Routing::Tables(channels, tables) => Spread::tables(topology, hosts, channels, tables),
+        };
+        let by_tables = matches!(routing, Routing::Tables(..));
+        let spread =
+            spread.ok_or_else(|| match Spread::fits(count, topology.nodes().len(), by_tables) {
+                true => NetworkError::NoPath,
+                false => too_large(),
+            })?;
+        Ok(Network::pairs(topology, slots, groups, spread, reservable))
+    }
+
+    fn tree(
+        topology: &Topology,
+        slots: u32,
+        clos: Clos,
+        ecmp: Ecmp,
+        reservable: impl Fn(LinkId, &Link) -> u64,
+    ) -> Network {
+        let Clos { groups, up } = clos;
+        let parts = up.iter().map(|links| match ecmp {
+            Ecmp::Even => links.len().max(1) as u32,
+            Ecmp::Worst => 1,
+        });
+        let loads = Loads::Groups(parts.collect());
+        let mut network = Network::without_trunks(topology, slots, groups, loads);
+        for links in &up {
+            let mut capacity = if links.is_empty() { 0 } else { u64::MAX };
+            let trunk = network.capacity_bps.len() as u32;
+            let mut first = 0;
+            for (id, low) in links {
+                let link = topology.link(*id).filter(|link| link.capacity.rate_bps > 0);
+                let rate = link.map_or(0, |link| reservable(*id, link).min(link.capacity.rate_bps));
+                capacity = capacity.min(rate);
+                let is_second = link.is_some_and(|link| link.ends[1].node == *low);
+                let upward = 2 * id.index() as DirectedLink + DirectedLink::from(is_second);
+                network.trunk_of[upward as usize] = Some(trunk);
+                network.trunk_of[(upward ^ 1) as usize] = Some(trunk + 1);
+                first = upward;
+            }
+            network.capacity_bps.extend([capacity; 2]);
+            network.widths.extend([links.len() as u32; 2]);
+            network.first_link.extend([first, first ^ 1]);
+        }
+        network
+    }
+
+    fn pairs(
+        topology: &Topology,
+        slots: u32,
+        groups: Groups,
+        spread: Spread,
+        reservable: impl Fn(LinkId, &Link) -> u64,
+    ) -> Network {
+        let mut network = Network::without_trunks(topology, slots, groups, Loads::Pairs(spread));
+        let count = network.trunk_of.len();
+        network.capacity_bps = alloc::vec![0; count];
+        network.widths = alloc::vec![1; count];
+        network.first_link = (0..count as u32).collect();
+        for (id, link) in topology.links() {
+            let rate = reservable(id, link).min(link.capacity.rate_bps);
+            for directed in [2 * id.index(), 2 * id.index() + 1] {
+                network.trunk_of[directed] = Some(directed as u32);
+                network.capacity_bps[directed] = rate;
+            }
+        }
+        network
+    }
+
+    fn without_trunks(topology: &Topology, slots: u32, groups: Groups, loads: Loads) -> Network {
+        let names = topology.nodes().map(|(_, node)| node.name().to_string()).collect();
+        let last = topology.links().map(|(id, _)| id.index() + 1).max().unwrap_or(0);
+        let first = topology.hosts().next().map(|host| (host, host));
+        let mut ends: Vec<(NodeId, NodeId)> =
+            first.map_or_else(Vec::new, |none| alloc::vec![none; 2 * last]);
+        for (id, link) in topology.links() {
+            let [a, b] = link.ends.map(|end| end.node);
+            ends[2 * id.index()] = (a, b);
+            ends[2 * id.index() + 1] = (b, a);
+        }
+        Network {
+            groups,
+            slots,
+            names,
+            loads,
+            capacity_bps: Vec::new(),
+            widths: Vec::new(),
+            trunk_of: alloc::vec![None; 2 * last],
+            first_link: Vec::new(),
+            ends,
+        }
+    }
+
+    /// Hosts below the same switches.
+    pub fn groups(&self) -> &Groups {
+        &self.groups
+    }
+
+    /// Slots of each host.
+    pub fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    /// How many hosts it has.
+    pub fn hosts(&self) -> u32 {
+        self.groups.hosts().len() as u32
+    }
+
+    /// The name of a host, by number.
+    pub fn host_name(&self, host: u32) -> &str {
+        &self.names[self.groups.hosts()[host as usize].index()]
+    }
+
+    /// The number of the host with that name.
+    pub fn host_named(&self, name: &str) -> Option<u32> {
+        (0..self.hosts()).find(|host| self.host_name(*host) == name)
+    }
+
+    /// Whether loads follow from groups, as in a tree.
+    pub fn is_tree(&self) -> bool {
+        matches!(self.loads, Loads::Groups(_))
+    }
+
+    pub(crate) fn loads(&self) -> &Loads {
+        &self.loads
+    }
+
+    /// How many trunks there are.
+    pub fn trunks(&self) -> usize {
+        self.capacity_bps.len()
+    }
+
+    /// Bits per second that may be reserved on each link of a trunk.
+    pub fn capacity_bps(&self, trunk: u32) -> u64 {
+        self.capacity_bps[trunk as usize]
+    }
+
+    /// How many directed links a trunk has.
+    pub fn width(&self, trunk: u32) -> u32 {
+        self.widths[trunk as usize]
+    }
+
+    /// The trunk of a directed link; `None` if nothing is ever routed over it, or there is no such link.
+    pub fn trunk_of(&self, link: DirectedLink) -> Option<u32> {
+        *self.trunk_of.get(link as usize)?
+    }
+
+    /// The names of a trunk's first link's ends, sender first.
+    pub fn ends_of(&self, trunk: u32) -> (&str, &str) {
+        let (from, to) = self.ends[self.first_link[trunk as usize] as usize];
+        (&self.names[from.index()], &self.names[to.index()])
+    }
+
+    /// The directed links that something may be routed over.
+    pub fn links(&self) -> impl Iterator<Item = (DirectedLink, u32)> + '_ {
+        (0..).zip(&self.trunk_of).filter_map(|(link, trunk)| Some((link, (*trunk)?)))
+    }
+}
