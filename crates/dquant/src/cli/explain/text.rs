@@ -107,6 +107,7 @@ const TROUBLES: &[(&str, &str)] = &[
     ("cnps_received", "congestion notifications (CNP) received"),
     ("cnps_sent", "congestion notifications (CNP) sent"),
     ("ecn_marked", "packets marked by the network (ECN)"),
+    ("watermarks_refused", "watermarks of switch buffers refused"),
 ];
 
 /// Every counter of a queue pair that this program knows.

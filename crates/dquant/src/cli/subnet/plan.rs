@@ -58,7 +58,7 @@ pub(super) struct Plan {
     )]
     engines: Vec<Name>,
 
-    /// Write the topology: .net (ibsim), .toml, .dot (Graphviz), .ns3 (ns-3), .topo (csg-htsim), .svg (a picture)
+    /// Write it: .net (ibsim), .toml, .dot (Graphviz), .ns3 (ns-3), .topo (csg-htsim), .svg (a picture)
     #[arg(long, value_name = "FILE")]
     write: Option<PathBuf>,
 
