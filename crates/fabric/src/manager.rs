@@ -1113,7 +1113,7 @@ impl Manager {
         if self.sender.is_under_way(client, mad) {
             return;
         }
-        let room = self.sender.room(client);
+        let room = self.sender.room(fabric.directory.lids_beside(lid));
         let subnet = Subnet {
             discovery: &fabric.discovery,
             lids: &fabric.lids,
