@@ -20,6 +20,7 @@ mod wire;
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::ops::RangeInclusive;
 
 use crate::discovery::{Discovery, FoundNode, Place};
 use crate::levels::Levels;
@@ -67,6 +68,16 @@ impl Directory {
     /// The port that has a LID.
     pub fn at(&self, lid: u16) -> Option<Place> {
         *self.by_lid.get(usize::from(lid))?
+    }
+
+    /// All LIDs of the port that has one; that one alone if it is nobody's.
+    pub fn lids_beside(&self, lid: u16) -> RangeInclusive<u16> {
+        let Some(place) = self.at(lid) else {
+            return lid..=lid;
+        };
+        let is_same = |other: &u16| self.at(*other) == Some(place);
+        let first = (0..lid).rev().take_while(is_same).last().unwrap_or(lid);
+        first..=(lid..=u16::MAX).take_while(is_same).last().unwrap_or(lid)
     }
 
     /// The port that has a GID.

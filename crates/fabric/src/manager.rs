@@ -1113,7 +1113,8 @@ impl Manager {
         if self.sender.is_under_way(client, mad) {
             return;
         }
-        let room = self.sender.room(client);
+        let lids = fabric.directory.lids_beside(lid);
+        let room = self.sender.room(lids.clone());
         let subnet = Subnet {
             discovery: &fabric.discovery,
             lids: &fabric.lids,
@@ -1126,7 +1127,7 @@ impl Manager {
             room,
         };
         let own_lid = fabric.own_lid;
-        let subscribed = self.subscriptions.answer(client, own_lid, mad);
+        let subscribed = self.subscriptions.answer(client, lids, own_lid, mad);
         let answer =
             subscribed.or_else(|| administration::answer(&subnet, &mut self.groups, lid, mad));
         for what in self.groups.take_happened() {

@@ -15,7 +15,8 @@
 //! | 6 | `PortInfo` of both ends of every link that is not in use: armed |
 //! | 7 | the same: active |
 //!
-//! Without all tables of step 3, those of step 4 could have credit loops: then nothing else is written.
+//! Without all tables of step 3 of switches, those of step 4 could have credit loops: then nothing else is written. Nothing
+//! passes a host, so a host that does not take its own is a complaint like others.
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -266,8 +267,10 @@ enum Why {
     Port(Place),
     /// A switch.
     Switch(u64),
-    /// A table of service levels of a port.
+    /// A table of service levels of a port of a switch.
     Level(Place),
+    /// The same of a host.
+    HostLevel(Place),
     /// P_Keys of an end port, also at its switch.
     Keys(Place),
     /// A port refused to enter this state. It may be there already: a response got lost, or data made it active.
@@ -311,7 +314,8 @@ pub struct Setup {
     failed_blocks: BTreeSet<u32>,
     /// Drained LIDs have no route, since a table was not written.
     is_cut_short: bool,
-    /// Ports whose tables of service levels were written, and how many lanes they have; those that did not take them.
+    /// Ports whose tables of service levels were written, and how many lanes they have; those of switches that did not take
+    /// them.
     levels: BTreeMap<Place, u8>,
     failed_levels: BTreeSet<Place>,
     /// The same with P_Keys.
@@ -400,7 +404,7 @@ impl Setup {
         taken.map(|(place, keys)| (*place, keys))
     }
 
-    /// Ports that did not take tables of service levels. Then no forwarding table was written.
+    /// Ports of switches that did not take tables of service levels. Then no forwarding table was written.
     pub fn failed_levels(&self) -> &BTreeSet<Place> {
         &self.failed_levels
     }
@@ -486,6 +490,9 @@ impl Setup {
             self.is_cut_short = true;
             self.steps.clear();
         }
+        if let (Some(_), Why::HostLevel(place)) = (complaint, done.context) {
+            self.levels.remove(&place);
+        }
         match complaint {
             Some(complaint) if self.complaints.len() < MAX_COMPLAINTS => {
                 self.complaints.push(complaint);
@@ -501,7 +508,7 @@ impl Setup {
         match why {
             Why::Port(place) | Why::Verify(place, ..) => drop(self.ports.insert(place, now)),
             Why::Switch(guid) => drop(self.switches.insert(guid, now)),
-            Why::Table(_) | Why::Level(_) | Why::Keys(_) => {}
+            Why::Table(_) | Why::Level(_) | Why::HostLevel(_) | Why::Keys(_) => {}
         }
     }
 
@@ -657,7 +664,10 @@ impl<'a> Plan<'a> {
         let Transition { stages, rests, .. } = &self.target.transition;
         let levels = levels.iter().flat_map(|(place, lanes)| {
             let requests = levels::requests(self.discovery, *place, *lanes).into_iter();
-            requests.map(|request| (request, Why::Level(*place)))
+            let node = self.discovery.nodes().get(&place.0);
+            let is_switch = node.is_some_and(|node| node.info.node_type == NodeType::Switch);
+            let why = if is_switch { Why::Level(*place) } else { Why::HostLevel(*place) };
+            requests.map(move |request| (request, why))
         });
         let mut steps = VecDeque::from([self.identities(), keys, levels.collect()].map(at_once));
         for (at, stage) in stages.iter().enumerate() {

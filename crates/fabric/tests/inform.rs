@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use agents::Agents;
-use fabric::administration::inform::{MAX_FAILURES, MAX_SUBSCRIBERS_OF_LID, TRIES, WINDOW};
+use fabric::administration::inform::{
+    MAX_EVENTS, MAX_FAILURES, MAX_SUBSCRIBERS_OF_PORT, PATIENCE, TRIES, WINDOW,
+};
 use fabric::manager::{Config, Datagram, Peer};
 use rand_pcg::Pcg32;
 use rand_pcg::rand_core::Rng;
@@ -201,7 +203,7 @@ fn subscribers_that_take_nothing_are_dropped_and_their_number_is_bounded() {
     }
     assert_eq!(
         statuses,
-        BTreeMap::from([(0, MAX_SUBSCRIBERS_OF_LID), (0x0100, 20 - MAX_SUBSCRIBERS_OF_LID)])
+        BTreeMap::from([(0, MAX_SUBSCRIBERS_OF_PORT), (0x0100, 20 - MAX_SUBSCRIBERS_OF_PORT)])
     );
     for number in 1..=20 {
         member(&mut world, 2, number, SET);
@@ -217,8 +219,85 @@ fn subscribers_that_take_nothing_are_dropped_and_their_number_is_bounded() {
         let now = world.now;
         world.manager(0).handle_timeout(now);
     }
-    assert_eq!(reports, MAX_SUBSCRIBERS_OF_LID * (TRIES * MAX_FAILURES) as usize);
+    assert_eq!(reports, MAX_SUBSCRIBERS_OF_PORT * (TRIES * MAX_FAILURES) as usize);
     let (count, counters) = world.manager(0).subscriptions();
-    assert_eq!((count, counters.dropped), (0, MAX_SUBSCRIBERS_OF_LID as u64));
+    assert_eq!((count, counters.dropped), (0, MAX_SUBSCRIBERS_OF_PORT as u64));
     assert_eq!((counters.foreign, counters.taken), (1, 0));
+}
+
+/// Reports among datagrams.
+fn reports(world: &mut World) -> Vec<Datagram> {
+    sent(world).into_iter().filter(|datagram| datagram.mad[3] == 0x06).collect()
+}
+
+fn pass(world: &mut World, time: Duration) {
+    world.now += time;
+    let now = world.now;
+    world.manager(0).handle_timeout(now);
+}
+
+#[test]
+fn a_subscription_that_ends_while_its_report_is_under_way_leaves_its_place_to_others() {
+    let mut world = managed("fat-tree:8");
+    let places = WINDOW / MAX_SUBSCRIBERS_OF_PORT;
+    let clients: Vec<(u16, u32)> = (10..10 + places)
+        .map(|host| lid(&world, host))
+        .flat_map(|lid| (1..=MAX_SUBSCRIBERS_OF_PORT as u32).map(move |queue_pair| (lid, queue_pair)))
+        .collect();
+    for client in &clients {
+        assert_eq!(subscribe(&mut world, *client, 66, true), 0);
+        assert_eq!(subscribe(&mut world, *client, 65, true), 0);
+    }
+    member(&mut world, 2, 1, SET);
+    assert_eq!(reports(&mut world).len(), WINDOW);
+    for client in &clients {
+        assert_eq!(subscribe(&mut world, *client, 66, false), 0);
+    }
+    let honest = (lid(&world, 4), 1);
+    assert_eq!(subscribe(&mut world, honest, 66, true), 0);
+    member(&mut world, 2, 2, SET);
+    let mut heard = Vec::new();
+    for _ in 0..100 {
+        heard.extend(reports(&mut world).iter().map(read).filter(|(client, ..)| *client == honest));
+        pass(&mut world, Duration::from_millis(100));
+    }
+    assert_eq!(heard.first(), Some(&(honest, 66, 2)));
+}
+
+#[test]
+fn a_report_that_is_sent_again_is_the_same_however_much_has_happened() {
+    let mut world = managed("leaf-spine:3x2x3");
+    let client = (lid(&world, 4), 1);
+    assert_eq!(subscribe(&mut world, client, ALL, true), 0);
+    member(&mut world, 2, 1, SET);
+    let first = reports(&mut world);
+    for _ in 0..MAX_EVENTS / 2 {
+        member(&mut world, 2, 7, SET);
+        member(&mut world, 2, 7, 0x15);
+        sent(&mut world);
+    }
+    pass(&mut world, PATIENCE);
+    let again = reports(&mut world);
+    assert_eq!((first.len(), again.len()), (1, 1));
+    assert_eq!(first[0].mad[8..], again[0].mad[8..]);
+    respond(&mut world, &again[0]);
+    // What is still held comes next, in order.
+    let next = reports(&mut world);
+    assert_eq!(next.iter().map(read).collect::<Vec<_>>(), [(client, 66, 7)]);
+}
+
+#[test]
+fn the_lids_of_a_port_share_its_subscriptions() {
+    let mut world = World::of("leaf-spine:3x2x3");
+    world.start(0, Config { lmc: 3, ..Config::default() });
+    world.run(SECOND);
+    let first = lid(&world, 4);
+    let mut statuses: BTreeMap<u16, usize> = BTreeMap::new();
+    for at in first..first + 8 {
+        for queue_pair in 1..=MAX_SUBSCRIBERS_OF_PORT as u32 {
+            *statuses.entry(subscribe(&mut world, (at, queue_pair), ALL, true)).or_default() += 1;
+        }
+    }
+    let most = MAX_SUBSCRIBERS_OF_PORT;
+    assert_eq!(statuses, BTreeMap::from([(0, most), (0x0100, 7 * most)]));
 }

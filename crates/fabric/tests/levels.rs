@@ -135,6 +135,26 @@ fn a_switch_that_takes_no_mapping_leaves_one_lane_for_all() {
     assert!(last.is_some_and(|last| last.lanes == 1 && last.engine == Engine::UpDown), "{last:?}");
 }
 
+/// Nothing passes a host, so what its port does with levels closes no cycle.
+#[test]
+fn a_host_that_takes_no_levels_costs_nobody_the_lanes() {
+    let mut world = World::of("torus:4x4:2");
+    world.agents.lanes = Some(8);
+    world.walks_links = true;
+    world.agents.level.push(world.host(7));
+    world.start(0, Config::default());
+    world.run(10 * SECOND);
+    let events = world.take_events();
+    let is_named = |event: &Event| matches!(event, Event::Incomplete(what, _) if what.contains("SlToVl"));
+    assert!(events.iter().any(|(_, event)| is_named(event)), "{events:?}");
+    for (_, event) in events {
+        if let Event::SetUp(summary) = event {
+            assert!(summary.lanes == 8 && summary.engine == Engine::Balanced, "{summary:?}");
+        }
+    }
+    world.check_paths_to_hosts("with lanes");
+}
+
 /// Links die and come back, also while tables are written. Connections that are up keep their level.
 #[test]
 fn no_state_in_between_has_a_cycle_in_any_lane_over_seeds() {

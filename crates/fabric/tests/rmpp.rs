@@ -7,7 +7,9 @@ mod world;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use fabric::administration::rmpp::{MAX_TABLES, MAX_TABLES_OF_LID, MAX_WINDOW, TRIES};
+use fabric::administration::rmpp::{
+    MAX_TABLES, MAX_TABLES_OF_PORT, MAX_WINDOW, TRIES,
+};
 use fabric::manager::{Config, Datagram, Peer};
 use rand_pcg::Pcg32;
 use rand_pcg::rand_core::Rng;
@@ -247,7 +249,7 @@ fn tables_under_way_are_bounded_and_the_rest_is_refused() {
         }
     }
     assert_eq!((begun, world.counters(0).without_room), (MAX_TABLES, 240 - MAX_TABLES as u64));
-    assert_eq!(refused[&lids[0]], 6 - MAX_TABLES_OF_LID);
+    assert_eq!(refused[&lids[0]], 6 - MAX_TABLES_OF_PORT);
     // What fits into a datagram is answered all the same.
     give(&mut world, lids[0], &request(NODE, 999, &[(0, 0, lids[3])]));
     assert_eq!(numbers(&sent(&mut world)[0].mad[56..], 112), [lids[3]]);
@@ -259,4 +261,20 @@ fn tables_under_way_are_bounded_and_the_rest_is_refused() {
     assert_eq!(world.manager(0).tables().unacknowledged, MAX_TABLES as u64);
     give(&mut world, lids[0], &request(NODE, 1_000, &[]));
     assert_eq!(sent(&mut world)[0].mad[4..6], [0, 0], "there is room again");
+}
+
+#[test]
+fn the_lids_of_a_port_share_its_tables() {
+    let mut world = World::of("leaf-spine:3x2x3");
+    world.start(0, Config { lmc: 4, ..Config::default() });
+    world.run(SECOND);
+    let node = world.host(5);
+    let lids: Vec<u16> =
+        world.lids().iter().filter(|(_, place)| place.0 == node).map(|(lid, _)| *lid).collect();
+    let mut begun = 0;
+    for (transaction, lid) in (1..).zip((lids[0]..lids[0] + 16).flat_map(|lid| [lid; 4])) {
+        give(&mut world, lid, &request(NODE, transaction, &[]));
+        begun += sent(&mut world).iter().filter(|datagram| datagram.mad[4..6] == [0, 0]).count();
+    }
+    assert_eq!(begun, MAX_TABLES_OF_PORT);
 }

@@ -66,15 +66,28 @@ fn late() -> io::Error {
     io::Error::new(ErrorKind::TimedOut, "it does not respond")
 }
 
-/// Whether the other end is of this user or root, or this process is root's.
-pub(super) fn check_peer(stream: &UnixStream) -> io::Result<()> {
+/// Whether the other end is of this user or root, or this process is root's: whose replies are believed.
+fn check_peer(stream: &UnixStream) -> io::Result<()> {
     let own = rustix::process::geteuid();
     let peer = sockopt::socket_peercred(stream)?.uid;
-    if own.is_root() || peer.is_root() || own == peer {
+    if own.is_root() || may_ask(own.as_raw(), peer.as_raw()) {
         return Ok(());
     }
-    let why = format!("it runs as user {}", peer.as_raw());
-    Err(io::Error::new(ErrorKind::PermissionDenied, why))
+    Err(foreign(peer.as_raw()))
+}
+
+/// Whether the other end is of this user or root: who gets replies. That this process is root's gives others no right.
+pub(super) fn check_asker(stream: &UnixStream) -> io::Result<()> {
+    let peer = sockopt::socket_peercred(stream)?.uid.as_raw();
+    if may_ask(rustix::process::geteuid().as_raw(), peer) { Ok(()) } else { Err(foreign(peer)) }
+}
+
+fn may_ask(own: u32, peer: u32) -> bool {
+    peer == 0 || peer == own
+}
+
+fn foreign(peer: u32) -> io::Error {
+    io::Error::new(ErrorKind::PermissionDenied, format!("it runs as user {peer}"))
 }
 
 fn read(mut stream: UnixStream) -> io::Result<Vec<u8>> {
@@ -101,6 +114,13 @@ fn read(mut stream: UnixStream) -> io::Result<Vec<u8>> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn root_and_the_own_user_get_replies_and_nobody_else_even_from_root() {
+        let asked = [(0, 0), (1_000, 0), (1_000, 1_000), (0, 1_000), (1_001, 1_000)];
+        let told = asked.map(|(own, peer)| may_ask(own, peer));
+        assert_eq!(told, [true, true, true, false, false]);
+    }
 
     #[test]
     fn who_accepts_nobody_is_given_up_on() {

@@ -6,11 +6,13 @@
 //! | 66, 67 | a multicast group was created, or deleted |
 //!
 //! What happened is held once for all, the last [`MAX_EVENTS`]; each subscriber has a place in that list and one report under
-//! way. It is sent again after [`PATIENCE`], and given up after [`TRIES`]; whoever takes none of [`MAX_FAILURES`] reports in
-//! turn is no subscriber any more. Of one that falls behind further than the list reaches, reports are lost and counted.
+//! way. It is sent again after [`PATIENCE`], and given up after [`TRIES`] or when its subscription ends; whoever takes none of
+//! [`MAX_FAILURES`] reports in turn is no subscriber any more. Of one that falls behind further than the list reaches,
+//! reports are lost and counted. While nothing happens, subscribers cost nothing but their places.
 
 use alloc::collections::{BTreeMap, VecDeque};
-use core::ops::Bound;
+use alloc::vec::Vec;
+use core::ops::{Bound, RangeInclusive};
 use core::time::Duration;
 
 use super::rmpp::Client;
@@ -18,10 +20,10 @@ use super::wire::{DATA, Gid, Query, Reply, Status, attribute};
 use crate::mad::{MAD_BYTES, u16_at, u64_at};
 use crate::sm_info::{ADMINISTRATION, NOTICE, method};
 
-/// Most subscribers, and most at one LID.
+/// Most subscribers, and most at one port, whatever number of LIDs it has.
 pub const MAX_SUBSCRIBERS: usize = 16_384;
 /// See [`MAX_SUBSCRIBERS`].
-pub const MAX_SUBSCRIBERS_OF_LID: usize = 8;
+pub const MAX_SUBSCRIBERS_OF_PORT: usize = 8;
 
 /// What happened and is still held.
 pub const MAX_EVENTS: usize = 4_096;
@@ -105,46 +107,55 @@ pub struct InformCounters {
 /// A report under way.
 #[derive(Clone, Copy, Debug)]
 struct UnderWay {
+    what: Happening,
     transaction: u32,
     until: Duration,
     tries: u32,
     is_due: bool,
 }
 
+/// A LID and a queue pair.
+type Key = (u16, u32);
+
 #[derive(Clone, Copy, Debug)]
 struct Subscriber {
     service_level: u8,
     /// By trap, from the first on.
     wants: u8,
-    /// The number of what comes next.
+    /// The number of what comes after the last report.
     next: u64,
-    under_way: Option<UnderWay>,
     failures: u32,
+}
+
+impl Subscriber {
+    fn wants(&self, what: Happening) -> bool {
+        self.wants & 1 << (what.trap() - FIRST_TRAP) != 0
+    }
 }
 
 /// See the module's text.
 #[derive(Clone, Debug, Default)]
 pub struct Subscriptions {
-    /// By LID and queue pair.
-    subscribers: BTreeMap<(u16, u32), Subscriber>,
+    subscribers: BTreeMap<Key, Subscriber>,
     events: VecDeque<Happening>,
     /// The number of the first event that is held.
     first: u64,
     transaction: u32,
     /// The last whose turn it was.
-    turn: Option<(u16, u32)>,
-    /// Subscribers with a report under way.
-    under_way: usize,
-    /// There may be something to send.
-    has_work: bool,
+    turn: Option<Key>,
+    /// At most [`WINDOW`].
+    under_way: BTreeMap<Key, UnderWay>,
+    /// There may be something for a subscriber that has no report under way.
+    is_behind: bool,
     counters: InformCounters,
 }
 
 impl Subscriptions {
-    /// Answers a request that subscribes or ends that; `None` where it is none.
+    /// Answers a request that subscribes or ends that, from a port with these LIDs; `None` where it is none.
     pub fn answer(
         &mut self,
         client: Client,
+        lids: RangeInclusive<u16>,
         manager_lid: u16,
         mad: &[u8; MAD_BYTES],
     ) -> Option<Reply> {
@@ -152,12 +163,18 @@ impl Subscriptions {
         if (query.method, query.attribute) != (method::SET, attribute::INFORM_INFO) {
             return None;
         }
-        let done = self.subscribe(client, manager_lid, query.data);
+        let done = self.subscribe(client, lids, manager_lid, query.data);
         let found = done.map(|()| alloc::vec![query.data[..INFORM_INFO_BYTES].to_vec()]);
         Some(query.respond(found, 0))
     }
 
-    fn subscribe(&mut self, client: Client, manager_lid: u16, data: &[u8]) -> Result<(), Status> {
+    fn subscribe(
+        &mut self,
+        client: Client,
+        lids: RangeInclusive<u16>,
+        manager_lid: u16,
+        data: &[u8],
+    ) -> Result<(), Status> {
         let (first_lid, last_lid) = (u16_at(data, 16), u16_at(data, 18));
         let (is_generic, subscribes, trap) = (data[22], data[23], u16_at(data, 26));
         let is_for_manager = u64_at(data, 0) == 0
@@ -173,27 +190,33 @@ impl Subscriptions {
         }
         let key = (client.lid, client.queue_pair);
         if subscribes == 0 {
-            let subscriber = self.subscribers.get_mut(&key).ok_or(Status::Invalid)?;
-            subscriber.wants &= !wants;
-            if subscriber.wants == 0 {
-                self.remove(key);
-            }
-            return Ok(());
+            return self.end(key, wants);
         }
-        let of_lid = self.subscribers.range((client.lid, 0)..=(client.lid, u32::MAX)).count();
-        let is_full = of_lid >= MAX_SUBSCRIBERS_OF_LID || self.subscribers.len() >= MAX_SUBSCRIBERS;
+        let of_port = (*lids.start(), 0)..=(*lids.end(), u32::MAX);
+        let of_port = self.subscribers.range(of_port).take(MAX_SUBSCRIBERS_OF_PORT).count();
+        let is_full =
+            of_port >= MAX_SUBSCRIBERS_OF_PORT || self.subscribers.len() >= MAX_SUBSCRIBERS;
         if is_full && !self.subscribers.contains_key(&key) {
             return Err(Status::NoResources);
         }
         let next = self.first + self.events.len() as u64;
-        let new = Subscriber {
-            service_level: client.service_level,
-            wants: 0,
-            next,
-            under_way: None,
-            failures: 0,
-        };
+        let Client { service_level, .. } = client;
+        let new = Subscriber { service_level, wants: 0, next, failures: 0 };
         self.subscribers.entry(key).or_insert(new).wants |= wants;
+        Ok(())
+    }
+
+    /// Ends the subscription to some traps, and with it the report of one of them that is under way.
+    fn end(&mut self, key: Key, traps: u8) -> Result<(), Status> {
+        let subscriber = self.subscribers.get_mut(&key).ok_or(Status::Invalid)?;
+        subscriber.wants &= !traps;
+        if subscriber.wants == 0 {
+            self.remove(key);
+        } else if self.under_way.get(&key).is_some_and(|own| !subscriber.wants(own.what)) {
+            self.under_way.remove(&key);
+            self.counters.given_up += 1;
+            self.is_behind = true;
+        }
         Ok(())
     }
 
@@ -207,13 +230,13 @@ impl Subscriptions {
             self.first += 1;
         }
         self.events.push_back(what);
-        self.has_work = true;
+        self.is_behind = true;
     }
 
     /// Forgets subscribers whose LID is nobody's any more.
     pub fn keep(&mut self, is_there: impl Fn(u16) -> bool) {
         let gone = self.subscribers.keys().filter(|(lid, _)| !is_there(*lid));
-        let gone: alloc::vec::Vec<(u16, u32)> = gone.copied().collect();
+        let gone: Vec<Key> = gone.copied().collect();
         gone.into_iter().for_each(|key| self.remove(key));
     }
 
@@ -242,23 +265,29 @@ impl Subscriptions {
     pub fn handle_response(&mut self, client: Client, mad: &[u8; MAD_BYTES]) {
         // The upper half of a transaction belongs to the operating system.
         let transaction = u64_at(mad, 8) as u32;
-        let subscriber = self.subscribers.get_mut(&(client.lid, client.queue_pair));
-        let is_meant =
-            |one: &Subscriber| one.under_way.is_some_and(|own| own.transaction == transaction);
-        let Some(subscriber) = subscriber.filter(|one| is_meant(one)) else {
+        let key = (client.lid, client.queue_pair);
+        if self.under_way.get(&key).is_none_or(|own| own.transaction != transaction) {
             self.counters.foreign += 1;
             return;
-        };
-        (subscriber.under_way, subscriber.failures) = (None, 0);
-        subscriber.next += 1;
-        self.under_way -= 1;
-        self.has_work = true;
+        }
+        self.under_way.remove(&key);
         self.counters.taken += 1;
+        let end = self.end_of_events();
+        if let Some(subscriber) = self.subscribers.get_mut(&key) {
+            subscriber.failures = 0;
+            self.is_behind |= subscriber.next < end;
+        }
+    }
+
+    /// The number of what happens next.
+    fn end_of_events(&self) -> u64 {
+        self.first + self.events.len() as u64
     }
 
     /// Whether there may be a report to send.
     pub fn has_work(&self) -> bool {
-        self.has_work
+        self.is_behind && self.under_way.len() < WINDOW
+            || self.under_way.values().any(|own| own.is_due)
     }
 
     /// The next report to send; `issuer` is the port of the manager.
@@ -267,107 +296,110 @@ impl Subscriptions {
         now: Duration,
         issuer: (u16, Gid),
     ) -> Option<(Client, [u8; MAD_BYTES])> {
-        let after = self.turn.map_or(Bound::Unbounded, Bound::Excluded);
-        let keys = self.subscribers.range((after, Bound::Unbounded)).chain(self.subscribers.iter());
-        let room = self.under_way < WINDOW;
-        let end = self.first + self.events.len() as u64;
-        let is_ready = |one: &Subscriber| match one.under_way {
-            Some(own) => own.is_due,
-            None => room && one.next < end,
-        };
-        let keys: alloc::vec::Vec<(u16, u32)> =
-            keys.filter(|(_, one)| is_ready(one)).map(|(key, _)| *key).collect();
-        let report = keys.into_iter().find_map(|key| self.report(now, key, issuer));
-        self.has_work = report.is_some();
-        report
+        let until = now + PATIENCE;
+        if let Some((key, own)) = self.under_way.iter_mut().find(|(_, own)| own.is_due) {
+            (own.is_due, own.until) = (false, until);
+            let (key, own) = (*key, *own);
+            return self.report(key, own, issuer);
+        }
+        while self.is_behind && self.under_way.len() < WINDOW {
+            let Some(key) = self.next_behind() else {
+                self.is_behind = false;
+                break;
+            };
+            self.turn = Some(key);
+            if let Some(what) = self.next_event(key) {
+                self.transaction = self.transaction.wrapping_add(1).max(1);
+                let transaction = self.transaction;
+                let own = UnderWay { what, transaction, until, tries: 1, is_due: false };
+                self.under_way.insert(key, own);
+                return self.report(key, own, issuer);
+            }
+        }
+        None
     }
 
-    /// Sends what comes next for a subscriber, if it wants something of it.
-    fn report(
-        &mut self,
-        now: Duration,
-        key: (u16, u32),
-        (issuer_lid, issuer): (u16, Gid),
-    ) -> Option<(Client, [u8; MAD_BYTES])> {
+    /// Each subscriber in turn that has no report under way, and for whom there may be something.
+    fn next_behind(&self) -> Option<Key> {
+        let end = self.end_of_events();
+        let after = self.turn.map_or(Bound::Unbounded, Bound::Excluded);
+        let in_turn = self.subscribers.range((after, Bound::Unbounded)).chain(&self.subscribers);
+        let is_behind =
+            |(key, one): &(&Key, &Subscriber)| one.next < end && !self.under_way.contains_key(*key);
+        in_turn.filter(is_behind).map(|(key, _)| *key).next()
+    }
+
+    /// Takes what a subscriber wants next from the list; what it does not want is passed over.
+    fn next_event(&mut self, key: Key) -> Option<Happening> {
         let subscriber = self.subscribers.get_mut(&key)?;
         self.counters.lost += self.first.saturating_sub(subscriber.next);
         subscriber.next = subscriber.next.max(self.first);
-        let what = loop {
+        loop {
             let what = *self.events.get((subscriber.next - self.first) as usize)?;
-            if subscriber.wants & 1 << (what.trap() - FIRST_TRAP) != 0 {
-                break what;
-            }
             subscriber.next += 1;
-        };
-        let until = now + PATIENCE;
-        let under_way = match subscriber.under_way {
-            Some(own) => UnderWay { until, is_due: false, ..own },
-            None => {
-                self.transaction = self.transaction.wrapping_add(1).max(1);
-                self.under_way += 1;
-                UnderWay { transaction: self.transaction, until, tries: 1, is_due: false }
+            if subscriber.wants(what) {
+                return Some(what);
             }
-        };
-        subscriber.under_way = Some(under_way);
-        self.turn = Some(key);
+        }
+    }
+
+    /// Attribute `Notice`, for a subscriber.
+    fn report(
+        &mut self,
+        key: Key,
+        own: UnderWay,
+        (issuer_lid, issuer): (u16, Gid),
+    ) -> Option<(Client, [u8; MAD_BYTES])> {
+        let service_level = self.subscribers.get(&key)?.service_level;
         self.counters.sent += 1;
         let mut mad = [0; MAD_BYTES];
         mad[..4].copy_from_slice(&[1, ADMINISTRATION, 2, REPORT]);
-        mad[12..16].copy_from_slice(&under_way.transaction.to_be_bytes());
+        mad[12..16].copy_from_slice(&own.transaction.to_be_bytes());
         mad[16..18].copy_from_slice(&NOTICE.to_be_bytes());
         // Generic, of subnet management; from a class manager.
         let notice = &mut mad[DATA..];
         notice[..4].copy_from_slice(&[0x83, 0, 0, 4]);
-        notice[4..6].copy_from_slice(&what.trap().to_be_bytes());
+        notice[4..6].copy_from_slice(&own.what.trap().to_be_bytes());
         notice[6..8].copy_from_slice(&issuer_lid.to_be_bytes());
-        what.gid().put(notice, 16);
+        own.what.gid().put(notice, 16);
         issuer.put(notice, 64);
-        let client =
-            Client { lid: key.0, queue_pair: key.1, service_level: subscriber.service_level };
-        Some((client, mad))
+        Some((Client { lid: key.0, queue_pair: key.1, service_level }, mad))
     }
 
     /// When [`handle_timeout`](Subscriptions::handle_timeout) is wanted next.
     pub fn poll_timeout(&self) -> Option<Duration> {
-        if self.under_way == 0 {
-            return None;
-        }
-        let open = self.subscribers.values().filter_map(|one| one.under_way);
-        open.filter(|own| !own.is_due).map(|own| own.until).min()
+        let open = self.under_way.values().filter(|own| !own.is_due);
+        open.map(|own| own.until).min()
     }
 
     /// Time has passed: reports without a response are sent again, or given up.
     pub fn handle_timeout(&mut self, now: Duration) {
-        if self.under_way == 0 {
-            return;
-        }
-        let mut dropped = alloc::vec::Vec::new();
-        self.has_work = true;
-        for (key, subscriber) in &mut self.subscribers {
-            let Some(own) =
-                subscriber.under_way.as_mut().filter(|own| own.until <= now && !own.is_due)
-            else {
-                continue;
-            };
+        let late = self.under_way.iter_mut().filter(|(_, own)| own.until <= now && !own.is_due);
+        let mut given_up = Vec::new();
+        for (key, own) in late {
             if own.tries < TRIES {
                 (own.tries, own.is_due) = (own.tries + 1, true);
-                continue;
-            }
-            subscriber.under_way = None;
-            subscriber.next += 1;
-            subscriber.failures += 1;
-            self.under_way -= 1;
-            self.counters.given_up += 1;
-            if subscriber.failures >= MAX_FAILURES {
-                dropped.push(*key);
+            } else {
+                given_up.push(*key);
             }
         }
-        self.counters.dropped += dropped.len() as u64;
-        dropped.into_iter().for_each(|key| self.remove(key));
+        for key in given_up {
+            self.under_way.remove(&key);
+            self.counters.given_up += 1;
+            self.is_behind = true;
+            let Some(subscriber) = self.subscribers.get_mut(&key) else {
+                continue;
+            };
+            subscriber.failures += 1;
+            if subscriber.failures >= MAX_FAILURES {
+                self.counters.dropped += 1;
+                self.remove(key);
+            }
+        }
     }
 
-    fn remove(&mut self, key: (u16, u32)) {
-        let removed = self.subscribers.remove(&key);
-        self.under_way -= usize::from(removed.is_some_and(|one| one.under_way.is_some()));
+    fn remove(&mut self, key: Key) {
+        self.subscribers.remove(&key);
+        self.under_way.remove(&key);
     }
 }

@@ -9,11 +9,11 @@
 //! | STOP or ABORT | forgets the table |
 //! | [`LIFETIME`] is over | aborts |
 //!
-//! What is held is bounded by [`MAX_TABLES`], [`MAX_TABLES_OF_LID`] and [`MAX_BYTES`], whatever clients do.
+//! What is held is bounded by [`MAX_TABLES`], [`MAX_TABLES_OF_PORT`] and [`MAX_BYTES`], whatever clients do.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
-use core::ops::Bound;
+use core::ops::{Bound, RangeInclusive};
 use core::time::Duration;
 
 use super::wire::{DATA, SM_KEY};
@@ -37,10 +37,10 @@ pub const TRIES: u32 = 8;
 /// How long a table may take.
 pub const LIFETIME: Duration = Duration::from_secs(60);
 
-/// Most tables under way, and most to one LID.
+/// Most tables under way, and most to one port, whatever number of LIDs it has.
 pub const MAX_TABLES: usize = 64;
 /// See [`MAX_TABLES`].
-pub const MAX_TABLES_OF_LID: usize = 4;
+pub const MAX_TABLES_OF_PORT: usize = 4;
 
 /// Most bytes of all tables under way: four of all nodes of the largest fabric.
 pub const MAX_BYTES: usize = 24 << 20;
@@ -162,11 +162,11 @@ impl Sender {
         self.transfers.contains_key(&key(client, u64_at(mad, 8)))
     }
 
-    /// Bytes of records that a table for a client may have; 0 if none is sent now.
-    pub fn room(&self, client: Client) -> usize {
-        let of_lid = (client.lid, 0, 0)..=(client.lid, u32::MAX, u64::MAX);
+    /// Bytes of records that a table for a port with these LIDs may have; 0 if none is sent now.
+    pub fn room(&self, lids: RangeInclusive<u16>) -> usize {
+        let of_port = (*lids.start(), 0, 0)..=(*lids.end(), u32::MAX, u64::MAX);
         let is_full = self.transfers.len() >= MAX_TABLES
-            || self.transfers.range(of_lid).count() >= MAX_TABLES_OF_LID;
+            || self.transfers.range(of_port).take(MAX_TABLES_OF_PORT).count() >= MAX_TABLES_OF_PORT;
         if is_full { 0 } else { MAX_BYTES - self.bytes }
     }
 

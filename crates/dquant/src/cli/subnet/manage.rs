@@ -138,8 +138,12 @@ const MAX_RECENT: usize = 10;
 /// The longest wait for a datagram: signals are noticed in between.
 const MOST_WAIT: Duration = Duration::from_millis(100);
 
-/// Nodes from which on a fabric is routed in a thread of its own, while the manager goes on answering.
-const LARGE: usize = 4_096;
+/// Nodes from which on a fabric is routed in a thread of its own, while the manager goes on answering. Where paths need lanes,
+/// that takes 15 s for a torus of 256 switches, and a standby takes over after 3 s of silence.
+const LARGE: usize = 64;
+
+/// The longest wait for a datagram while that thread is at work, so that its outcome does not lie around.
+const WORK_WAIT: Duration = Duration::from_millis(1);
 
 impl Manage {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
@@ -347,7 +351,8 @@ impl Daemon {
     fn receive(&mut self) -> Result<(), CliError> {
         let now = self.started.elapsed();
         let due = self.manager.poll_timeout().map(|at| at.saturating_sub(now));
-        let wait = due.unwrap_or(MOST_WAIT).min(MOST_WAIT);
+        let most = if self.work.is_some() { WORK_WAIT } else { MOST_WAIT };
+        let wait = due.unwrap_or(most).min(most);
         let received = self.umad.receive_from(wait).map_err(broken)?;
         self.call(|manager, now| {
             // Those that come back without a response are sent again by the manager's own clock.

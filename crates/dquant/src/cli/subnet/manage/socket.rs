@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
-use super::super::super::local::check_peer;
+use super::super::super::local::check_asker;
 
 /// What the names of these sockets begin with.
 pub(crate) const SOCKET_PREFIX: &str = "dquant-subnet/";
@@ -64,7 +64,7 @@ impl Socket {
 }
 
 fn reply(mut stream: UnixStream, asks: &AtomicBool, replies: &Receiver<String>) -> io::Result<()> {
-    check_peer(&stream)?;
+    check_asker(&stream)?;
     stream.set_write_timeout(Some(WRITE_PATIENCE))?;
     // One that came too late for whoever asked before.
     while replies.try_recv().is_ok() {}
