@@ -13,7 +13,8 @@
 //! - When it has drained, the cap returns to seven eighths of what was delivered. Intervals that began before then say
 //!   nothing about the cut, and are not judged.
 //! - A queue below [`LOW`] raises it by 1/1024 of the port's rate; after eight times, by twice as much each further time.
-//! - Without a report for eight intervals, it ends. It does so, too, where packets are marked: a mark is the better signal.
+//! - Without a report for eight intervals, or 100 ms, but for one and a half intervals at least, it ends. It does so, too,
+//!   where packets are marked: a mark is the better signal.
 //!
 //! So a sender without other signals follows the queue at the pace of the collector. Nothing that a report says can stop a
 //! sender: the cap has a floor, a cut a limit, and a report that is old, repeated or impossible is refused.
@@ -30,11 +31,14 @@ pub const HIGH: Duration = Duration::from_micros(100);
 /// With queues that take less than this, more may be sent: that is where switches begin to mark.
 pub const LOW: Duration = Duration::from_micros(32);
 
-/// A report whose interval ended longer ago is refused, and no cap outlasts its last report for longer.
+/// A report whose interval ended longer ago is refused, and longer intervals are taken for this long.
 pub const MAX_AGE: Duration = Duration::from_millis(100);
 
-/// Intervals without a report until the cap ends.
+/// Intervals without a report until the cap ends, at most [`MAX_AGE`] in all.
 const LIFETIME: u64 = 8;
+
+/// But not before the next report is late by half an interval: no cap outlasts its last report by more than 150 ms.
+const LEAST_LIFETIME_HALVES: u64 = 3;
 
 /// A queue that takes longer is taken for one that takes this long.
 const LONGEST_QUEUE: Duration = Duration::from_millis(10);
@@ -90,6 +94,12 @@ impl Watermark {
     fn interval(&self) -> Duration {
         self.until.since(self.from).min(MAX_AGE)
     }
+
+    /// How long a cap lasts without another report.
+    fn lifetime(&self) -> Duration {
+        let least = Duration::from_nanos(self.interval().as_nanos() * LEAST_LIFETIME_HALVES / 2);
+        (self.interval() * LIFETIME).min(MAX_AGE).max(least)
+    }
 }
 
 /// Why a report is not used.
@@ -115,8 +125,12 @@ pub struct Cap {
     rate_bps: Option<u64>,
     /// After a cut: when the queue will have drained, and the rate to which the cap then returns.
     drains: Option<(Time, u64)>,
-    /// Bytes acknowledged since the last report.
+    /// Bytes acknowledged since the last report, as if all packets were full.
     delivered: u64,
+    /// Bytes sent since then, and what they would be if all packets were full.
+    sent: [u64; 2],
+    /// The same of the last interval in which something was sent: how full packets are.
+    fill: Option<[u64; 2]>,
     /// Packets were lost since then: more got through than was acknowledged.
     has_lost: bool,
     since: Option<Time>,
@@ -142,7 +156,14 @@ impl Cap {
         [rate_bps, self.rate_bps].into_iter().flatten().min()
     }
 
-    /// So many bytes have arrived.
+    /// A packet left with so many bytes; a full one has `full`. Where no rate limits the sender, nobody counts: its packets
+    /// are taken for full ones until there is a cap.
+    #[inline]
+    pub(super) fn sent(&mut self, bytes: u64, full: u64) {
+        self.sent = [self.sent[0].saturating_add(bytes), self.sent[1].saturating_add(full)];
+    }
+
+    /// So many bytes have arrived if all packets were full.
     #[inline]
     pub(super) fn acknowledged(&mut self, bytes: u64) {
         self.delivered = self.delivered.saturating_add(bytes);
@@ -190,7 +211,7 @@ impl Cap {
         if self.notified_at.is_some_and(|at| now.since(at) <= MAX_AGE) {
             return self.end();
         }
-        self.expires_at = Some(now + (watermark.interval() * LIFETIME).min(MAX_AGE));
+        self.expires_at = Some(now + watermark.lifetime());
         let delivered = self.take_delivered(now);
         let has_lost = core::mem::take(&mut self.has_lost);
         if watermark.from < self.judged_from {
@@ -212,7 +233,13 @@ impl Cap {
     /// Bits per second since the last report; `None` if that is not known, or was nothing: a READ's responses are not
     /// acknowledged, and who sends nothing cannot send less.
     fn take_delivered(&mut self, now: Time) -> Option<u64> {
-        let bits = u128::from(core::mem::take(&mut self.delivered)) * 8_000_000_000;
+        let sent = core::mem::take(&mut self.sent);
+        // What was so before holds only where each packet is counted.
+        let before = self.fill.filter(|_| self.rate_bps.is_some());
+        self.fill = Some(sent).filter(|&[_, full]| full > 0).or(before);
+        let [bytes, full] = self.fill.unwrap_or([1, 1]).map(u128::from);
+        let delivered = u128::from(core::mem::take(&mut self.delivered)) * bytes / full;
+        let bits = delivered.saturating_mul(8_000_000_000);
         let since = self.since.replace(now)?;
         let rate = bits / u128::from(now.since(since).as_nanos().max(1));
         u64::try_from(rate).ok().filter(|&rate| rate > 0)
@@ -294,6 +321,48 @@ mod tests {
         let first = [824, 848, 873, 897, 922, 970, 1_068].map(Some);
         assert_eq!(raised[..7], first);
         assert_eq!(raised.last(), Some(&None));
+    }
+
+    #[test]
+    fn short_packets_count_with_their_bytes() {
+        let mut cap = Cap { since: Some(at(0)), ..Cap::default() };
+        // 100 packets of 132 bytes where full ones have 1,068, in a millisecond: 105.6 Mbit/s.
+        let hear_short = |cap: &mut Cap, ms| {
+            (0..100).for_each(|_| cap.sent(132, 1_068));
+            cap.acknowledged(100 * 1_068);
+            cap.hear(at(ms), &mark(ms, 10_000));
+            cap.rate_bps()
+        };
+        assert_eq!(hear_short(&mut cap, 1), Some(52_800_000));
+        // With a cap, what is acknowledged later is like what was sent before; without one, it may be anything.
+        let hear_later = |cap: &mut Cap, ms| {
+            cap.judged_from = Time::ZERO;
+            cap.acknowledged(50 * 1_068);
+            cap.hear(at(ms), &mark(ms, 10_000));
+            cap.rate_bps()
+        };
+        assert_eq!(hear_later(&mut cap, 2), Some(26_400_000));
+        cap.end();
+        assert_eq!(hear_later(&mut cap, 3), None);
+        assert_eq!(hear_later(&mut cap, 4), Some(50 * 1_068 * 4_000));
+    }
+
+    #[test]
+    fn the_slowest_collector_is_heard_as_well() {
+        let mut cap = Cap::default();
+        let rates: Vec<_> = (1..7)
+            .map(|report| {
+                let until = 100 * report;
+                cap.acknowledged(125_000_000);
+                let watermark = Watermark { from: at(until - 100), ..mark(until, 10_000) };
+                // The timer of that moment comes first.
+                cap.handle_timeout(at(until));
+                cap.hear(at(until), &watermark);
+                cap.rate_bps().map(|rate| rate / 1_000_000)
+            })
+            .collect();
+        // 10 Gbit/s were delivered, of which a twentieth drains 10 ms within 200.
+        assert_eq!(rates, [None, Some(9_501), Some(9_501), Some(8_750), Some(8_313), Some(8_313)]);
     }
 
     #[test]
@@ -389,9 +458,9 @@ mod tests {
                     let half = half.min(u128::from(before.unwrap_or(u64::MAX) / 2));
                     prop_assert!(u128::from(rate) + 1 >= half, "{rate} {half}");
                 }
-                prop_assert!(cap.expires_at.is_none_or(|at| at <= now + MAX_AGE));
+                prop_assert!(cap.expires_at.is_none_or(|at| at <= now + Duration::from_millis(150)));
             }
-            cap.handle_timeout(now + MAX_AGE);
+            cap.handle_timeout(now + Duration::from_millis(150));
             prop_assert_eq!(cap.rate_bps(), None);
         }
     }

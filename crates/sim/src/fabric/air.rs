@@ -50,7 +50,7 @@ impl Transit {
             visited: 0,
             from: packet.from,
             to: packet.to,
-            qpn: if packet.is_v1 { 0 } else { packet.dest_qpn() },
+            qpn: seen_qpn(packet),
             bytes: packet.frame_bytes,
             dscp: packet.dscp,
             hop_limit: packet.hop_limit,
@@ -59,6 +59,11 @@ impl Transit {
             has_telemetry: packet.telemetry.is_some(),
         }
     }
+}
+
+/// The destination queue pair of a packet as switches see it.
+fn seen_qpn(packet: &Packet) -> u32 {
+    if packet.is_v1 { 0 } else { packet.dest_qpn() }
 }
 
 /// The table of packets in flight.
@@ -116,7 +121,7 @@ impl Pool {
     /// The bytes of a packet were damaged.
     pub(super) fn note_damage(&mut self, id: u32) {
         if let Some(packet) = &self.packets[id as usize] {
-            self.transits[id as usize].qpn = packet.dest_qpn();
+            self.transits[id as usize].qpn = seen_qpn(packet);
         }
     }
 }
@@ -519,4 +524,43 @@ fn shift_psn(packet: &mut Packet, distance: u32, ahead: bool, body: Body) -> boo
     let moved: Psn = if ahead { psn.plus(distance) } else { psn.minus(distance) };
     packet.bytes[9..12].copy_from_slice(&moved.get().to_be_bytes()[1..]);
     body != Body::Sealed || packet.seal()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::packet::Addressing;
+
+    fn packet(is_v1: bool) -> Packet {
+        let addressing = Addressing { ipv6: false, is_v1 };
+        Packet {
+            source: addressing.source(0),
+            dest: addressing.ip(1),
+            ecn: Ecn::Ect0,
+            is_v1,
+            bytes: alloc::vec![7; 16],
+            from: 0,
+            to: 1,
+            id: 0,
+            dscp: 0,
+            hop_limit: 64,
+            phantom_payload: 0,
+            frame_bytes: 100,
+            marks: Default::default(),
+            telemetry: None,
+        }
+    }
+
+    /// Damage moves a packet to another way only where switches see queue pairs.
+    #[test]
+    fn behind_a_grh_switches_see_no_queue_pair_damaged_or_not() {
+        for is_v1 in [false, true] {
+            let mut pool = Pool::default();
+            let id = pool.put(packet(is_v1));
+            let before = pool.transit(id).qpn;
+            pool.get_mut(id).unwrap().bytes[7] ^= 1;
+            pool.note_damage(id);
+            assert_eq!(pool.transit(id).qpn != before, !is_v1, "v1: {is_v1}");
+        }
+    }
 }

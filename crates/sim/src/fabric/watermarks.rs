@@ -86,13 +86,15 @@ impl<M: NodeMemory> Fabric<M> {
         let Some(Collector { every, late }) = self.watermarks.config else {
             return;
         };
-        let bytes = self.links.iter_mut().map(|link| link.take_watermarks()).collect();
+        let bytes: Vec<_> = self.links.iter_mut().map(|link| link.take_watermarks()).collect();
+        // What is held back waits for long, without a packet that joins it.
+        let is_idle = bytes.iter().flatten().all(|&bytes| bytes == 0);
         let from = core::mem::replace(&mut self.watermarks.since, self.now);
         if self.watermarks.readings.len() < MOST_LATE {
             self.watermarks.readings.push_back(Reading { from, until: self.now, bytes });
             self.events.add(self.now + late, Event::TellWatermarks);
         }
-        self.watermarks.idle += 1;
+        self.watermarks.idle = if is_idle { self.watermarks.idle + 1 } else { 0 };
         self.watermarks.is_reading = self.watermarks.idle < MOST_IDLE;
         if self.watermarks.is_reading {
             self.events.add(self.now + every, Event::ReadWatermarks);

@@ -85,3 +85,16 @@ fn a_collector_rests_when_nothing_waits_any_more() {
     assert!(fabric.run(1_000_000));
     assert!(fabric.now() < Time::from_nanos(200_000_000), "{:?}", fabric.now());
 }
+
+/// A port that is paused for long holds its queue, although nothing more comes.
+#[test]
+fn a_collector_reads_as_long_as_something_waits() {
+    let (mut fabric, mut streams) = streams(collector(500));
+    for node in [0, 5] {
+        fabric.set_storm(node, true);
+    }
+    run_until(&mut fabric, &mut streams, Time::from_nanos(40_000_000)).unwrap();
+    let waits = fabric.queues().total_bytes;
+    let heard = fabric.node(1).endpoint.counters().watermarks_heard;
+    assert!(waits > 0 && heard >= 38, "{heard} of 39 with {waits} bytes");
+}

@@ -55,7 +55,7 @@ pub struct TimedFault {
     pub trouble: Trouble,
     /// From when on.
     pub from: Time,
-    /// Until when, if it ends.
+    /// Until when, if it ends; one that would end before it begins never strikes.
     pub until: Option<Time>,
 }
 
@@ -86,15 +86,13 @@ impl Schedule {
             let ends = timed.until.map(|at| Change { at, fault, begins: false });
             [Some(begins), ends]
         };
+        let strikes = |timed: &TimedFault| timed.until.is_none_or(|until| until >= timed.from);
+        let faults: Vec<TimedFault> = faults.iter().copied().filter(strikes).collect();
         let changes = faults.iter().enumerate().flat_map(change).flatten();
         let mut to_come: Vec<Change> = changes.collect();
-        to_come.sort_by_key(|change| core::cmp::Reverse((change.at, change.fault, change.begins)));
-        Schedule {
-            faults: faults.to_vec(),
-            is_active: alloc::vec![false; faults.len()],
-            to_come,
-            begun: 0,
-        }
+        // At one instant what begins comes first: a place does not recover for no time between two faults.
+        to_come.sort_by_key(|change| core::cmp::Reverse((change.at, !change.begins, change.fault)));
+        Schedule { is_active: alloc::vec![false; faults.len()], faults, to_come, begun: 0 }
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -92,6 +92,8 @@ pub enum TrafficError {
 struct Connection {
     sender: Qpn,
     receiver: Qpn,
+    /// Most unacknowledged packets.
+    window: u32,
 }
 
 /// What a host has for its flows, once it has one.
@@ -436,11 +438,15 @@ impl Runner {
 
     /// A connection for a flow of so many bytes.
     fn connection(&mut self, from: u32, to: u32, bytes: u64) -> Result<Connection, TrafficError> {
-        let idle = self.idle.get_mut(&(from, to)).and_then(Vec::pop);
         // What both ends keep grows with the window, and a flow never needs more than its packets.
         let packets = bytes.div_ceil(self.network.mtu.bytes().into());
         let packets = u32::try_from(packets).unwrap_or(u32::MAX);
         let window = self.network.window_packets.min(packets).max(1);
+        // One that a shorter flow has left may be too narrow.
+        let idle = self.idle.get_mut(&(from, to)).and_then(|idle| {
+            let place = idle.iter().rposition(|one| one.window >= window)?;
+            Some(idle.swap_remove(place))
+        });
         idle.map_or_else(|| self.connect(from, to, window), Ok)
     }
 
@@ -449,7 +455,7 @@ impl Runner {
         let receiver = self.queue_pair(to)?;
         self.join((from, sender), (to, receiver), window)?;
         self.join((to, receiver), (from, sender), window)?;
-        Ok(Connection { sender, receiver })
+        Ok(Connection { sender, receiver, window })
     }
 
     fn queue_pair(&mut self, host: u32) -> Result<Qpn, TrafficError> {

@@ -122,3 +122,29 @@ fn a_link_is_as_bad_as_its_faults_together() {
     assert_eq!((late.failed, late.faults), (0, 3));
     assert!(micros(&late) > 2_500 && lost(&late, Cause::LinkDown) > 0, "{}", micros(&late));
 }
+
+/// Whatever the order in which they are given, a fault that begins when another one ends leaves no moment between them.
+#[test]
+fn faults_that_follow_each_other_at_one_place_are_like_one() {
+    let down = |from, until| (Trouble::LinkDown(0), from, Some(until));
+    let outcome = |faults: &[_]| {
+        let flows = (0..4).map(|from| flow(from, 4 + from, 4_000_000)).collect();
+        run(&failing(Spread::Flow, faults), &Workload::Trace(flows))
+    };
+    let whole = outcome(&[down(100, 700)]);
+    assert_eq!((whole.reroutes, whole.unfinished()), (2, 0));
+    for parts in [[down(100, 300), down(300, 700)], [down(300, 700), down(100, 300)]] {
+        let parts = outcome(&parts);
+        assert_eq!((parts.reroutes, &parts.losses), (whole.reroutes, &whole.losses));
+        assert_eq!((parts.faults, &parts.records), (2, &whole.records));
+    }
+}
+
+/// One that ends when it begins is over at once.
+#[test]
+fn a_fault_of_no_length_does_not_last() {
+    let faults = [(Trouble::LinkDown(4), 100, Some(100))];
+    let outcome =
+        run(&failing(Spread::Flow, &faults), &Workload::Trace(vec![flow(0, 1, 4_000_000)]));
+    assert_eq!((outcome.failed, outcome.unfinished()), (0, 0));
+}

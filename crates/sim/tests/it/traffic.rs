@@ -187,3 +187,19 @@ fn behind_a_grh_all_flows_of_two_hosts_take_one_path() {
     };
     assert!(used(false) > 6 && used(true) == 6, "{} {}", used(false), used(true));
 }
+
+/// A connection that a short flow has left is no narrower for a long one.
+#[test]
+fn a_flow_takes_as_long_on_a_connection_that_another_one_has_left() {
+    let mut network = network("fat-tree:4", "off", Spread::Flow);
+    network.reliability = Reliability::GoBackN;
+    let first = Flow { from: 0, to: 15, bytes: 1, at: Time::ZERO, after: Vec::new() };
+    let second = Flow { bytes: 1_000_000, at: Time::from_nanos(100_000), ..first.clone() };
+    let time = |keeps_connections| {
+        let flows = vec![first.clone(), second.clone()];
+        let mut runner = Runner::new(&network, flows, keeps_connections);
+        while runner.advance(Time::from_nanos(1_000_000_000)).unwrap() {}
+        runner.outcome().records[1].completion_time().unwrap()
+    };
+    assert_eq!(time(true), time(false));
+}
