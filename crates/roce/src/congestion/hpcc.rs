@@ -116,8 +116,11 @@ impl Hpcc {
         self.utilization.saturating_mul(1_000_000) / ONE
     }
 
-    /// Takes a report.
+    /// Takes a report, unless it is of the form that our packets do not collect.
     fn measure(&mut self, now: Time, report: &Report) {
+        if report.form() != self.params.telemetry {
+            return;
+        }
         self.is_heard = true;
         let measured = match self.params.telemetry {
             Form::Links => self.compare(now, report),
@@ -228,6 +231,7 @@ impl Controller for Hpcc {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::vec::Vec;
 
     const LINE: u64 = 25_000_000_000;
     const BASE: Duration = Duration::from_micros(24);
@@ -357,6 +361,35 @@ mod tests {
             assert_eq!(sender.rate_bps(), 100 * MBIT);
             acknowledge(&mut sender, &digest(0, random), 70);
             assert_eq!(sender.rate_bps(), LINE);
+        }
+    }
+
+    /// A peer returns what it received. One that returns something else hides nothing.
+    #[test]
+    fn reports_of_the_other_form_are_as_if_none_had_come() {
+        let base = || HpccParams::new(LINE, BASE);
+        for (params, other) in
+            [(base(), digest(1, 0)), (HpccParams::pint(LINE, BASE), report(1, 0, 1 << 20))]
+        {
+            let rates = |mixes: bool| {
+                let mut sender = Hpcc::new(params, 1_000);
+                let step = |us: u64| {
+                    let own = match params.telemetry {
+                        Form::Links => report(us, line_bytes(us), 75_000),
+                        Form::Digest => digest(200, 0),
+                    };
+                    if mixes {
+                        acknowledge(&mut sender, &other, 70);
+                    } else {
+                        let silent = Event::Acknowledged { packets: 1, in_flight: 70, rtt: None };
+                        sender.handle(Time::ZERO, silent);
+                    }
+                    acknowledge(&mut sender, &own, 70);
+                    sender.rate_bps()
+                };
+                (0..8).map(|round| 24 * round).map(step).collect::<Vec<u64>>()
+            };
+            assert_eq!(rates(true), rates(false), "{:?}", params.telemetry);
         }
     }
 
