@@ -366,7 +366,10 @@ impl Controller for Dcqcn {
                 self.cap.notified(now);
                 self.handle_cnp(now);
             }
-            Event::Sent { bytes } => self.handle_sent(bytes),
+            Event::Sent { bytes } => {
+                self.cap.sent(bytes, self.packet_bytes);
+                self.handle_sent(bytes);
+            }
             Event::Timer => {
                 self.handle_timeout(now);
                 self.cap.handle_timeout(now);

@@ -687,7 +687,8 @@ impl Controller for Delay {
             }
             Event::Watermark(watermark) => self.cap.hear(now, watermark),
             Event::Timer => self.cap.handle_timeout(now),
-            Event::Telemetry(_) | Event::Sent { .. } => {}
+            Event::Sent { bytes } => self.cap.sent(bytes, self.packet_bytes),
+            Event::Telemetry(_) => {}
             Event::Advertised { .. } | Event::Idle => {}
         }
     }

@@ -115,8 +115,12 @@ pub struct Cap {
     rate_bps: Option<u64>,
     /// After a cut: when the queue will have drained, and the rate to which the cap then returns.
     drains: Option<(Time, u64)>,
-    /// Bytes acknowledged since the last report.
+    /// Bytes acknowledged since the last report, as if all packets were full.
     delivered: u64,
+    /// Bytes sent since then, and what they would be if all packets were full.
+    sent: [u64; 2],
+    /// The same of the last interval in which something was sent: how full packets are.
+    fill: Option<[u64; 2]>,
     /// Packets were lost since then: more got through than was acknowledged.
     has_lost: bool,
     since: Option<Time>,
@@ -142,7 +146,14 @@ impl Cap {
         [rate_bps, self.rate_bps].into_iter().flatten().min()
     }
 
-    /// So many bytes have arrived.
+    /// A packet left with so many bytes; a full one has `full`. Where no rate limits the sender, nobody counts: its packets
+    /// are taken for full ones until there is a cap.
+    #[inline]
+    pub(super) fn sent(&mut self, bytes: u64, full: u64) {
+        self.sent = [self.sent[0].saturating_add(bytes), self.sent[1].saturating_add(full)];
+    }
+
+    /// So many bytes have arrived if all packets were full.
     #[inline]
     pub(super) fn acknowledged(&mut self, bytes: u64) {
         self.delivered = self.delivered.saturating_add(bytes);
@@ -212,7 +223,13 @@ impl Cap {
     /// Bits per second since the last report; `None` if that is not known, or was nothing: a READ's responses are not
     /// acknowledged, and who sends nothing cannot send less.
     fn take_delivered(&mut self, now: Time) -> Option<u64> {
-        let bits = u128::from(core::mem::take(&mut self.delivered)) * 8_000_000_000;
+        let sent = core::mem::take(&mut self.sent);
+        // What was so before holds only where each packet is counted.
+        let before = self.fill.filter(|_| self.rate_bps.is_some());
+        self.fill = Some(sent).filter(|&[_, full]| full > 0).or(before);
+        let [bytes, full] = self.fill.unwrap_or([1, 1]).map(u128::from);
+        let delivered = u128::from(core::mem::take(&mut self.delivered)) * bytes / full;
+        let bits = delivered.saturating_mul(8_000_000_000);
         let since = self.since.replace(now)?;
         let rate = bits / u128::from(now.since(since).as_nanos().max(1));
         u64::try_from(rate).ok().filter(|&rate| rate > 0)
@@ -294,6 +311,30 @@ mod tests {
         let first = [824, 848, 873, 897, 922, 970, 1_068].map(Some);
         assert_eq!(raised[..7], first);
         assert_eq!(raised.last(), Some(&None));
+    }
+
+    #[test]
+    fn short_packets_count_with_their_bytes() {
+        let mut cap = Cap { since: Some(at(0)), ..Cap::default() };
+        // 100 packets of 132 bytes where full ones have 1,068, in a millisecond: 105.6 Mbit/s.
+        let hear_short = |cap: &mut Cap, ms| {
+            (0..100).for_each(|_| cap.sent(132, 1_068));
+            cap.acknowledged(100 * 1_068);
+            cap.hear(at(ms), &mark(ms, 10_000));
+            cap.rate_bps()
+        };
+        assert_eq!(hear_short(&mut cap, 1), Some(52_800_000));
+        // With a cap, what is acknowledged later is like what was sent before; without one, it may be anything.
+        let hear_later = |cap: &mut Cap, ms| {
+            cap.judged_from = Time::ZERO;
+            cap.acknowledged(50 * 1_068);
+            cap.hear(at(ms), &mark(ms, 10_000));
+            cap.rate_bps()
+        };
+        assert_eq!(hear_later(&mut cap, 2), Some(26_400_000));
+        cap.end();
+        assert_eq!(hear_later(&mut cap, 3), None);
+        assert_eq!(hear_later(&mut cap, 4), Some(50 * 1_068 * 4_000));
     }
 
     #[test]

@@ -45,7 +45,11 @@ impl Pair {
 
     /// Side 0 writes to side 1.
     fn write(&mut self) {
-        let sge = Sge { addr: self.source.addr, len: MESSAGE_BYTES, lkey: self.source.lkey };
+        self.write_bytes(MESSAGE_BYTES);
+    }
+
+    fn write_bytes(&mut self, len: u32) {
+        let sge = Sge { addr: self.source.addr, len, lkey: self.source.lkey };
         let op = SendOp::Write { remote_addr: self.target.addr, rkey: self.target.rkey };
         let wr = SendWr { op, sges: [sge].into_iter().collect(), ..SendWr::default() };
         let qpn = self.ends[0].qpn;
@@ -414,4 +418,47 @@ fn watermarks_cut_what_the_path_delivers_and_impossible_ones_are_refused() {
         pair.endpoint(0).handle_timeout(next.max(at(20_000)));
     }
     assert_eq!(pair.rate(), Some(LINE_BPS));
+}
+
+/// A sender of short messages is measured by its bytes, not by its packets.
+#[test]
+fn watermarks_cut_senders_of_short_messages_as_well() {
+    let delay = CongestionControl::Delay(DelayParams::default());
+    for (control, first) in [(CongestionControl::Dcqcn(DcqcnParams::mlnx(LINE_BPS)), 1), (delay, 2)]
+    {
+        let mut pair = pair(control);
+        let qpn = pair.ends[0].qpn;
+        let hear = |pair: &mut Pair, ms: u64| {
+            let watermark = Watermark {
+                from: at(1_000 * (ms - 1)),
+                until: at(1_000 * ms),
+                queue_bytes: u64::MAX,
+                rate_bps: NonZeroU64::new(LINE_BPS).unwrap(),
+            };
+            pair.endpoint(0).handle_watermark(qpn, at(1_000 * ms), &watermark).unwrap();
+        };
+        hear(&mut pair, 1);
+        // 50 WRITEs in each millisecond, of 64 bytes in packets of 124: 49.6 Mbit/s. Cuts follow each other at a distance.
+        let mut cuts = Vec::new();
+        let mut ms = 1;
+        while cuts.len() < first && ms < 60 {
+            for us in (0..1_000).step_by(20) {
+                let now = at(1_000 * ms + us);
+                pair.write_bytes(64);
+                for packet in pair.sent(0, now) {
+                    pair.deliver(1, now, &packet, Ecn::Ect0);
+                }
+                for ack in pair.sent(1, now) {
+                    pair.deliver(0, now, &ack, Ecn::Ect0);
+                }
+                let cq = pair.ends[0].send_cq;
+                while pair.endpoint(0).poll_cq(cq).is_some() {}
+            }
+            ms += 1;
+            let before = pair.rate().unwrap_or(u64::MAX);
+            hear(&mut pair, ms);
+            cuts.extend(pair.rate().filter(|&rate| rate < before));
+        }
+        assert!(cuts.len() == first && cuts[first - 1] <= 30_000_000, "{cuts:?}");
+    }
 }
