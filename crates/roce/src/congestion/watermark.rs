@@ -13,7 +13,8 @@
 //! - When it has drained, the cap returns to seven eighths of what was delivered. Intervals that began before then say
 //!   nothing about the cut, and are not judged.
 //! - A queue below [`LOW`] raises it by 1/1024 of the port's rate; after eight times, by twice as much each further time.
-//! - Without a report for eight intervals, it ends. It does so, too, where packets are marked: a mark is the better signal.
+//! - Without a report for eight intervals, or 100 ms, but for one and a half intervals at least, it ends. It does so, too,
+//!   where packets are marked: a mark is the better signal.
 //!
 //! So a sender without other signals follows the queue at the pace of the collector. Nothing that a report says can stop a
 //! sender: the cap has a floor, a cut a limit, and a report that is old, repeated or impossible is refused.
@@ -30,11 +31,14 @@ pub const HIGH: Duration = Duration::from_micros(100);
 /// With queues that take less than this, more may be sent: that is where switches begin to mark.
 pub const LOW: Duration = Duration::from_micros(32);
 
-/// A report whose interval ended longer ago is refused, and no cap outlasts its last report for longer.
+/// A report whose interval ended longer ago is refused, and longer intervals are taken for this long.
 pub const MAX_AGE: Duration = Duration::from_millis(100);
 
-/// Intervals without a report until the cap ends.
+/// Intervals without a report until the cap ends, at most [`MAX_AGE`] in all.
 const LIFETIME: u64 = 8;
+
+/// But not before the next report is late by half an interval: no cap outlasts its last report by more than 150 ms.
+const LEAST_LIFETIME_HALVES: u64 = 3;
 
 /// A queue that takes longer is taken for one that takes this long.
 const LONGEST_QUEUE: Duration = Duration::from_millis(10);
@@ -89,6 +93,12 @@ impl Watermark {
     /// At most [`MAX_AGE`].
     fn interval(&self) -> Duration {
         self.until.since(self.from).min(MAX_AGE)
+    }
+
+    /// How long a cap lasts without another report.
+    fn lifetime(&self) -> Duration {
+        let least = Duration::from_nanos(self.interval().as_nanos() * LEAST_LIFETIME_HALVES / 2);
+        (self.interval() * LIFETIME).min(MAX_AGE).max(least)
     }
 }
 
@@ -201,7 +211,7 @@ impl Cap {
         if self.notified_at.is_some_and(|at| now.since(at) <= MAX_AGE) {
             return self.end();
         }
-        self.expires_at = Some(now + (watermark.interval() * LIFETIME).min(MAX_AGE));
+        self.expires_at = Some(now + watermark.lifetime());
         let delivered = self.take_delivered(now);
         let has_lost = core::mem::take(&mut self.has_lost);
         if watermark.from < self.judged_from {
@@ -338,6 +348,24 @@ mod tests {
     }
 
     #[test]
+    fn the_slowest_collector_is_heard_as_well() {
+        let mut cap = Cap::default();
+        let rates: Vec<_> = (1..7)
+            .map(|report| {
+                let until = 100 * report;
+                cap.acknowledged(125_000_000);
+                let watermark = Watermark { from: at(until - 100), ..mark(until, 10_000) };
+                // The timer of that moment comes first.
+                cap.handle_timeout(at(until));
+                cap.hear(at(until), &watermark);
+                cap.rate_bps().map(|rate| rate / 1_000_000)
+            })
+            .collect();
+        // 10 Gbit/s were delivered, of which a twentieth drains 10 ms within 200.
+        assert_eq!(rates, [None, Some(9_501), Some(9_501), Some(8_750), Some(8_313), Some(8_313)]);
+    }
+
+    #[test]
     fn marks_are_the_better_signal() {
         let mut cap = Cap { since: Some(at(0)), ..Cap::default() };
         assert!(hear(&mut cap, 1_000, &mark(1, 500)).is_some());
@@ -430,9 +458,9 @@ mod tests {
                     let half = half.min(u128::from(before.unwrap_or(u64::MAX) / 2));
                     prop_assert!(u128::from(rate) + 1 >= half, "{rate} {half}");
                 }
-                prop_assert!(cap.expires_at.is_none_or(|at| at <= now + MAX_AGE));
+                prop_assert!(cap.expires_at.is_none_or(|at| at <= now + Duration::from_millis(150)));
             }
-            cap.handle_timeout(now + MAX_AGE);
+            cap.handle_timeout(now + Duration::from_millis(150));
             prop_assert_eq!(cap.rate_bps(), None);
         }
     }
