@@ -1,7 +1,8 @@
 //! Flows while links and switches fail: what is lost, who recovers, and who gives up.
 
-use roce::verbs::WcStatus;
+use roce::verbs::{Reliability, WcStatus};
 use roce::{Duration, Time};
+use sim::chance::Chance;
 use sim::fabric::{Cause, Rerouting};
 use sim::graph::Spread;
 use sim::traffic::{Flow, Network, Outcome, Runner, TimedFault, Trouble, Workload};
@@ -147,4 +148,42 @@ fn a_fault_of_no_length_does_not_last() {
     let outcome =
         run(&failing(Spread::Flow, &faults), &Workload::Trace(vec![flow(0, 1, 4_000_000)]));
     assert_eq!((outcome.failed, outcome.unfinished()), (0, 0));
+}
+
+/// Whatever fails and whenever, a run ends: each flow arrives or gives up, and the same again.
+#[test]
+fn random_faults_end_and_runs_repeat() {
+    for seed in 0..24 {
+        let mut chance = Chance::new(seed);
+        let faults: Vec<TimedFault> =
+            (0..chance.between(1, 12)).map(|_| random_fault(&mut chance)).collect();
+        let spread = chance.pick(&[Spread::First, Spread::Flow, Spread::Packet]);
+        let network = Network {
+            roce_v1: chance.per_mille(300),
+            reliability: chance.pick(&[Reliability::Selective, Reliability::GoBackN]),
+            faults,
+            seed,
+            ..failing(spread, &[])
+        };
+        let outcome = run(&network, &Workload::Permutation { bytes: 400_000 });
+        let what = format!("seed {seed}: {:?}", network.faults);
+        assert!(outcome.records.iter().all(|record| !record.is_under_way()), "{what}");
+        let losses = &outcome.losses;
+        assert!(losses.recoveries.len() as u64 <= losses.hits, "{what}: {losses:?}");
+        assert_eq!(outcome, run(&network, &Workload::Permutation { bytes: 400_000 }), "{what}");
+    }
+}
+
+fn random_fault(chance: &mut Chance) -> TimedFault {
+    let link = chance.below(12) as u32;
+    let trouble = match chance.below(4) {
+        0 => Trouble::LinkDown(link),
+        1 => Trouble::SwitchDown(chance.below(4) as u32),
+        2 => Trouble::SlowLink { link, by: chance.between(2, 50) as u32 },
+        _ => Trouble::BitErrors { link, per_10_15: 10_u64.pow(chance.between(6, 11) as u32) },
+    };
+    // Of few different times, so that some are equal.
+    let from = us(20 * chance.below(8));
+    let lasts = Duration::from_micros(20 * chance.below(40));
+    TimedFault { trouble, from, until: chance.per_mille(800).then(|| from + lasts) }
 }
