@@ -3,8 +3,10 @@
 use roce::verbs::{Reliability, WcStatus};
 use roce::{Duration, Time};
 use sim::chance::Chance;
-use sim::fabric::{Cause, Rerouting};
-use sim::graph::Spread;
+use sim::fabric::{Cause, Fabric, FabricConfig, Rerouting};
+use sim::graph::{Graph, Spread, Vertex};
+use sim::link::LinkConfig;
+use sim::memory::Phantom;
 use sim::traffic::{Flow, Network, Outcome, Runner, TimedFault, Trouble, Workload};
 
 use crate::traffic::{network, run};
@@ -186,4 +188,37 @@ fn random_fault(chance: &mut Chance) -> TimedFault {
     let from = us(20 * chance.below(8));
     let lasts = Duration::from_micros(20 * chance.below(40));
     TimedFault { trouble, from, until: chance.per_mille(800).then(|| from + lasts) }
+}
+
+/// Islands say what a search from the sender says, in random networks of which parts are down.
+#[test]
+fn islands_agree_with_a_search() {
+    for seed in 0..60 {
+        let mut chance = Chance::new(seed);
+        let (nodes, switches) = (chance.between(2, 8) as u32, chance.between(1, 6) as u32);
+        let mut graph = Graph::new(nodes, switches);
+        let vertex = |chance: &mut Chance| match chance.below(u64::from(nodes + switches)) as u32 {
+            node if node < nodes => Vertex::Node(node),
+            switch => Vertex::Switch(switch - nodes),
+        };
+        let (link, mut links) = (LinkConfig::unlimited(Duration::ZERO), 0);
+        for _ in 0..chance.between(2, 16) {
+            let (a, b) = (vertex(&mut chance), vertex(&mut chance));
+            if a != b {
+                (graph, links) = (graph.join(a, b, link, link), links + 1);
+            }
+        }
+        let mut fabric = Fabric::new(&FabricConfig::new(graph, seed), |_| Phantom);
+        for _ in 0..10 {
+            if links > 0 {
+                fabric.set_link(2 * chance.below(links) as u32, chance.per_mille(500));
+            }
+            fabric.set_switch(chance.below(switches.into()) as u32, chance.per_mille(600));
+            let islands = fabric.islands();
+            for (from, to) in (0..nodes).flat_map(|from| (0..nodes).map(move |to| (from, to))) {
+                let (has_way, found) = (islands.has_way(from, to), fabric.is_connected(from, to));
+                assert!(from == to || has_way == found, "seed {seed}: {from} to {to}");
+            }
+        }
+    }
 }
