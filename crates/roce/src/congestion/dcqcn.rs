@@ -562,4 +562,20 @@ mod tests {
             assert_eq!(sender.rate_bps(), 25 * GBIT, "{name}");
         }
     }
+
+    #[test]
+    fn on_the_slowest_links_senders_recover() {
+        for line in [1, 50, 99, 400, 4_999] {
+            let mut sender = Dcqcn::new(DcqcnParams::mlnx(line), 1_000);
+            // Between notifications the rate rises, too, so that cuts begin at lower and lower ones.
+            (1..400).for_each(|round| sender.handle_cnp(at(round * 700)));
+            assert!((1..=line).contains(&sender.rate_bps()), "{line}");
+            let mut steps = 0;
+            while let Some(next) = sender.poll_timeout().filter(|_| steps < 10_000) {
+                sender.handle_timeout(next);
+                steps += 1;
+            }
+            assert_eq!(sender.rate_bps(), line);
+        }
+    }
 }

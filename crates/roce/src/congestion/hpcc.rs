@@ -394,6 +394,17 @@ mod tests {
     }
 
     #[test]
+    fn on_the_slowest_links_senders_recover() {
+        for line in [1, 50, 249, 2_499] {
+            let mut sender = Hpcc::new(HpccParams::pint(line, BASE), 1_000);
+            (0..9).for_each(|_| acknowledge(&mut sender, &digest(u64::MAX >> 21, 0), 0));
+            assert!((1..=line).contains(&sender.rate_bps()), "{line}");
+            (0..9).for_each(|_| acknowledge(&mut sender, &digest(0, 0), 0));
+            assert_eq!(sender.rate_bps(), line);
+        }
+    }
+
+    #[test]
     fn a_round_trip_of_samples_ends_with_a_sample() {
         let mut sender = Hpcc::new(HpccParams::pint(LINE, BASE), 1_000);
         let silent = Event::Acknowledged { packets: 1, in_flight: 16, rtt: None };

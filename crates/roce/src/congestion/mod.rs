@@ -232,9 +232,10 @@ impl CongestionControl {
     }
 }
 
-/// Rates are given for a link of 25 Gbit/s and grow with the link.
+/// Rates are given for a link of 25 Gbit/s and grow with the link. None is 0: from there no sender would come back.
 const fn scaled(bps_at_25g: u64, line_bps: u64) -> u64 {
-    (bps_at_25g as u128 * line_bps as u128 / 25_000_000_000) as u64
+    let bps = (bps_at_25g as u128 * line_bps as u128 / 25_000_000_000) as u64;
+    if bps > 0 { bps } else { 1 }
 }
 
 /// The packets that are in flight at a rate over a path of this round-trip time, rounded up.

@@ -9,7 +9,6 @@ use roce::{Duration, Time};
 
 use super::{Stream, StreamError, run_until};
 use crate::buffer::BufferConfig;
-use crate::chance::Chance;
 use crate::fabric::{Conduct, Defect, Fabric, FabricConfig, LinkFaults, Rerouting, Watchdog};
 use crate::faults::{Fault, FaultMix};
 use crate::graph::{Graph, Spread};
@@ -298,38 +297,4 @@ fn faults_that_bunch_packets_explain_what_a_lossless_switch_drops() {
     net.run(50_000).unwrap();
     assert!(net.fabric.queue_drops() > 0);
     assert_eq!(net.fabric.conduct().unexplained_drops, 0);
-}
-
-/// Islands say what a search from the sender says, in random networks of which parts are down.
-#[test]
-fn islands_agree_with_a_search() {
-    for seed in 0..60 {
-        let mut chance = Chance::new(seed);
-        let (nodes, switches) = (chance.between(2, 8) as u32, chance.between(1, 6) as u32);
-        let mut graph = Graph::new(nodes, switches);
-        let vertex = |chance: &mut Chance| match chance.below(u64::from(nodes + switches)) as u32 {
-            node if node < nodes => Vertex::Node(node),
-            switch => Vertex::Switch(switch - nodes),
-        };
-        let mut links = 0;
-        for _ in 0..chance.between(2, 16) {
-            let (a, b) = (vertex(&mut chance), vertex(&mut chance));
-            if a != b {
-                (graph, links) = (graph.join(a, b, LINK, LINK), links + 1);
-            }
-        }
-        let mut fabric = Fabric::new(&FabricConfig::new(graph, seed), |_| Phantom);
-        for _ in 0..10 {
-            if links > 0 {
-                let link = 2 * chance.below(links) as u32;
-                fabric.set_link(link, chance.per_mille(500));
-            }
-            fabric.set_switch(chance.below(switches.into()) as u32, chance.per_mille(600));
-            let islands = fabric.islands();
-            for (from, to) in (0..nodes).flat_map(|from| (0..nodes).map(move |to| (from, to))) {
-                let (has_way, found) = (islands.has_way(from, to), fabric.is_connected(from, to));
-                assert!(from == to || has_way == found, "seed {seed}: {from} to {to}");
-            }
-        }
-    }
 }

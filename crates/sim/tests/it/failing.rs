@@ -1,9 +1,12 @@
 //! Flows while links and switches fail: what is lost, who recovers, and who gives up.
 
-use roce::verbs::WcStatus;
+use roce::verbs::{Reliability, WcStatus};
 use roce::{Duration, Time};
-use sim::fabric::{Cause, Rerouting};
-use sim::graph::Spread;
+use sim::chance::Chance;
+use sim::fabric::{Cause, Fabric, FabricConfig, Rerouting};
+use sim::graph::{Graph, Spread, Vertex};
+use sim::link::LinkConfig;
+use sim::memory::Phantom;
 use sim::traffic::{Flow, Network, Outcome, Runner, TimedFault, Trouble, Workload};
 
 use crate::traffic::{network, run};
@@ -147,4 +150,75 @@ fn a_fault_of_no_length_does_not_last() {
     let outcome =
         run(&failing(Spread::Flow, &faults), &Workload::Trace(vec![flow(0, 1, 4_000_000)]));
     assert_eq!((outcome.failed, outcome.unfinished()), (0, 0));
+}
+
+/// Whatever fails and whenever, a run ends: each flow arrives or gives up, and the same again.
+#[test]
+fn random_faults_end_and_runs_repeat() {
+    for seed in 0..24 {
+        let mut chance = Chance::new(seed);
+        let faults: Vec<TimedFault> =
+            (0..chance.between(1, 12)).map(|_| random_fault(&mut chance)).collect();
+        let spread = chance.pick(&[Spread::First, Spread::Flow, Spread::Packet]);
+        let network = Network {
+            roce_v1: chance.per_mille(300),
+            reliability: chance.pick(&[Reliability::Selective, Reliability::GoBackN]),
+            faults,
+            seed,
+            ..failing(spread, &[])
+        };
+        let outcome = run(&network, &Workload::Permutation { bytes: 400_000 });
+        let what = format!("seed {seed}: {:?}", network.faults);
+        assert!(outcome.records.iter().all(|record| !record.is_under_way()), "{what}");
+        let losses = &outcome.losses;
+        assert!(losses.recoveries.len() as u64 <= losses.hits, "{what}: {losses:?}");
+        assert_eq!(outcome, run(&network, &Workload::Permutation { bytes: 400_000 }), "{what}");
+    }
+}
+
+fn random_fault(chance: &mut Chance) -> TimedFault {
+    let link = chance.below(12) as u32;
+    let trouble = match chance.below(4) {
+        0 => Trouble::LinkDown(link),
+        1 => Trouble::SwitchDown(chance.below(4) as u32),
+        2 => Trouble::SlowLink { link, by: chance.between(2, 50) as u32 },
+        _ => Trouble::BitErrors { link, per_10_15: 10_u64.pow(chance.between(6, 11) as u32) },
+    };
+    // Of few different times, so that some are equal.
+    let from = us(20 * chance.below(8));
+    let lasts = Duration::from_micros(20 * chance.below(40));
+    TimedFault { trouble, from, until: chance.per_mille(800).then(|| from + lasts) }
+}
+
+/// Islands say what a search from the sender says, in random networks of which parts are down.
+#[test]
+fn islands_agree_with_a_search() {
+    for seed in 0..60 {
+        let mut chance = Chance::new(seed);
+        let (nodes, switches) = (chance.between(2, 8) as u32, chance.between(1, 6) as u32);
+        let mut graph = Graph::new(nodes, switches);
+        let vertex = |chance: &mut Chance| match chance.below(u64::from(nodes + switches)) as u32 {
+            node if node < nodes => Vertex::Node(node),
+            switch => Vertex::Switch(switch - nodes),
+        };
+        let (link, mut links) = (LinkConfig::unlimited(Duration::ZERO), 0);
+        for _ in 0..chance.between(2, 16) {
+            let (a, b) = (vertex(&mut chance), vertex(&mut chance));
+            if a != b {
+                (graph, links) = (graph.join(a, b, link, link), links + 1);
+            }
+        }
+        let mut fabric = Fabric::new(&FabricConfig::new(graph, seed), |_| Phantom);
+        for _ in 0..10 {
+            if links > 0 {
+                fabric.set_link(2 * chance.below(links) as u32, chance.per_mille(500));
+            }
+            fabric.set_switch(chance.below(switches.into()) as u32, chance.per_mille(600));
+            let islands = fabric.islands();
+            for (from, to) in (0..nodes).flat_map(|from| (0..nodes).map(move |to| (from, to))) {
+                let (has_way, found) = (islands.has_way(from, to), fabric.is_connected(from, to));
+                assert!(from == to || has_way == found, "seed {seed}: {from} to {to}");
+            }
+        }
+    }
 }
