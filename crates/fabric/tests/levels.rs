@@ -153,6 +153,7 @@ fn a_host_that_takes_no_levels_costs_nobody_the_lanes() {
         }
     }
     world.check_paths_to_hosts("with lanes");
+    assert_eq!(world.counters(0).heavy_sweeps, 2, "it is not asked for ever");
 }
 
 /// Links die and come back, also while tables are written. Connections that are up keep their level.
