@@ -145,7 +145,8 @@ fn a_host_that_takes_no_levels_costs_nobody_the_lanes() {
     world.start(0, Config::default());
     world.run(10 * SECOND);
     let events = world.take_events();
-    let is_named = |event: &Event| matches!(event, Event::Incomplete(what, _) if what.contains("SlToVl"));
+    let is_named =
+        |event: &Event| matches!(event, Event::Incomplete(what, _) if what.contains("SlToVl"));
     assert!(events.iter().any(|(_, event)| is_named(event)), "{events:?}");
     for (_, event) in events {
         if let Event::SetUp(summary) = event {

@@ -8,7 +8,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use fabric::administration::rmpp::{
-    Client, MAX_BYTES, MAX_BYTES_OF_PORT, MAX_TABLES, MAX_TABLES_OF_PORT, MAX_WINDOW, Sender, TRIES, Table,
+    Client, MAX_BYTES, MAX_BYTES_OF_PORT, MAX_TABLES, MAX_TABLES_OF_PORT, MAX_WINDOW, Sender,
+    TRIES, Table,
 };
 use fabric::manager::{Config, Datagram, Peer};
 use rand_pcg::Pcg32;
