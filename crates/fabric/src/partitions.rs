@@ -148,16 +148,22 @@ impl Partitions {
             named.into_iter().flatten().for_each(|(key, is_full)| join(*key, *is_full));
             let whole = |(key, is_full): (u16, bool)| if is_full { key | FULL } else { key };
             let mut list: Vec<u16> = own.into_iter().map(whole).collect();
-            list.sort_by_key(|key| (key & !FULL != DEFAULT_KEY, *key & !FULL));
+            list.sort_by_key(|key| rank(*key));
             keys.insert(place, list);
         }
         Memberships { keys }
     }
 }
 
+/// Where the P_Key of a partition stands among those of a port: that of all ports is the first.
+fn rank(key: u16) -> (bool, u16) {
+    (key & !FULL != DEFAULT_KEY, key & !FULL)
+}
+
 /// The P_Keys of ports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Memberships {
+    /// In the order of [`rank`].
     keys: BTreeMap<Place, Vec<u16>>,
 }
 
@@ -171,9 +177,13 @@ impl Memberships {
     pub fn shared(&self, from: Place, to: Place, wanted: Option<u16>) -> Option<u16> {
         let is_wanted = |key: u16| wanted.is_none_or(|wanted| (wanted ^ key) & !FULL == 0);
         let mut own = self.of(from).iter().copied().filter(|key| is_wanted(*key));
+        // Both are in the same order, so one look at each key will do.
+        let mut others = self.of(to).iter().copied().peekable();
         own.find(|key| {
-            let mut others = self.of(to).iter();
-            others.any(|other| (other ^ key) & !FULL == 0 && (other | key) & FULL != 0)
+            while others.next_if(|other| rank(*other) < rank(*key)).is_some() {}
+            others
+                .peek()
+                .is_some_and(|other| rank(*other) == rank(*key) && (other | key) & FULL != 0)
         })
     }
 
@@ -346,6 +356,23 @@ mod tests {
         let members = &read.partitions[1].members;
         assert_eq!(members, &[(Who::Port(0x10), true), (Who::Port(0x11), false)]);
         assert_eq!(read.partitions[2].members, [(Who::Type(NodeType::ChannelAdapter), false)]);
+    }
+
+    #[test]
+    fn ports_share_the_first_partition_in_which_one_of_them_is_a_full_member() {
+        let ports: [&[u16]; 4] = [
+            &[0x7fff, 1, 0x8005, 9],
+            &[0x7fff, 0x8001, 5, 0x8009],
+            &[0x7fff, 1, 3, 9],
+            &[0xffff, 0x8002],
+        ];
+        let keys = (0..).zip(ports).map(|(guid, keys)| ((guid, 1), keys.to_vec())).collect();
+        let members = Memberships { keys };
+        let shared = |from, to, wanted| members.shared((from, 1), (to, 1), wanted);
+        assert_eq!([shared(0, 1, None), shared(1, 0, None)], [Some(1), Some(0x8001)]);
+        assert_eq!([shared(0, 1, Some(5)), shared(0, 1, Some(0x8009))], [Some(0x8005), Some(9)]);
+        assert_eq!([shared(0, 2, None), shared(0, 2, Some(1))], [None, None], "both are limited");
+        assert_eq!([shared(2, 3, None), shared(3, 9, None)], [Some(0x7fff), None]);
     }
 
     #[test]

@@ -490,7 +490,8 @@ impl Setup {
             self.is_cut_short = true;
             self.steps.clear();
         }
-        if let (Some(_), Why::HostLevel(place)) = (complaint, done.context) {
+        // Whoever refuses is asked again when its port was down; whoever is silent, the next time.
+        if let (Fate::Silent, Why::HostLevel(place)) = (done.fate, done.context) {
             self.levels.remove(&place);
         }
         match complaint {

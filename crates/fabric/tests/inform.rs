@@ -242,7 +242,9 @@ fn a_subscription_that_ends_while_its_report_is_under_way_leaves_its_place_to_ot
     let places = WINDOW / MAX_SUBSCRIBERS_OF_PORT;
     let clients: Vec<(u16, u32)> = (10..10 + places)
         .map(|host| lid(&world, host))
-        .flat_map(|lid| (1..=MAX_SUBSCRIBERS_OF_PORT as u32).map(move |queue_pair| (lid, queue_pair)))
+        .flat_map(|lid| {
+            (1..=MAX_SUBSCRIBERS_OF_PORT as u32).map(move |queue_pair| (lid, queue_pair))
+        })
         .collect();
     for client in &clients {
         assert_eq!(subscribe(&mut world, *client, 66, true), 0);
@@ -284,6 +286,26 @@ fn a_report_that_is_sent_again_is_the_same_however_much_has_happened() {
     // What is still held comes next, in order.
     let next = reports(&mut world);
     assert_eq!(next.iter().map(read).collect::<Vec<_>>(), [(client, 66, 7)]);
+}
+
+#[test]
+fn groups_that_come_and_go_drive_no_port_out_of_the_list() {
+    let mut world = managed("leaf-spine:3x2x3");
+    let client = (lid(&world, 4), 1);
+    assert_eq!(subscribe(&mut world, client, ALL, true), 0);
+    member(&mut world, 2, 1, SET);
+    let open = reports(&mut world);
+    let (gone, node) = (guid(&world, 8), world.host(8));
+    world.cut_all(node);
+    world.run(SECOND / 2);
+    for _ in 0..=MAX_EVENTS / 2 {
+        member(&mut world, 2, 7, SET);
+        member(&mut world, 2, 7, 0x15);
+        sent(&mut world);
+    }
+    respond(&mut world, &open[0]);
+    let next: Vec<_> = reports(&mut world).iter().map(read).collect();
+    assert_eq!(next, [(client, 65, gone)]);
 }
 
 #[test]

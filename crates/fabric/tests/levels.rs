@@ -145,7 +145,8 @@ fn a_host_that_takes_no_levels_costs_nobody_the_lanes() {
     world.start(0, Config::default());
     world.run(10 * SECOND);
     let events = world.take_events();
-    let is_named = |event: &Event| matches!(event, Event::Incomplete(what, _) if what.contains("SlToVl"));
+    let is_named =
+        |event: &Event| matches!(event, Event::Incomplete(what, _) if what.contains("SlToVl"));
     assert!(events.iter().any(|(_, event)| is_named(event)), "{events:?}");
     for (_, event) in events {
         if let Event::SetUp(summary) = event {
@@ -153,6 +154,7 @@ fn a_host_that_takes_no_levels_costs_nobody_the_lanes() {
         }
     }
     world.check_paths_to_hosts("with lanes");
+    assert_eq!(world.counters(0).heavy_sweeps, 2, "it is not asked for ever");
 }
 
 /// Links die and come back, also while tables are written. Connections that are up keep their level.

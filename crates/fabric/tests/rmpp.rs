@@ -8,7 +8,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use fabric::administration::rmpp::{
-    MAX_TABLES, MAX_TABLES_OF_PORT, MAX_WINDOW, TRIES,
+    Client, MAX_BYTES, MAX_BYTES_OF_PORT, MAX_TABLES, MAX_TABLES_OF_PORT, MAX_WINDOW, Sender,
+    TRIES, Table,
 };
 use fabric::manager::{Config, Datagram, Peer};
 use rand_pcg::Pcg32;
@@ -277,4 +278,19 @@ fn the_lids_of_a_port_share_its_tables() {
         begun += sent(&mut world).iter().filter(|datagram| datagram.mad[4..6] == [0, 0]).count();
     }
     assert_eq!(begun, MAX_TABLES_OF_PORT);
+}
+
+#[test]
+fn a_port_leaves_bytes_to_others() {
+    let mut sender = Sender::default();
+    let client = Client { lid: 5, queue_pair: 1, service_level: 0 };
+    for transaction in 0..MAX_TABLES_OF_PORT as u8 {
+        let mut header = [0; 56];
+        header[15] = transaction;
+        let records = vec![0; sender.room(5..=5).min(MAX_BYTES / MAX_TABLES_OF_PORT)];
+        if !records.is_empty() {
+            sender.send(Duration::ZERO, client, Table { header, records });
+        }
+    }
+    assert_eq!((sender.room(5..=5), sender.room(6..=6)), (0, MAX_BYTES - MAX_BYTES_OF_PORT));
 }

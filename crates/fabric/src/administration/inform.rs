@@ -5,8 +5,8 @@
 //! | 64, 65 | a port came into service, or went out of it |
 //! | 66, 67 | a multicast group was created, or deleted |
 //!
-//! What happened is held once for all, the last [`MAX_EVENTS`]; each subscriber has a place in that list and one report under
-//! way. It is sent again after [`PATIENCE`], and given up after [`TRIES`] or when its subscription ends; whoever takes none of
+//! What happened is held once for all, the last [`MAX_EVENTS`] of ports and as many of groups, so that whoever makes groups
+//! come and go drives no port out. Each subscriber has a place in both lists and one report under way, those of ports first. It is sent again after [`PATIENCE`], and given up after [`TRIES`] or when its subscription ends; whoever takes none of
 //! [`MAX_FAILURES`] reports in turn is no subscriber any more. Of one that falls behind further than the list reaches,
 //! reports are lost and counted. While nothing happens, subscribers cost nothing but their places.
 
@@ -25,7 +25,7 @@ pub const MAX_SUBSCRIBERS: usize = 16_384;
 /// See [`MAX_SUBSCRIBERS`].
 pub const MAX_SUBSCRIBERS_OF_PORT: usize = 8;
 
-/// What happened and is still held.
+/// What happened to ports and is still held, and the same of groups.
 pub const MAX_EVENTS: usize = 4_096;
 
 /// Reports under way at a time.
@@ -79,6 +79,15 @@ impl Happening {
         }
     }
 
+    fn is_among(self, wants: u8) -> bool {
+        wants & 1 << (self.trap() - FIRST_TRAP) != 0
+    }
+
+    /// Its list.
+    fn subject(self) -> usize {
+        usize::from(matches!(self, Happening::GroupCreated(_) | Happening::GroupDeleted(_)))
+    }
+
     fn gid(self) -> Gid {
         match self {
             Happening::InService(gid) | Happening::OutOfService(gid) => gid,
@@ -122,14 +131,38 @@ struct Subscriber {
     service_level: u8,
     /// By trap, from the first on.
     wants: u8,
-    /// The number of what comes after the last report.
-    next: u64,
+    /// By list, the number of what comes after the last report.
+    next: [u64; SUBJECTS],
     failures: u32,
 }
 
-impl Subscriber {
-    fn wants(&self, what: Happening) -> bool {
-        self.wants & 1 << (what.trap() - FIRST_TRAP) != 0
+/// Lists of what happened: to ports, and to groups.
+const SUBJECTS: usize = 2;
+
+/// What happened last, in order, each with its number.
+#[derive(Clone, Debug, Default)]
+struct Events {
+    held: VecDeque<Happening>,
+    /// The number of the first that is held.
+    first: u64,
+}
+
+impl Events {
+    fn push(&mut self, what: Happening) {
+        if self.held.len() >= MAX_EVENTS {
+            self.held.pop_front();
+            self.first += 1;
+        }
+        self.held.push_back(what);
+    }
+
+    /// The number of the next.
+    fn end(&self) -> u64 {
+        self.first + self.held.len() as u64
+    }
+
+    fn get(&self, number: u64) -> Option<Happening> {
+        self.held.get(number.checked_sub(self.first)? as usize).copied()
     }
 }
 
@@ -137,9 +170,8 @@ impl Subscriber {
 #[derive(Clone, Debug, Default)]
 pub struct Subscriptions {
     subscribers: BTreeMap<Key, Subscriber>,
-    events: VecDeque<Happening>,
-    /// The number of the first event that is held.
-    first: u64,
+    /// Of ports, and of groups.
+    events: [Events; SUBJECTS],
     transaction: u32,
     /// The last whose turn it was.
     turn: Option<Key>,
@@ -199,7 +231,7 @@ impl Subscriptions {
         if is_full && !self.subscribers.contains_key(&key) {
             return Err(Status::NoResources);
         }
-        let next = self.first + self.events.len() as u64;
+        let next = self.ends();
         let Client { service_level, .. } = client;
         let new = Subscriber { service_level, wants: 0, next, failures: 0 };
         self.subscribers.entry(key).or_insert(new).wants |= wants;
@@ -212,7 +244,7 @@ impl Subscriptions {
         subscriber.wants &= !traps;
         if subscriber.wants == 0 {
             self.remove(key);
-        } else if self.under_way.get(&key).is_some_and(|own| !subscriber.wants(own.what)) {
+        } else if self.under_way.get(&key).is_some_and(|own| !own.what.is_among(subscriber.wants)) {
             self.under_way.remove(&key);
             self.counters.given_up += 1;
             self.is_behind = true;
@@ -225,11 +257,9 @@ impl Subscriptions {
         if self.subscribers.is_empty() {
             return;
         }
-        if self.events.len() >= MAX_EVENTS {
-            self.events.pop_front();
-            self.first += 1;
+        if let Some(events) = self.events.get_mut(what.subject()) {
+            events.push(what);
         }
-        self.events.push_back(what);
         self.is_behind = true;
     }
 
@@ -272,16 +302,16 @@ impl Subscriptions {
         }
         self.under_way.remove(&key);
         self.counters.taken += 1;
-        let end = self.end_of_events();
+        let ends = self.ends();
         if let Some(subscriber) = self.subscribers.get_mut(&key) {
             subscriber.failures = 0;
-            self.is_behind |= subscriber.next < end;
+            self.is_behind |= subscriber.next != ends;
         }
     }
 
-    /// The number of what happens next.
-    fn end_of_events(&self) -> u64 {
-        self.first + self.events.len() as u64
+    /// By list, the number of what happens next.
+    fn ends(&self) -> [u64; SUBJECTS] {
+        self.events.each_ref().map(Events::end)
     }
 
     /// Whether there may be a report to send.
@@ -321,26 +351,30 @@ impl Subscriptions {
 
     /// Each subscriber in turn that has no report under way, and for whom there may be something.
     fn next_behind(&self) -> Option<Key> {
-        let end = self.end_of_events();
+        let ends = self.ends();
         let after = self.turn.map_or(Bound::Unbounded, Bound::Excluded);
         let in_turn = self.subscribers.range((after, Bound::Unbounded)).chain(&self.subscribers);
-        let is_behind =
-            |(key, one): &(&Key, &Subscriber)| one.next < end && !self.under_way.contains_key(*key);
+        let is_behind = |(key, one): &(&Key, &Subscriber)| {
+            one.next != ends && !self.under_way.contains_key(*key)
+        };
         in_turn.filter(is_behind).map(|(key, _)| *key).next()
     }
 
-    /// Takes what a subscriber wants next from the list; what it does not want is passed over.
+    /// Takes what a subscriber wants next from the lists; what it does not want is passed over.
     fn next_event(&mut self, key: Key) -> Option<Happening> {
         let subscriber = self.subscribers.get_mut(&key)?;
-        self.counters.lost += self.first.saturating_sub(subscriber.next);
-        subscriber.next = subscriber.next.max(self.first);
-        loop {
-            let what = *self.events.get((subscriber.next - self.first) as usize)?;
-            subscriber.next += 1;
-            if subscriber.wants(what) {
-                return Some(what);
+        let Subscriber { wants, .. } = *subscriber;
+        for (next, events) in subscriber.next.iter_mut().zip(&self.events) {
+            self.counters.lost += events.first.saturating_sub(*next);
+            *next = events.first.max(*next);
+            while let Some(what) = events.get(*next) {
+                *next += 1;
+                if what.is_among(wants) {
+                    return Some(what);
+                }
             }
         }
+        None
     }
 
     /// Attribute `Notice`, for a subscriber.

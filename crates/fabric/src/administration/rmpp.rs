@@ -45,6 +45,9 @@ pub const MAX_TABLES_OF_PORT: usize = 4;
 /// Most bytes of all tables under way: four of all nodes of the largest fabric.
 pub const MAX_BYTES: usize = 24 << 20;
 
+/// Most of them to one port, so that it leaves some to others.
+pub const MAX_BYTES_OF_PORT: usize = MAX_BYTES / 2;
+
 /// Types of RMPP packets (IBA table 121).
 const DATA_PACKET: u8 = 1;
 const ACK: u8 = 2;
@@ -165,9 +168,14 @@ impl Sender {
     /// Bytes of records that a table for a port with these LIDs may have; 0 if none is sent now.
     pub fn room(&self, lids: RangeInclusive<u16>) -> usize {
         let of_port = (*lids.start(), 0, 0)..=(*lids.end(), u32::MAX, u64::MAX);
-        let is_full = self.transfers.len() >= MAX_TABLES
-            || self.transfers.range(of_port).take(MAX_TABLES_OF_PORT).count() >= MAX_TABLES_OF_PORT;
-        if is_full { 0 } else { MAX_BYTES - self.bytes }
+        let (mut count, mut bytes) = (0, 0);
+        for transfer in self.transfers.range(of_port).map(|(_, transfer)| transfer) {
+            count += 1;
+            bytes += transfer.table.records.len();
+        }
+        let is_full = self.transfers.len() >= MAX_TABLES || count >= MAX_TABLES_OF_PORT;
+        let own = MAX_BYTES_OF_PORT.saturating_sub(bytes);
+        if is_full { 0 } else { own.min(MAX_BYTES.saturating_sub(self.bytes)) }
     }
 
     /// Begins to send a table that there is room for.
