@@ -18,7 +18,6 @@ pub mod pictures;
 pub mod result;
 pub mod trace;
 
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use fabric::channels::Channels;
@@ -39,6 +38,7 @@ use sim::traffic::{Flow, Network, Runner, Workload};
 use toml::{Table, Value};
 
 use crate::exit::CliError;
+use crate::input;
 use faults::NamedFault;
 use file::{Ecn, File, Frames, Recovery, Routing, Switches};
 use hosts::Hosts;
@@ -126,7 +126,7 @@ impl Scenario {
     /// # Errors
     /// When it cannot be read, or is no scenario.
     pub fn read(path: &Path) -> Result<Scenario, CliError> {
-        let text = read_file(path, MAX_FILE)?;
+        let text = input::read(path, MAX_FILE)?;
         let table: Table = text.parse().map_err(|error| is_no_scenario(path, &text, &error))?;
         toml::from_str::<File>(&text).map_err(|error| is_no_scenario(path, &text, &error))?;
         Ok(Scenario { path: path.to_owned(), table })
@@ -256,7 +256,7 @@ impl Scenario {
             }
             file::Workload::Trace { ref file } => {
                 let path = self.beside(file);
-                let flows = trace::read(&read_file(&path, MAX_TRACE)?);
+                let flows = trace::read(&input::read(&path, MAX_TRACE)?);
                 Workload::Trace(flows.map_err(|error| {
                     CliError::because(format_args!("{} is no trace", path.display()), &error)
                 })?)
@@ -311,20 +311,6 @@ impl Prepared {
     pub fn runner(&self) -> Runner {
         Runner::new(&self.network, self.flows.clone(), self.keeps_connections)
     }
-}
-
-fn read_file(path: &Path, most: u64) -> Result<String, CliError> {
-    let cannot = |error| CliError::because(format_args!("cannot read {}", path.display()), &error);
-    if !std::fs::metadata(path).map_err(cannot)?.is_file() {
-        return Err(CliError::usage(format_args!("{} is not a file", path.display())));
-    }
-    let mut text = String::new();
-    let file = std::fs::File::open(path).map_err(cannot)?;
-    file.take(most + 1).read_to_string(&mut text).map_err(cannot)?;
-    if text.len() as u64 > most {
-        return Err(CliError::usage(format_args!("{} has more than {most} bytes", path.display())));
-    }
-    Ok(text)
 }
 
 /// Switches mark and stamp nothing behind a GRH: refuses controls that would never learn of congestion.

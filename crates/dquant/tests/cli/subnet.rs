@@ -124,4 +124,8 @@ fn a_machine_without_infiniband_is_told_so() {
         let args = ["subnet", verb, "--library", "/no/such/libibumad.so"];
         folder.run(&args).failed(2, "no InfiniBand port", "install libibumad3");
     }
+    for endless in [["--partitions", "/dev/zero"], ["--lids", "/dev/zero"]] {
+        let args = [&["subnet", "manage"], &endless[..]].concat();
+        folder.run(&args).failed(2, "/dev/zero is not a file", "");
+    }
 }
