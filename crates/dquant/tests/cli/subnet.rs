@@ -128,4 +128,6 @@ fn a_machine_without_infiniband_is_told_so() {
         let args = [&["subnet", "manage"], &endless[..]].concat();
         folder.run(&args).failed(2, "/dev/zero is not a file", "");
     }
+    let open = ["subnet", "manage", "--m-key", "0", "--m-key-protection", "2"];
+    folder.run(&open).failed(2, "protects nothing", "not 0");
 }

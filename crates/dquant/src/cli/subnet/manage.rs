@@ -144,6 +144,10 @@ const LARGE: usize = 4_096;
 
 impl Manage {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
+        if self.m_key_protection.is_some() && self.m_key == 0 {
+            return Err(CliError::usage("--m-key-protection with M_Key 0, which protects nothing")
+                .hint("give all managers of the subnet the same --m-key, not 0"));
+        }
         let file = self.lids.as_deref().map(LidFile::open).transpose()?;
         let lids = file.as_ref().map(|file| file.lids.clone()).unwrap_or_default();
         let partitions = self.partitions.as_deref().map(read_partitions).transpose()?;
