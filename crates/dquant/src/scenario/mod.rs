@@ -47,6 +47,9 @@ use hosts::Hosts;
 const MAX_FILE: u64 = 1 << 20;
 const MAX_TRACE: u64 = 1 << 30;
 
+/// The buffer of a switch that a scenario says nothing of.
+const SHARED_BUFFER: u64 = 32_000_000;
+
 /// A scenario as it was written, with the values that the command line has set.
 #[derive(Clone, Debug)]
 pub struct Scenario {
@@ -205,7 +208,7 @@ impl Scenario {
                 timeout: timeout(file.transport.timeout)?,
                 retry_count: retries(file.transport.retries)?,
                 faults: faults.iter().map(|fault| fault.timed).collect(),
-                rerouting: rerouting(&file.switches),
+                rerouting: rerouting(&file.switches)?,
                 watchdog: file
                     .switches
                     .watchdog
@@ -295,10 +298,16 @@ fn retries(count: u8) -> Result<u8, CliError> {
 }
 
 /// Tables of a routing engine stay as they are.
-fn rerouting(switches: &Switches) -> Option<Rerouting> {
+fn rerouting(switches: &Switches) -> Result<Option<Rerouting>, CliError> {
     let Switches { rerouting, routing, detection, convergence, .. } = *switches;
-    let finds = rerouting && routing != Routing::Balanced;
-    finds.then_some(Rerouting { detection, spread: convergence })
+    let is_fixed = routing == Routing::Balanced;
+    if is_fixed && rerouting == Some(true) {
+        return Err(CliError::usage(
+            "switches.rerouting is set, and tables of switches.routing balanced stay as they are",
+        ));
+    }
+    let finds = rerouting.unwrap_or(!is_fixed);
+    Ok(finds.then_some(Rerouting { detection, spread: convergence }))
 }
 
 impl Prepared {
@@ -363,9 +372,13 @@ fn watermarks(switches: &Switches) -> Result<Option<Collector>, CliError> {
 /// The shared buffer of a switch; `None` where each port has its own.
 fn buffer(file: &File) -> Result<Option<BufferConfig>, CliError> {
     let Switches { buffer, port_buffer, pfc, .. } = file.switches;
+    let shared = buffer.unwrap_or(SHARED_BUFFER);
     match (port_buffer, pfc) {
-        (None, true) => Ok(Some(BufferConfig::lossless(buffer))),
-        (None, false) => Ok(Some(BufferConfig::lossy(buffer))),
+        (None, true) => Ok(Some(BufferConfig::lossless(shared))),
+        (None, false) => Ok(Some(BufferConfig::lossy(shared))),
+        (Some(_), _) if buffer.is_some() => {
+            Err(CliError::usage("switches have either a buffer or a port_buffer"))
+        }
         (Some(_), false) => Ok(None),
         (Some(_), true) => Err(CliError::usage(
             "switches.port_buffer drops packets, and switches.pfc promises that none is dropped",
