@@ -287,11 +287,12 @@ const FLOORS: &[(&str, &str)] = &[
         "crates/dquant/src",
         "exit
          units
+         input: exit
          tokenize
-         topology: exit units
+         topology: exit input units
          chart
          paces: chart
-         scenario: chart exit topology units
+         scenario: chart exit input topology units
          planning: exit
          demo: exit
          perf: exit paces

@@ -10,6 +10,7 @@
 //! | [`demo`] | the main job in one command, verified and measured |
 //! | [`cli`] | the verbs of the command line: what a person types and reads |
 //! | [`exit`] | exit codes and errors with hints |
+//! | [`input`] | files that are read as a whole |
 //! | [`perf`] | latency and bandwidth of a fabric, client and server |
 //! | [`planning`] | where the stages of a plan run and what they cost |
 //! | [`scenario`] | simulations that a file describes |
@@ -21,6 +22,7 @@ pub mod chart;
 pub mod cli;
 pub mod demo;
 pub mod exit;
+pub mod input;
 pub mod paces;
 pub mod perf;
 pub mod planning;

@@ -4,7 +4,6 @@
 
 pub mod own;
 
-use std::io::Read;
 use std::path::Path;
 
 use fabric::lingjun;
@@ -13,6 +12,7 @@ use fabric::text;
 use fabric::topology::{Capacity, Topology};
 
 use crate::exit::CliError;
+use crate::input;
 
 /// Largest file that is read: a net file of 48,000 hosts has 4 MB.
 const MAX_FILE: u64 = 256 << 20;
@@ -49,16 +49,7 @@ pub fn by_rule(rule: &str, capacity: Capacity) -> Result<Topology, CliError> {
 /// When it cannot be read, with the line.
 pub fn read(path: &Path, capacity: Capacity) -> Result<Topology, CliError> {
     let name = path.display();
-    let cannot = |error| CliError::because(format_args!("cannot read {name}"), &error);
-    if !std::fs::metadata(path).map_err(cannot)?.is_file() {
-        return Err(CliError::usage(format_args!("{name} is not a file")));
-    }
-    let mut text = String::new();
-    let file = std::fs::File::open(path).map_err(cannot)?;
-    file.take(MAX_FILE + 1).read_to_string(&mut text).map_err(cannot)?;
-    if text.len() as u64 > MAX_FILE {
-        return Err(CliError::usage(format_args!("{name} has more than 256 MiB")));
-    }
+    let text = input::read(path, MAX_FILE)?;
     if path.extension().is_some_and(|extension| extension == "toml") {
         return own::read(&text, capacity)
             .map_err(|error| CliError::because(format_args!("{name} is not a topology"), &error));

@@ -38,6 +38,12 @@ pub enum UnitError {
         /// The valid suffixes.
         known: String,
     },
+    /// The value is 0, and may not be.
+    #[error("'{text}' is 0; it has to be more")]
+    Zero {
+        /// What was typed.
+        text: String,
+    },
     /// The value is finer than the smallest unit.
     #[error("'{text}' is not a whole number of {unit}")]
     TooFine {
@@ -132,7 +138,8 @@ const RATE: Scale = Scale {
 /// Says which part of the text cannot be read.
 pub fn rate_bps(text: &str) -> Result<u64, UnitError> {
     match RATE.parse(text)? {
-        0..1000 => Err(UnitError::TooFine { text: text.to_owned(), unit: "kbit/s" }),
+        0 => Err(UnitError::Zero { text: text.to_owned() }),
+        1..1000 => Err(UnitError::TooFine { text: text.to_owned(), unit: "kbit/s" }),
         rate => Ok(rate),
     }
 }

@@ -250,7 +250,7 @@ pub enum IncastError {
     Hosts {
         /// How many it has.
         there: u32,
-        /// How many are needed: the senders and their receiver.
+        /// How many are needed: one for each stream, and their receiver.
         needed: u32,
     },
 }
@@ -262,7 +262,10 @@ impl fmt::Display for IncastError {
             IncastError::Shape(error) => error.fmt(f),
             IncastError::Route(error) => error.fmt(f),
             IncastError::Hosts { there, needed } => {
-                write!(f, "the topology has {there} hosts; senders and receiver are {needed}")
+                write!(
+                    f,
+                    "the topology has {there} hosts; receiver, senders and long flow need {needed}"
+                )
             }
         }
     }

@@ -79,18 +79,20 @@ fn spans(fault: &Fault, deadline: Time) -> Result<Vec<(Time, Option<Time>)>, Str
     if lasts == Some(Duration::ZERO) {
         return Err("it ends when it begins".to_owned());
     }
-    let every = match (fault.every, fault.times) {
-        (_, 0) => return Err("'times' is 0".to_owned()),
-        (None, 1) => return Ok(vec![(at, lasts.map(|lasts| at + lasts))]),
-        (None, _) => return Err("'times' needs 'every', the distance of repetitions".to_owned()),
-        (Some(every), _) => every,
+    let (every, times) = match (fault.every, fault.times) {
+        (_, Some(0)) => return Err("'times' is 0".to_owned()),
+        (None, None | Some(1)) => return Ok(vec![(at, lasts.map(|lasts| at + lasts))]),
+        (None, Some(_)) => {
+            return Err("'times' needs 'every', the distance of repetitions".to_owned());
+        }
+        (Some(_), None) => return Err("'every' needs 'times', how often it happens".to_owned()),
+        (Some(every), Some(times)) => (every, times),
     };
     let Some(lasts) = lasts.filter(|&lasts| lasts < every) else {
         return Err("it is repeated before it has ended: 'for' is not below 'every'".to_owned());
     };
     let starts = std::iter::successors(Some(at), |&at| Some(at + every));
-    let starts =
-        starts.take(fault.times as usize).take_while(|&start| start == at || start < deadline);
+    let starts = starts.take(times as usize).take_while(|&start| start == at || start < deadline);
     // One more than there can be is enough to be refused.
     Ok(starts.take(MAX_FAULTS + 1).map(|at| (at, Some(at + lasts))).collect())
 }
@@ -128,11 +130,16 @@ impl<'a> Places<'a> {
         let place = given.into_iter().find(|(name, _)| *name == key);
         let place = place.and_then(|(_, value)| value.as_deref());
         let place = place.ok_or_else(|| format!("'{key}' is missing: where it strikes"))?;
-        if rate.is_some() != (kind == FaultKind::BitErrors) {
-            return Err("'rate', bit errors per bit, belongs to bit-errors".to_owned());
-        }
-        if by.is_some() != (kind == FaultKind::SlowLink) {
-            return Err("'by', what the rate is divided by, belongs to slow-link".to_owned());
+        let own_values = [
+            ("rate", "bit errors per bit", FaultKind::BitErrors, rate.is_some()),
+            ("by", "what the rate of the link is divided by", FaultKind::SlowLink, by.is_some()),
+        ];
+        for (name, meaning, owner, is_given) in own_values {
+            if is_given != (kind == owner) {
+                let what =
+                    if is_given { format!("belongs to {owner}") } else { "is missing".to_owned() };
+                return Err(format!("'{name}', {meaning}, {what}"));
+            }
         }
         let numbers = match (place, kind) {
             (RANDOM, _) => self.draw(kind, count, chance)?,

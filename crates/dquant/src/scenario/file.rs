@@ -62,9 +62,9 @@ pub struct Topology {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Switches {
-    /// The buffer of each, shared by its ports.
-    #[serde(deserialize_with = "bytes")]
-    pub buffer: u64,
+    /// The buffer of each, shared by its ports; 32 MB if absent.
+    #[serde(deserialize_with = "some_bytes")]
+    pub buffer: Option<u64>,
     /// Instead: what each port has for itself, which drops what it cannot hold.
     #[serde(deserialize_with = "some_bytes")]
     pub port_buffer: Option<u64>,
@@ -82,8 +82,8 @@ pub struct Switches {
     pub classes: u8,
     /// How they choose among paths.
     pub routing: Routing,
-    /// Whether they find other ways when links or switches fail.
-    pub rerouting: bool,
+    /// Whether they find other ways when links or switches fail; if absent, unless their tables are those of an engine.
+    pub rerouting: Option<bool>,
     /// From the moment at which something fails until routes are computed anew.
     #[serde(deserialize_with = "span")]
     pub detection: Duration,
@@ -99,7 +99,7 @@ pub struct Switches {
 impl Default for Switches {
     fn default() -> Switches {
         Switches {
-            buffer: 32_000_000,
+            buffer: None,
             port_buffer: None,
             pfc: true,
             ecn: Ecn::Dcqcn,
@@ -107,7 +107,7 @@ impl Default for Switches {
             watermarks_delay: None,
             classes: 2,
             routing: Routing::Ecmp,
-            rerouting: true,
+            rerouting: None,
             detection: Duration::from_millis(1),
             convergence: Duration::from_micros(500),
             watchdog: None,
@@ -299,9 +299,8 @@ pub struct Fault {
     /// From one beginning to the next, where it is repeated.
     #[serde(default, deserialize_with = "some_span")]
     pub every: Option<Duration>,
-    /// How often it happens.
-    #[serde(default = "one")]
-    pub times: u32,
+    /// How often it happens; once if absent.
+    pub times: Option<u32>,
     /// At how many random places.
     #[serde(default = "one")]
     pub count: u32,

@@ -18,7 +18,6 @@ pub mod pictures;
 pub mod result;
 pub mod trace;
 
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use fabric::channels::Channels;
@@ -39,6 +38,7 @@ use sim::traffic::{Flow, Network, Runner, Workload};
 use toml::{Table, Value};
 
 use crate::exit::CliError;
+use crate::input;
 use faults::NamedFault;
 use file::{Ecn, File, Frames, Recovery, Routing, Switches};
 use hosts::Hosts;
@@ -46,6 +46,9 @@ use hosts::Hosts;
 /// Largest scenario, and largest trace, that is read.
 const MAX_FILE: u64 = 1 << 20;
 const MAX_TRACE: u64 = 1 << 30;
+
+/// The buffer of a switch that a scenario says nothing of.
+const SHARED_BUFFER: u64 = 32_000_000;
 
 /// A scenario as it was written, with the values that the command line has set.
 #[derive(Clone, Debug)]
@@ -126,7 +129,7 @@ impl Scenario {
     /// # Errors
     /// When it cannot be read, or is no scenario.
     pub fn read(path: &Path) -> Result<Scenario, CliError> {
-        let text = read_file(path, MAX_FILE)?;
+        let text = input::read(path, MAX_FILE)?;
         let table: Table = text.parse().map_err(|error| is_no_scenario(path, &text, &error))?;
         toml::from_str::<File>(&text).map_err(|error| is_no_scenario(path, &text, &error))?;
         Ok(Scenario { path: path.to_owned(), table })
@@ -205,7 +208,7 @@ impl Scenario {
                 timeout: timeout(file.transport.timeout)?,
                 retry_count: retries(file.transport.retries)?,
                 faults: faults.iter().map(|fault| fault.timed).collect(),
-                rerouting: rerouting(&file.switches),
+                rerouting: rerouting(&file.switches)?,
                 watchdog: file
                     .switches
                     .watchdog
@@ -256,7 +259,7 @@ impl Scenario {
             }
             file::Workload::Trace { ref file } => {
                 let path = self.beside(file);
-                let flows = trace::read(&read_file(&path, MAX_TRACE)?);
+                let flows = trace::read(&input::read(&path, MAX_TRACE)?);
                 Workload::Trace(flows.map_err(|error| {
                     CliError::because(format_args!("{} is no trace", path.display()), &error)
                 })?)
@@ -295,10 +298,16 @@ fn retries(count: u8) -> Result<u8, CliError> {
 }
 
 /// Tables of a routing engine stay as they are.
-fn rerouting(switches: &Switches) -> Option<Rerouting> {
+fn rerouting(switches: &Switches) -> Result<Option<Rerouting>, CliError> {
     let Switches { rerouting, routing, detection, convergence, .. } = *switches;
-    let finds = rerouting && routing != Routing::Balanced;
-    finds.then_some(Rerouting { detection, spread: convergence })
+    let is_fixed = routing == Routing::Balanced;
+    if is_fixed && rerouting == Some(true) {
+        return Err(CliError::usage(
+            "switches.rerouting is set, and tables of switches.routing balanced stay as they are",
+        ));
+    }
+    let finds = rerouting.unwrap_or(!is_fixed);
+    Ok(finds.then_some(Rerouting { detection, spread: convergence }))
 }
 
 impl Prepared {
@@ -311,20 +320,6 @@ impl Prepared {
     pub fn runner(&self) -> Runner {
         Runner::new(&self.network, self.flows.clone(), self.keeps_connections)
     }
-}
-
-fn read_file(path: &Path, most: u64) -> Result<String, CliError> {
-    let cannot = |error| CliError::because(format_args!("cannot read {}", path.display()), &error);
-    if !std::fs::metadata(path).map_err(cannot)?.is_file() {
-        return Err(CliError::usage(format_args!("{} is not a file", path.display())));
-    }
-    let mut text = String::new();
-    let file = std::fs::File::open(path).map_err(cannot)?;
-    file.take(most + 1).read_to_string(&mut text).map_err(cannot)?;
-    if text.len() as u64 > most {
-        return Err(CliError::usage(format_args!("{} has more than {most} bytes", path.display())));
-    }
-    Ok(text)
 }
 
 /// Switches mark and stamp nothing behind a GRH: refuses controls that would never learn of congestion.
@@ -377,9 +372,13 @@ fn watermarks(switches: &Switches) -> Result<Option<Collector>, CliError> {
 /// The shared buffer of a switch; `None` where each port has its own.
 fn buffer(file: &File) -> Result<Option<BufferConfig>, CliError> {
     let Switches { buffer, port_buffer, pfc, .. } = file.switches;
+    let shared = buffer.unwrap_or(SHARED_BUFFER);
     match (port_buffer, pfc) {
-        (None, true) => Ok(Some(BufferConfig::lossless(buffer))),
-        (None, false) => Ok(Some(BufferConfig::lossy(buffer))),
+        (None, true) => Ok(Some(BufferConfig::lossless(shared))),
+        (None, false) => Ok(Some(BufferConfig::lossy(shared))),
+        (Some(_), _) if buffer.is_some() => {
+            Err(CliError::usage("switches have either a buffer or a port_buffer"))
+        }
         (Some(_), false) => Ok(None),
         (Some(_), true) => Err(CliError::usage(
             "switches.port_buffer drops packets, and switches.pfc promises that none is dropped",

@@ -375,10 +375,12 @@ impl fmt::Display for RunResult {
             )?;
         }
         let ms = |nanos: u64| nanos as f64 / 1e6;
+        let (unit, unit_bps) =
+            if self.goodput_bps < 1_000_000_000 { ("Mbit/s", 1e6) } else { ("Gbit/s", 1e9) };
         writeln!(
             f,
-            "\n  goodput     {:.1} Gbit/s of payload over {:.3} ms; fairness of the flows' rates {:.3} (Jain)",
-            self.goodput_bps as f64 / 1e9,
+            "\n  goodput     {:.1} {unit} of payload over {:.3} ms; fairness of the flows' rates {:.3} (Jain)",
+            self.goodput_bps as f64 / unit_bps,
             ms(self.simulated_ns),
             self.fairness
         )?;

@@ -187,6 +187,7 @@ fn faults_that_cannot_be_are_refused() {
         "'for' is not below 'every'",
     );
     refused(&format!("{link}at = '5us'\ntimes = 2"), "'times' needs 'every'");
+    refused(&format!("{link}at = '5us'\nfor = '1us'\nevery = '9us'"), "'every' needs 'times'");
     refused(
         &format!("{link}at = '5us'\nfor = '1ns'\nevery = '2ns'\ntimes = 5000"),
         "more than 4096 faults",
@@ -194,7 +195,10 @@ fn faults_that_cannot_be_are_refused() {
     refused(&format!("{link}at = '5us'\ncount = 2"), "'count' is for random places");
     refused(&format!("{link}at = '5us'\nby = 2"), "belongs to slow-link");
     let slow = link.replace("link-down", "slow-link");
-    refused(&format!("{slow}at = '5us'"), "belongs to slow-link");
+    refused(
+        &format!("{slow}at = '5us'"),
+        "'by', what the rate of the link is divided by, is missing",
+    );
     refused(&format!("{slow}at = '5us'\nby = 1"), "'by' is 1");
     let errors = link.replace("link-down", "bit-errors");
     refused(&format!("{errors}at = '5us'\nrate = 0.1"), "'rate' is 0.1");
@@ -333,6 +337,8 @@ fn a_sweep_runs_every_combination() {
         "--plot",
         "all.svg",
     ];
+    let seeds = ["--set", "run.seed=4"];
+    folder.run(&[&args[..], &seeds].concat()).failed(2, "run.seed is given twice", "one option");
     let table = folder.run(&args).good().stdout;
     assert_eq!(table.lines().count(), 2 + 4, "{table}");
     assert!(table.contains("advertised") && table.contains("transport.control"), "{table}");
@@ -405,6 +411,10 @@ fn what_is_no_scenario_is_refused_with_its_place() {
     );
     let alone = switches("watermarks_delay = '1ms'");
     refused("[workload]", &alone, "switches.watermarks_delay needs switches.watermarks");
+    let both = switches("buffer = '1MB'\nport_buffer = '1MB'\npfc = false");
+    refused("[workload]", &both, "either a buffer or a port_buffer");
+    let fixed = switches("routing = 'balanced'\nrerouting = true");
+    refused("[workload]", &fixed, "tables of switches.routing balanced stay as they are");
     refused("'20KB'", "true", "line 4: a text with a unit is expected, not boolean");
     refused("leaf-spine:2x2x4", "bcube:2x1", "are not joined by switches");
     refused("[workload]", "relay = true\n[workload]", "no host has several ports");
@@ -417,13 +427,13 @@ fn what_is_no_scenario_is_refused_with_its_place() {
         "transport.timeout is 8.192us to",
     );
     refused("[workload]", "[transport]\nretries = 8\n[workload]", "transport.retries is 8");
-    refused("[workload]", "fabric = '0Gbit'\n[workload]", "whole number of kbit/s");
+    refused("[workload]", "fabric = '0Gbit'\n[workload]", "'0Gbit' is 0");
     refused("'20KB'", "'20 apples'", "'apples' is no unit");
     refused("'20KB'", "'0'", "has 0 bytes");
     refused("all-to-all", "some-to-all", "unknown variant `some-to-all`");
     refused("leaf-spine:2x2x4", "leaf-spine:2x2", "is not a topology rule");
     refused("rule", "file", "cannot read");
-    refused("[workload]", "host = '0Gbit'\n[workload]", "whole number of kbit/s");
+    refused("[workload]", "host = '0Gbit'\n[workload]", "'0Gbit' is 0");
     refused("[workload]", "[transport]\nmtu = 1500\n[workload]", "transport.mtu is 1500");
     refused(
         "[workload]",

@@ -66,7 +66,7 @@ fn the_reference_case_stands_beside_ns_3() {
     let report = folder.run(&pfc).good().json();
     assert_eq!(report["dropped"], 0);
     let many = ["sim", "incast", "--senders", "16", "--topology", "fat-tree:4"];
-    folder.run(&many).failed(1, "16 hosts", "");
+    folder.run(&many).failed(2, "16 hosts", "");
 }
 
 #[test]
@@ -90,4 +90,7 @@ fn what_cannot_be_run_is_said() {
     let nothing = folder.run(&["sim", "chaos", "--seeds", "5..5"]);
     nothing.failed(2, "there is no seed in 5..5", "");
     folder.run(&["sim", "incast", "--cc", "reno"]).failed(2, "reno", "");
+    let timer = ["sim", "incast", "--increase-timer", "5us", "--cc", "hpcc"];
+    folder.run(&timer).failed(2, "--increase-timer is DCQCN's", "");
+    folder.run(&["sim", "incast", "--increase-timer", "0us"]).failed(2, "more than 0", "");
 }

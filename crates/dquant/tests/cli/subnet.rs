@@ -124,4 +124,10 @@ fn a_machine_without_infiniband_is_told_so() {
         let args = ["subnet", verb, "--library", "/no/such/libibumad.so"];
         folder.run(&args).failed(2, "no InfiniBand port", "install libibumad3");
     }
+    for endless in [["--partitions", "/dev/zero"], ["--lids", "/dev/zero"]] {
+        let args = [&["subnet", "manage"], &endless[..]].concat();
+        folder.run(&args).failed(2, "/dev/zero is not a file", "");
+    }
+    let open = ["subnet", "manage", "--m-key", "0", "--m-key-protection", "2"];
+    folder.run(&open).failed(2, "protects nothing", "not 0");
 }

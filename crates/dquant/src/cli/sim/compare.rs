@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::fs;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -11,6 +10,7 @@ use serde::Serialize;
 use super::super::{Console, Report};
 use super::run::cannot_write;
 use crate::exit::{CliError, Exit};
+use crate::input;
 use crate::paces::compare::{Figures, Row, Run, picture, rows};
 use crate::paces::{Sample, file};
 
@@ -69,11 +69,7 @@ impl CompareCommand {
 }
 
 fn read(path: &Path) -> Result<Vec<Sample>, CliError> {
-    let cannot = |error| CliError::because(format_args!("cannot read {}", path.display()), &error);
-    let mut text = String::new();
-    let file = fs::File::open(path).map_err(cannot)?;
-    file.take(MAX_FILE).read_to_string(&mut text).map_err(cannot)?;
-    file::read(&text).map_err(|error| {
+    file::read(&input::read(path, MAX_FILE)?).map_err(|error| {
         CliError::because(format_args!("{} has no samples", path.display()), &error)
     })
 }

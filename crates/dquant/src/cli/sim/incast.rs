@@ -9,7 +9,7 @@ use roce::congestion::watermark::MAX_AGE;
 use roce::congestion::{CongestionControl, DcqcnParams};
 use serde::Serialize;
 use sim::fabric::Collector;
-use sim::incast::{self, Incast, IncastConfig, Reference};
+use sim::incast::{self, Incast, IncastConfig, IncastError, Reference};
 
 use super::super::{Console, Report};
 use crate::exit::{CliError, Exit};
@@ -49,7 +49,7 @@ pub(super) struct IncastCommand {
     gbit: u64,
 
     /// DCQCN's increase timer, instead of the variant's own
-    #[arg(long, value_name = "TIME", value_parser = units::duration)]
+    #[arg(long, value_name = "TIME", value_parser = period)]
     increase_timer: Option<Duration>,
 
     /// Let all senders start together, without one that is there before
@@ -81,6 +81,13 @@ pub(super) struct IncastCommand {
     seed: u64,
 }
 
+/// A period that is not 0.
+fn period(text: &str) -> Result<Duration, String> {
+    let period = units::duration(text).map_err(|error| error.to_string())?;
+    let is_possible = period > Duration::ZERO;
+    is_possible.then_some(period).ok_or_else(|| "it has to be more than 0".to_owned())
+}
+
 /// An interval at which registers can be read.
 fn interval(text: &str) -> Result<Duration, String> {
     let least = Duration::from_micros(10);
@@ -107,21 +114,35 @@ impl IncastCommand {
             let late = Duration::from_nanos(every.as_nanos() / 2);
             Collector { every, late }
         });
-        let base_rtt = config.base_rtt().map_err(CliError::check_failed)?;
-        let congestion = self.congestion(base_rtt);
+        let base_rtt = config.base_rtt().map_err(failed)?;
+        let congestion = self.congestion(base_rtt)?;
         let got = incast::measure(&config, |connect| connect.congestion = congestion);
-        let got = got.map_err(CliError::check_failed)?;
+        let got = got.map_err(failed)?;
         console.report(&IncastReport::new(&self, &got))?;
         Ok(Exit::Good)
     }
 
-    fn congestion(&self, base_rtt: Duration) -> CongestionControl {
+    fn congestion(&self, base_rtt: Duration) -> Result<CongestionControl, CliError> {
         let named = CongestionControl::named(&self.cc, self.gbit * 1_000_000_000, base_rtt);
         match (named, self.increase_timer) {
             (Some(CongestionControl::Dcqcn(params)), Some(increase_period)) => {
-                CongestionControl::Dcqcn(DcqcnParams { increase_period, ..params })
+                Ok(CongestionControl::Dcqcn(DcqcnParams { increase_period, ..params }))
             }
-            (named, _) => named.unwrap_or_default(),
+            (_, Some(_)) => {
+                let cc = &self.cc;
+                Err(CliError::usage(format_args!("--increase-timer is DCQCN's, and --cc is {cc}")))
+            }
+            (named, None) => Ok(named.unwrap_or_default()),
+        }
+    }
+}
+
+/// A topology that does not fit is a mistake of the command line, a stream that fails is a finding.
+fn failed(error: IncastError) -> CliError {
+    match error {
+        IncastError::Stream(_) => CliError::check_failed(error),
+        IncastError::Shape(_) | IncastError::Route(_) | IncastError::Hosts { .. } => {
+            CliError::from_cause(error)
         }
     }
 }
@@ -157,7 +178,7 @@ impl ReferenceRow {
         let case = incast::reference_case();
         let config = IncastConfig { seed, ..case };
         let got = incast::measure(&config, |connect| connect.congestion = row.control);
-        let got = got.map_err(CliError::check_failed)?;
+        let got = got.map_err(failed)?;
         Ok(ReferenceRow {
             congestion_control: row.name,
             queue_peak_bytes: got.peak_bytes,

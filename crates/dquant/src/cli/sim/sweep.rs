@@ -97,6 +97,7 @@ struct Row {
 impl SweepCommand {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
         let scenario = Scenario::read(&self.file)?;
+        self.check_keys()?;
         let (mut rows, jobs) = self.jobs()?;
         // What cannot be prepared is said before hours are spent on the others.
         for job in &jobs {
@@ -131,6 +132,19 @@ impl SweepCommand {
                 .map_err(|error| cannot_write(path, &error))?;
         }
         Ok(if is_complete { Exit::Good } else { Exit::CheckFailed })
+    }
+
+    /// A later value of a key would replace an earlier one, and rows would name values that no run had.
+    fn check_keys(&self) -> Result<(), CliError> {
+        let mut keys: Vec<String> =
+            self.choices.iter().map(|choices| choices.key.join(".")).collect();
+        keys.extend(self.seeds.is_some().then(|| "run.seed".to_owned()));
+        let twice = (1..keys.len()).find(|&at| keys[..at].contains(&keys[at]));
+        twice.map_or(Ok(()), |at| {
+            let key = &keys[at];
+            Err(CliError::usage(format_args!("{key} is given twice"))
+                .hint(format_args!("all its values belong in one option: --set {key}=A,B,C")))
+        })
     }
 
     /// Every combination, and the runs of all.

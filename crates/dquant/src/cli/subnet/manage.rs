@@ -4,12 +4,12 @@ mod lid_file;
 mod socket;
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
-use std::{fmt, fs};
 
 use clap::Args;
 use engine::signals::{on_end_signal, on_status_signal};
@@ -27,6 +27,7 @@ use super::super::{Console, Report};
 use super::plan::Name;
 use super::port::PortArgs;
 use crate::exit::{CliError, Exit};
+use crate::input;
 use crate::units;
 use lid_file::LidFile;
 pub(super) use socket::SOCKET_PREFIX;
@@ -147,6 +148,10 @@ const WORK_WAIT: Duration = Duration::from_millis(1);
 
 impl Manage {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
+        if self.m_key_protection.is_some() && self.m_key == 0 {
+            return Err(CliError::usage("--m-key-protection with M_Key 0, which protects nothing")
+                .hint("give all managers of the subnet the same --m-key, not 0"));
+        }
         let file = self.lids.as_deref().map(LidFile::open).transpose()?;
         let lids = file.as_ref().map(|file| file.lids.clone()).unwrap_or_default();
         let partitions = self.partitions.as_deref().map(read_partitions).transpose()?;
@@ -176,14 +181,7 @@ impl Manage {
 const MAX_PARTITION_BYTES: u64 = 16 << 20;
 
 fn read_partitions(path: &Path) -> Result<Partitions, CliError> {
-    let unreadable =
-        |error| CliError::because(format_args!("cannot read {}", path.display()), &error);
-    let len = fs::metadata(path).map_err(unreadable)?.len();
-    if len > MAX_PARTITION_BYTES {
-        let what = format_args!("{} has {len} bytes", path.display());
-        return Err(CliError::usage(what).hint("is it a file of --partitions?"));
-    }
-    let text = fs::read_to_string(path).map_err(unreadable)?;
+    let text = input::read(path, MAX_PARTITION_BYTES)?;
     Partitions::parse(&text).map_err(|error| {
         let what = format_args!("{} {error}", path.display());
         CliError::usage(what)

@@ -10,6 +10,7 @@ use fabric::discovery::Place;
 use fabric::lids::LAST_LID;
 
 use crate::exit::{CliError, OUTPUT_HINT};
+use crate::input;
 
 /// Largest file that is read: one of 48,000 ports has 1.5 MB.
 const MAX_BYTES: u64 = 16 << 20;
@@ -24,16 +25,9 @@ pub(super) struct LidFile {
 impl LidFile {
     /// Reads a file, if it is there.
     pub(super) fn open(path: &Path) -> Result<LidFile, CliError> {
-        let unreadable =
-            |error| CliError::because(format_args!("cannot read {}", path.display()), &error);
         let text = match fs::metadata(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
-            Err(error) => return Err(unreadable(error)),
-            Ok(file) if file.len() > MAX_BYTES => {
-                let what = format_args!("{} has {} bytes", path.display(), file.len());
-                return Err(CliError::usage(what).hint("is it a file of --lids?"));
-            }
-            Ok(_) => fs::read_to_string(path).map_err(unreadable)?,
+            _ => input::read(path, MAX_BYTES)?,
         };
         Ok(LidFile { path: path.to_owned(), lids: parse(path, &text)? })
     }
