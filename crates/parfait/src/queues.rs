@@ -568,7 +568,8 @@ pub fn code_points(ledger: &Ledger) -> Result<BTreeMap<JobId, Dscp>, Refusal> {
     Ok(given)
 }
 
-/// What the jobs of a ledger are to have on each link of a trunk: with one flow each, and taken to be contended.
+/// What the jobs of a ledger are to have on each link of a trunk: with one flow each, and taken to be contended. Plans count
+/// bytes on the wire, so rates of jobs must be meant so.
 ///
 /// # Errors
 /// When a job on the trunk has no code point.

@@ -326,6 +326,49 @@ fn a_plan_that_stays_needs_no_moves() {
 }
 
 #[test]
+fn a_rebinding_needs_code_points_that_are_free() {
+    let port = scenario::port(8, 100);
+    let mut before = scenario::guarantees(&port, 1, 2);
+    before.iter_mut().for_each(|job| job.bps /= 2);
+    let mut after = before.clone();
+    let smallest = (0..12).min_by_key(|at| before[*at].bps).expect("twelve");
+    let largest = (0..12).max_by_key(|at| before[*at].bps).expect("twelve");
+    (after[smallest].bps, after[largest].bps) = (before[largest].bps, before[smallest].bps);
+    let plan = |jobs: &[Guarantee]| Plan::new(port, Scheme::Matched, jobs).expect("room");
+    let (old, new) = (plan(&before), plan(&after));
+    let used: Vec<Dscp> = before.iter().map(|job| job.dscp).collect();
+    assert!(matches!(rebind(&old, &new, &used), Err(Refusal::NoDscp(_))), "none but those used");
+    let free: Vec<Dscp> = Dscp::all().collect();
+    let moved = rebind(&old, &new, &free).expect("room for moves");
+    assert!(moved.steps.iter().any(|step| matches!(step, Step::Drain { .. })));
+    // Job 1 leaves, and a new one has the code point of job 0, which stays where it is.
+    let mut later = before.clone();
+    later[1] = Guarantee { job: 99_999, dscp: before[0].dscp, ..before[1] };
+    later[0].dscp = before[1].dscp;
+    let refused = rebind(&old, &plan(&later), &free);
+    let expected = Refusal::DuplicateDscp(before[0].job, 99_999, before[0].dscp);
+    assert_eq!(refused, Err(expected));
+}
+
+#[test]
+fn as_many_jobs_as_there_are_code_points_are_planned() {
+    let port = Port { rate_bps: 400_000_000_000, ..scenario::port(8, 1_000) };
+    let mut random = Pcg32::new(4, 4);
+    let template = scenario::guarantees(&port, 1, 0)[0];
+    let job = |(job, dscp): (u64, Dscp)| Guarantee {
+        job,
+        dscp,
+        bps: 1_000_000_000 + u64::from(random.next_u32()) * 2,
+        flows: 1 + random.next_u32() % 8,
+        ..template
+    };
+    let jobs: Vec<Guarantee> = (0..).zip(Dscp::all()).map(job).collect();
+    for scheme in SCHEMES {
+        check(&Plan::new(port, scheme, &jobs).expect("room"), &jobs);
+    }
+}
+
+#[test]
 fn code_points_are_legal_and_few() {
     for value in 0..=255 {
         let is_legal = (1..64).contains(&value) && value != 46 && value != 48;

@@ -67,7 +67,8 @@ pub struct Rebinding {
 /// have ended, those that are only in the new one begin when all is done.
 ///
 /// # Errors
-/// When the plans are of different ports, too few code points are free, or a move needs more weight than there is.
+/// When the plans are of different ports, too few code points are free, a job begins with the code point of one that
+/// stays, or a move needs more weight than there is.
 pub fn rebind(old: &Plan, new: &Plan, free: &[Dscp]) -> Result<Rebinding, Refusal> {
     if old.port != new.port {
         return Err(Refusal::OtherPort);
@@ -98,6 +99,7 @@ pub fn rebind(old: &Plan, new: &Plan, free: &[Dscp]) -> Result<Rebinding, Refusa
         change.perform(job, &new, dscp);
         rename(&mut new, job, dscp);
     }
+    check_distinct(&new)?;
     let arrived = new.bindings.iter().filter(|own| old.binding(own.guarantee.job).is_none());
     change.steps.push(Step::Weights(new.weights.clone()));
     change.steps.extend(arrived.map(|own| Step::Bind(own.guarantee.dscp, own.queue)));
@@ -106,6 +108,17 @@ pub fn rebind(old: &Plan, new: &Plan, free: &[Dscp]) -> Result<Rebinding, Refusa
         change.steps.extend(new.bindings.iter().map(pace));
     }
     Ok(Rebinding { steps: change.steps, plan: new })
+}
+
+/// Refuses a job that begins with the code point of one that stays.
+fn check_distinct(plan: &Plan) -> Result<(), Refusal> {
+    let mut jobs = BTreeMap::new();
+    for Guarantee { job, dscp, .. } in plan.bindings.iter().map(|own| own.guarantee) {
+        if let Some(other) = jobs.insert(dscp, job) {
+            return Err(Refusal::DuplicateDscp(other, job, dscp));
+        }
+    }
+    Ok(())
 }
 
 /// Gives a job of a plan another code point.
