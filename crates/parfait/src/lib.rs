@@ -17,6 +17,7 @@
 //! | [`loads`] | what a placed job puts on each link |
 //! | [`ledger`] | who holds which slots and how much of each link |
 //! | [`placement`] | which hosts a job gets |
+//! | [`queues`] | which queue of a port a job gets, and its weight |
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -33,5 +34,6 @@ pub mod loads;
 pub mod network;
 pub mod pattern;
 pub mod placement;
+pub mod queues;
 pub mod runs;
 pub mod spread;
