@@ -129,7 +129,11 @@ const FLOORS: &[(&str, &str)] = &[
          loads: runs demand spread network
          ledger: runs demand spread network loads
          placement: runs pattern job demand network loads ledger
-         queues: job loads ledger",
+         queues: job loads ledger
+         planted
+         log: runs job demand network loads ledger
+         agent: planted job network ledger
+         brain: *",
     ),
     (
         "crates/xio/src",

@@ -18,6 +18,10 @@
 //! | [`ledger`] | who holds which slots and how much of each link |
 //! | [`placement`] | which hosts a job gets |
 //! | [`queues`] | which queue of a port a job gets, and its weight |
+//! | [`log`] | the ledger of admissions as an append-only log |
+//! | [`agent`] | what the agent of a host does: the last good plan of the highest term |
+//! | [`brain`] | what a brain does: leads by a lease, admits, sends plans |
+//! | [`planted`] | known bugs, to test the simulation |
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -25,15 +29,19 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod agent;
+pub mod brain;
 pub mod demand;
 pub mod family;
 pub mod groups;
 pub mod job;
 pub mod ledger;
 pub mod loads;
+pub mod log;
 pub mod network;
 pub mod pattern;
 pub mod placement;
+pub mod planted;
 pub mod queues;
 pub mod runs;
 pub mod spread;
