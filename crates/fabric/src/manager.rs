@@ -52,7 +52,7 @@ use crate::mad::{
 };
 use crate::partitions::{Memberships, Partitions};
 use crate::routes::Engine;
-use crate::setup::{Ports, Setup, SetupComplaint, Target};
+use crate::setup::{Failure, Ports, Setup, SetupComplaint, Target};
 use crate::sm_info::{
     ADMINISTRATION, CAPABILITY_CHANGED, Control, Header, LID_ROUTED, NOTICE, Notice, PORT_CHANGED,
     SmInfo, Standing, WRONG_KEY, method, respond, smp_data,
@@ -82,6 +82,10 @@ const MAX_FOREIGN: usize = 64;
 
 /// Rest after a report of a control message that was refused.
 const REFUSAL_REST: Duration = Duration::from_secs(1);
+
+/// Sweeps in turn at which a node is silent when it is told how to map service levels, and taken not to do that then. One
+/// that is silent at all else, too, is not in the way: it is left out of the fabric.
+const MAX_SILENCES: u32 = 3;
 
 /// Most ports that are away and whose LIDs are remembered: as many as there are LIDs.
 const MAX_ABSENT: usize = LAST_LID as usize;
@@ -338,8 +342,9 @@ pub struct Manager {
     /// What ports have got beside their LIDs.
     ports: Ports,
     partitions: Option<Partitions>,
-    /// GUIDs of nodes that did not take them.
+    /// GUIDs of nodes that did not take them, and of those that were silent, at how many sweeps in turn.
     without_levels: BTreeSet<u64>,
+    silent_levels: BTreeMap<u64, u32>,
     /// GUIDs of switches of whose tables a block could not be read.
     unreadable: BTreeSet<u64>,
     roots: Vec<u64>,
@@ -408,6 +413,7 @@ impl Manager {
             },
             partitions: None,
             without_levels: BTreeSet::new(),
+            silent_levels: BTreeMap::new(),
             unreadable: BTreeSet::new(),
             roots: Vec::new(),
             lids,
@@ -1007,14 +1013,26 @@ impl Manager {
         }
     }
 
-    /// Notes which ports have P_Keys, and which map service levels to lanes. A node that does not take that is left to one
-    /// lane for all paths.
+    /// Notes which ports have P_Keys, and which map service levels to lanes. A node that does not take that leaves one lane for
+    /// all paths: at once if it refuses, after some sweeps in turn if it is silent.
     fn note_ports(&mut self, setup: &Setup, discovery: &Discovery) {
         self.ports.keys.extend(setup.keys().map(|(place, keys)| (place, keys.clone())));
         self.ports.levels.extend(setup.levels());
-        for place in setup.failed_levels() {
+        let mut silent = BTreeSet::new();
+        for (place, why) in setup.failed_levels() {
             self.ports.levels.remove(place);
-            self.without_levels.insert(place.0);
+            match why {
+                Failure::Refused => drop(self.without_levels.insert(place.0)),
+                Failure::Silent => drop(silent.insert(place.0)),
+            }
+        }
+        self.silent_levels.retain(|guid, _| silent.contains(guid));
+        for guid in silent {
+            let silences = self.silent_levels.entry(guid).or_default();
+            *silences += 1;
+            if *silences >= MAX_SILENCES {
+                self.without_levels.insert(guid);
+            }
         }
         let is_there = |guid: &u64| discovery.nodes().contains_key(guid);
         self.ports.levels.retain(|(guid, _), _| is_there(guid));
@@ -1366,6 +1384,7 @@ impl Manager {
         self.ports.levels.clear();
         self.ports.keys.clear();
         self.without_levels.clear();
+        self.silent_levels.clear();
         self.unreadable.clear();
         let partitions = self.partitions.iter();
         self.groups = Groups::with_broadcasts(partitions.flat_map(Partitions::broadcasts));

@@ -101,6 +101,15 @@ pub enum SetupComplaint {
     TooManyKeys(u64, u8, usize, usize),
 }
 
+/// How something was not written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Failure {
+    /// No response came: it may be taken the next time.
+    Silent,
+    /// It was refused, or is not there afterwards.
+    Refused,
+}
+
 /// Complaints that are kept; the others are counted.
 const MAX_COMPLAINTS: usize = 1_000;
 
@@ -317,7 +326,7 @@ pub struct Setup {
     /// Ports whose tables of service levels were written, and how many lanes they have; those of switches that did not take
     /// them.
     levels: BTreeMap<Place, u8>,
-    failed_levels: BTreeSet<Place>,
+    failed_levels: BTreeMap<Place, Failure>,
     /// The same with P_Keys.
     keys: BTreeMap<Place, Vec<u16>>,
     failed_keys: BTreeSet<Place>,
@@ -369,7 +378,7 @@ impl Setup {
             failed_blocks: BTreeSet::new(),
             is_cut_short: false,
             levels,
-            failed_levels: BTreeSet::new(),
+            failed_levels: BTreeMap::new(),
             keys,
             failed_keys: BTreeSet::new(),
             complaints,
@@ -394,7 +403,8 @@ impl Setup {
 
     /// Ports that have got their tables of service levels now, and their lanes.
     pub fn levels(&self) -> impl Iterator<Item = (Place, u8)> {
-        let taken = self.levels.iter().filter(|(place, _)| !self.failed_levels.contains(*place));
+        let taken =
+            self.levels.iter().filter(|(place, _)| !self.failed_levels.contains_key(*place));
         taken.map(|(place, lanes)| (*place, *lanes))
     }
 
@@ -405,7 +415,7 @@ impl Setup {
     }
 
     /// Ports of switches that did not take tables of service levels. Then no forwarding table was written.
-    pub fn failed_levels(&self) -> &BTreeSet<Place> {
+    pub fn failed_levels(&self) -> &BTreeMap<Place, Failure> {
         &self.failed_levels
     }
 
@@ -486,7 +496,10 @@ impl Setup {
             self.failed_keys.insert(place);
         }
         if let (Some(_), Why::Level(place)) = (complaint, done.context) {
-            self.failed_levels.insert(place);
+            let silent = done.fate == Fate::Silent;
+            let why = if silent { Failure::Silent } else { Failure::Refused };
+            let known = self.failed_levels.entry(place).or_insert(why);
+            *known = why.max(*known);
             self.is_cut_short = true;
             self.steps.clear();
         }

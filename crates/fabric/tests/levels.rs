@@ -135,6 +135,45 @@ fn a_switch_that_takes_no_mapping_leaves_one_lane_for_all() {
     assert!(last.is_some_and(|last| last.lanes == 1 && last.engine == Engine::UpDown), "{last:?}");
 }
 
+#[test]
+fn a_switch_that_is_silent_for_a_moment_gets_its_lanes_all_the_same() {
+    let mut world = World::of("torus:4x4:2");
+    world.agents.lanes = Some(8);
+    world.walks_links = true;
+    world.start(0, Config::default());
+    while !world.agents.written.keys().any(|(_, id, _)| *id == Attribute::SlToVl.id()) {
+        world.step(1);
+    }
+    let switch = world.agents.topology.switches().nth(5).expect("a switch");
+    world.agents.silent.push(switch);
+    world.run(SECOND * 3 / 2);
+    world.agents.silent.clear();
+    world.run(20 * SECOND);
+    let events = world.take_events();
+    let is_named =
+        |event: &Event| matches!(event, Event::Incomplete(what, _) if what.contains("SlToVl"));
+    assert!(events.iter().any(|(_, event)| is_named(event)), "{events:?}");
+    let lanes = |(_, event): &(usize, Event)| match event {
+        Event::SetUp(summary) => Some(summary.lanes),
+        _ => None,
+    };
+    assert_eq!(events.iter().filter_map(lanes).next_back(), Some(8), "{events:?}");
+    world.check_paths_to_hosts("with lanes");
+}
+
+/// One that answers everything but that.
+#[test]
+fn a_switch_that_never_says_that_it_took_its_mapping_leaves_one_lane_for_all() {
+    let mut world = World::of("torus:4x4:2");
+    world.agents.lanes = Some(8);
+    let switch = world.agents.topology.switches().nth(5).expect("a switch");
+    world.agents.mute.push(switch);
+    world.start(0, Config::default());
+    world.run(30 * SECOND);
+    assert_eq!(set_ups(&mut world).last().map(|last| last.lanes), Some(1));
+    world.check_paths_to_hosts("by up-down");
+}
+
 /// Nothing passes a host, so what its port does with levels closes no cycle.
 #[test]
 fn a_host_that_takes_no_levels_costs_nobody_the_lanes() {

@@ -44,6 +44,8 @@ pub(crate) struct Agents {
     pub(crate) stubborn: Vec<NodeId>,
     /// Nodes that refuse to map service levels to lanes.
     pub(crate) level: Vec<NodeId>,
+    /// Nodes that say nothing to that.
+    pub(crate) mute: Vec<NodeId>,
     /// Virtual lanes of every port, 1, 2, 4 or 8, with arbitration tables of as many entries; none if it is not set.
     pub(crate) lanes: Option<u8>,
     /// Switches take one mapping for all input ports.
@@ -64,8 +66,8 @@ impl Agents {
 
     pub(crate) fn of_topology(topology: Topology) -> Agents {
         let start = topology.hosts().next().expect("a host");
-        let [silent, curt, deaf, stubborn, level, managers, reregistered] =
-            [const { Vec::new() }; 7];
+        let [silent, curt, deaf, stubborn, level, mute, managers, reregistered] =
+            [const { Vec::new() }; 8];
         let (impostors, written) = (BTreeMap::new(), BTreeMap::new());
         Agents {
             topology,
@@ -77,6 +79,7 @@ impl Agents {
             managers,
             stubborn,
             level,
+            mute,
             lanes: None,
             maps_all_inputs: false,
             reregistered,
@@ -119,6 +122,9 @@ impl Agents {
         let is_other_port =
             is_host && smp.attribute == Attribute::PortInfo && smp.modifier != by.into();
         let is_level = matches!(smp.attribute, Attribute::SlToVl | Attribute::VlArbitration);
+        if is_level && self.mute.contains(&node) {
+            return None;
+        }
         let refuses =
             is_table && self.stubborn.contains(&node) || is_level && self.level.contains(&node);
         if refuses {
