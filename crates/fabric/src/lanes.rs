@@ -22,8 +22,9 @@ use crate::routes::Tables;
 /// Most lanes of data in InfiniBand; lane 15 is for management.
 pub const MAX_LANES: u8 = 15;
 
-/// Turns of paths after which no further order of them is tried.
-const WORK: u64 = 20_000_000;
+/// Turns of paths after which no further order of them is tried, each counted in every lane that was tried for it, and pairs
+/// that were sorted.
+const WORK: u64 = 4_000_000;
 
 /// Most orders at random. In a 6 x 6 torus with four hosts at a switch, one in about 130 does with three lanes.
 const SHUFFLES: u32 = 512;
@@ -130,10 +131,17 @@ impl Lanes {
         most: u8,
     ) -> Result<Lanes, TooFewLanes> {
         let (mut best, mut work): (Option<Lanes>, u64) = (None, 0);
+        let pairs = paths.pairs();
+        let mut hops = None;
         for order in Order::all() {
             let fewer = best.as_ref().map_or(most, |best| best.count - 1);
             let mut division = Division::new(paths, fewer);
-            let pairs = order.pairs(paths);
+            let pairs = match order {
+                Order::ByPair => pairs.clone(),
+                _ => order.sorted(hops.get_or_insert_with(|| paths.with_hops(&pairs))),
+            };
+            // An order that fails at once has been sorted nevertheless.
+            work += pairs.len() as u64;
             let is_placed = pairs.into_iter().all(|(one, other)| division.place(one, other));
             work += division.work;
             if is_placed {
@@ -157,7 +165,7 @@ impl Lanes {
     ) -> Result<Lanes, TooFewLanes> {
         let mut division = Division::new(paths, most);
         division.open(most);
-        let pairs = Order::ByPair.pairs(paths);
+        let pairs = paths.pairs();
         let mut turn = 0..;
         let is_placed = pairs.into_iter().all(|(one, other)| {
             division.first = turn.next().unwrap_or(0);
@@ -180,8 +188,8 @@ impl Lanes {
         division.open(before.count.min(most));
         // A pair without a path has its lane when it has one again.
         division.lanes.lanes = before.all();
-        let (old, new): (Vec<_>, Vec<_>) = Order::ByPair
-            .pairs(paths)
+        let (old, new): (Vec<_>, Vec<_>) = paths
+            .pairs()
             .into_iter()
             .partition(|(one, other)| before.known(*one, *other).is_some());
         let keeps = |(one, other): (u32, u32)| {
@@ -233,11 +241,13 @@ impl<'a, N: Fn(u32, u32) -> Option<u32>> Division<'a, N> {
     /// Puts them into the first lane that they fit; whether there is one.
     fn place(&mut self, one: u32, other: u32) -> bool {
         let turns = self.paths.turns(one, other);
-        self.work += turns.len() as u64;
         let open = self.graphs.len();
         let mut in_turn = (0..open).map(|at| (self.first + at) % open);
-        let graphs = &mut self.graphs;
-        let mut lane = in_turn.find(|lane| graphs[*lane].add_all(&turns));
+        let (graphs, work) = (&mut self.graphs, &mut self.work);
+        let mut lane = in_turn.find(|lane| {
+            *work += turns.len() as u64;
+            graphs[*lane].add_all(&turns)
+        });
         if lane.is_none() && self.graphs.len() < self.most.into() {
             let last = self.graphs.len();
             self.open(last as u8 + 1);
@@ -294,6 +304,22 @@ impl<N: Fn(u32, u32) -> Option<u32>> Paths<'_, N> {
         turns
     }
 
+    /// All pairs of switches with a path between them.
+    fn pairs(&self) -> Vec<(u32, u32)> {
+        let switches = 0..self.channels.switches().len() as u32;
+        let has_path = |(one, other): &(u32, u32)| {
+            let mut directions = self.directions(*one, *other);
+            directions.any(|(_, to)| !self.destinations[to as usize].is_empty())
+        };
+        let pairs = switches.flat_map(|one| (0..one).map(move |other| (one, other)));
+        pairs.filter(has_path).collect()
+    }
+
+    /// Pairs with the channels of their longest paths.
+    fn with_hops(&self, pairs: &[(u32, u32)]) -> Vec<((u32, u32), usize)> {
+        pairs.iter().map(|&(one, other)| ((one, other), self.hops(one, other))).collect()
+    }
+
     /// Channels of the longest path between two switches.
     fn hops(&self, one: u32, other: u32) -> usize {
         let mut most = 0;
@@ -325,26 +351,19 @@ impl Order {
         plain.into_iter().chain((0..SHUFFLES).map(Order::Shuffled))
     }
 
-    /// All pairs of switches with a path between them.
-    fn pairs<N: Fn(u32, u32) -> Option<u32>>(self, paths: &Paths<'_, N>) -> Vec<(u32, u32)> {
-        let switches = 0..paths.channels.switches().len() as u32;
-        let has_path = |(one, other): &(u32, u32)| {
-            let mut directions = paths.directions(*one, *other);
-            directions.any(|(_, to)| !paths.destinations[to as usize].is_empty())
-        };
-        let pairs = switches.flat_map(|one| (0..one).map(move |other| (one, other)));
-        let mut pairs: Vec<(u32, u32)> = pairs.filter(has_path).collect();
-        let hops = |(one, other): &(u32, u32)| paths.hops(*one, *other);
+    /// Pairs of switches in this order, of those that are given with the channels of their longest paths.
+    fn sorted(self, pairs: &[((u32, u32), usize)]) -> Vec<(u32, u32)> {
+        let mut sorted = pairs.to_vec();
         match self {
             Order::ByPair => {}
-            Order::Backwards => pairs.reverse(),
-            Order::LongestFirst => pairs.sort_by_cached_key(|pair| Reverse(hops(pair))),
-            Order::ShortestFirst => pairs.sort_by_cached_key(hops),
+            Order::Backwards => sorted.reverse(),
+            Order::LongestFirst => sorted.sort_by_key(|(_, hops)| Reverse(*hops)),
+            Order::ShortestFirst => sorted.sort_by_key(|(_, hops)| *hops),
             Order::Shuffled(number) => {
-                pairs.sort_by_cached_key(|pair| (Reverse(hops(pair)), drawn(number, *pair)));
+                sorted.sort_by_cached_key(|(pair, hops)| (Reverse(*hops), drawn(number, *pair)));
             }
         }
-        pairs
+        sorted.into_iter().map(|(pair, _)| pair).collect()
     }
 }
 
