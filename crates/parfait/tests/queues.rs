@@ -156,7 +156,7 @@ fn matched_and_paced_queues_violate_less_than_a_static_hash() {
             if queues >= 7 {
                 assert_eq!(ours.below, 0, "{what}");
             }
-            // All senders are known from the start, so that paces hold; one queue of two can be short of a turn.
+            // Nobody begins to send, so what is left is a turn of DWRR or a burst of a pace.
             if scheme == Scheme::Paced && backlogged == 12 {
                 assert!(1_000 * ours.below <= 10 * ours.sending, "{what}: {ours:?}");
             }
