@@ -344,15 +344,10 @@ impl Plan {
         jobs.sort_by(Guarantee::by_ratio);
         let limit = u128::from(port.weight_units);
         let queues = usize::from(port.queues);
-        let all: Vec<Guarantee> =
-            jobs.iter().map(|job| Guarantee { is_contended: true, ..*job }).collect();
-        let whole = segments::best(jobs.len(), queues, limit, |from, to| {
-            alloc::vec![u128::from(need(&port, &all[from..to], 0))]
-        });
-        let found = whole.or_else(|| {
-            let costs = |from: usize, to: usize| needs(&port, &jobs[from..to]);
-            segments::best(jobs.len(), queues, limit, costs)
-        });
+        let best = |costs: fn(&Port, &[Guarantee]) -> Vec<u128>| {
+            segments::best(jobs.len(), queues, limit, |from, to| costs(&port, &jobs[from..to]))
+        };
+        let found = best(need_of_all).or_else(|| best(needs));
         let Some(found) = found else {
             let needed = units(&port, sum_bps(&jobs));
             return Err(Refusal::Rounding { needed, units: port.weight_units });
@@ -362,7 +357,7 @@ impl Plan {
         Plan::of_queues(port, scheme, parts, Some(weights))
     }
 
-    /// Weights that assure as many contended jobs as possible in queues that are given.
+    /// Weights that assure every job, or as many contended ones as possible, in queues that are given.
     fn weighed(
         port: Port,
         scheme: Scheme,
@@ -377,11 +372,13 @@ impl Plan {
         }
         let limit = u128::from(port.weight_units);
         // Only runs that are the jobs of one queue can be parts.
-        let costs = |from, to| {
+        let of_queue = |from, to, costs: fn(&Port, &[Guarantee]) -> Vec<u128>| {
             let queue = ends.get(&(from, to)).map(|queue| &queues[*queue]);
-            queue.map_or_else(Vec::new, |jobs| needs(&port, jobs))
+            queue.map_or_else(Vec::new, |jobs| costs(&port, jobs))
         };
-        let found = segments::best(from, queues.len(), limit, costs);
+        let best =
+            |costs| segments::best(from, queues.len(), limit, |from, to| of_queue(from, to, costs));
+        let found = best(need_of_all).or_else(|| best(needs));
         let mut weights = alloc::vec![0; queues.len()];
         for (cost, queue) in found.iter().flat_map(|found| &found.costs).zip(ends.values()) {
             weights[*queue] = *cost as u32;
@@ -483,6 +480,13 @@ fn need(port: &Port, jobs: &[Guarantee], exposed: usize) -> u64 {
         .nth(exposed)
         .map_or(0, |highest| (flows * u128::from(highest.bps)).div_ceil(u128::from(highest.flows)));
     units(port, shared.max(sum_bps(jobs)))
+}
+
+/// The least weight of a queue that assures its jobs, whichever are contended.
+fn need_of_all(port: &Port, jobs: &[Guarantee]) -> Vec<u128> {
+    let all: Vec<Guarantee> =
+        jobs.iter().map(|job| Guarantee { is_contended: true, ..*job }).collect();
+    alloc::vec![u128::from(need(port, &all, 0))]
 }
 
 /// By how many of a queue's contended jobs are exposed: the least weight. One is always assured: that of least ratio,

@@ -3,7 +3,7 @@
 //! Packets of a job that moves are still in its old queue when its first ones come to the new queue, which may be
 //! faster. So each move lets both exist for a while:
 //!
-//! 1. The new queue's weight is raised to what it needs with the job; the old queue keeps its own. (The job counts twice.)
+//! 1. The new queue gets the weight that it needs with the job, the old one what it needs as before: the job counts twice.
 //! 2. A code point that nobody uses is bound to the new queue.
 //! 3. Each flow of the job goes over to that code point once its last packet with the old one has left the port: at a
 //!    sender's own port when it sees that, elsewhere when its last packet is acknowledged.
@@ -216,12 +216,9 @@ impl Change {
         need(&self.port, &jobs, above)
     }
 
-    /// Weights while a job moves: only its two queues may change, and the old one only if it was too low.
+    /// Weights while a job moves: what each queue needs for the jobs that may have packets there.
     fn during(&self, job: JobId, new: &Plan) -> Vec<u64> {
-        let mut weights: Vec<u64> = self.weights.iter().map(|weight| u64::from(*weight)).collect();
-        for (queue, jobs) in self.members.iter().enumerate() {
-            weights[queue] = self.held(jobs);
-        }
+        let mut weights: Vec<u64> = self.members.iter().map(|jobs| self.held(jobs)).collect();
         if let Some(own) = new.binding(job) {
             let mut jobs = self.members[usize::from(own.queue)].clone();
             jobs.push(own.guarantee);
