@@ -128,7 +128,8 @@ const FLOORS: &[(&str, &str)] = &[
          network: groups spread
          loads: runs demand spread network
          ledger: runs demand spread network loads
-         placement: runs pattern job demand network loads ledger",
+         placement: runs pattern job demand network loads ledger
+         log: runs job demand network loads ledger",
     ),
     (
         "crates/xio/src",

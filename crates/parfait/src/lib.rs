@@ -17,6 +17,7 @@
 //! | [`loads`] | what a placed job puts on each link |
 //! | [`ledger`] | who holds which slots and how much of each link |
 //! | [`placement`] | which hosts a job gets |
+//! | [`log`] | the ledger of admissions as an append-only log |
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -30,6 +31,7 @@ pub mod groups;
 pub mod job;
 pub mod ledger;
 pub mod loads;
+pub mod log;
 pub mod network;
 pub mod pattern;
 pub mod placement;

@@ -1,0 +1,607 @@
+//! The ledger of admissions as an append-only log with snapshots.
+//!
+//! A log is a sequence of records, each one batch of entries that is written and made durable as a whole. A snapshot is
+//! one record of another kind that stands for all entries before it. Integers are little-endian:
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 0..4 | length of the body |
+//! | 4..6 | version of the format |
+//! | 6..8 | kind: 0 a batch, 1 a snapshot |
+//! | 8..12 | CRC-32 of bytes 0..8 and the body |
+//! | 12.. | the body |
+//!
+//! What [`Book::recover`] keeps to:
+//!
+//! - R1: the book equals that of the writer after the last whole record. Entries are applied in order of their index,
+//!   terms never decrease, and what a snapshot covers is skipped.
+//! - R2: an incomplete or damaged record at the end is a torn write of a batch that was never acknowledged: it is cut.
+//! - R3: a damaged record with a whole one behind it is damage of what was acknowledged: nothing is recovered. The same
+//!   holds for records of another version and for logs of other hosts. Each refusal says why.
+
+use alloc::collections::BTreeMap;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+
+use thiserror::Error;
+
+use crate::demand::{Abstraction, Demand, Order};
+use crate::job::Job;
+use crate::ledger::{JobId, Ledger};
+use crate::loads::Piece;
+use crate::network::Network;
+use crate::runs::Run;
+
+/// The version of the format that is written, and the only one that is read.
+pub const VERSION: u16 = 1;
+
+/// Most clients whose last answer is kept.
+pub const MAX_CLIENTS: usize = 4096;
+
+const HEADER_BYTES: usize = 12;
+const BATCH: u16 = 0;
+const SNAPSHOT: u16 = 1;
+
+/// Why a log is not recovered, or an entry not applied.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum LogError {
+    /// Another version wrote it.
+    #[error(
+        "the record at byte {at} is of version {found}, and this is version {VERSION}: run the version that wrote it"
+    )]
+    Version {
+        /// Where the record begins.
+        at: usize,
+        /// Its version.
+        found: u16,
+    },
+    /// A record is damaged, and one behind it is not: this is no torn write.
+    #[error(
+        "the record at byte {at} is damaged, and a whole one follows: restore the log from a backup"
+    )]
+    Damaged {
+        /// Where the record begins.
+        at: usize,
+    },
+    /// The snapshot is damaged.
+    #[error("the snapshot is damaged: restore it from a backup")]
+    Snapshot,
+    /// A record is whole, but nothing that this version writes.
+    #[error("the body of the record at byte {at} is malformed")]
+    Malformed {
+        /// Where the record begins.
+        at: usize,
+    },
+    /// Entries are missing between what was recovered and the record.
+    #[error(
+        "entry {found} follows where entry {expected} should: a part of the log, or its snapshot, is missing"
+    )]
+    Gap {
+        /// The entry that should come.
+        expected: u64,
+        /// The one that comes.
+        found: u64,
+    },
+    /// A term is lower than one before it.
+    #[error("term {found} follows term {before}")]
+    Term {
+        /// The term.
+        found: u64,
+        /// The highest before it.
+        before: u64,
+    },
+    /// The log is that of other hosts.
+    #[error("the log belongs to other hosts or slots than the topology has")]
+    OtherHosts,
+    /// The ledger refuses what the log says was admitted, as when the topology lost capacity.
+    #[error("entry {index}: {reason}")]
+    Refused {
+        /// The entry.
+        index: u64,
+        /// What the ledger says.
+        reason: String,
+    },
+}
+
+/// What an entry changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A leader begins its term, on hosts with that [fingerprint].
+    Lead {
+        /// The fingerprint.
+        hosts: u32,
+    },
+    /// A job gets a place. Its number is the index of the entry.
+    Admit(Held),
+    /// A job gives its place back.
+    Release(JobId),
+    /// Nothing; the client got this answer, and gets it again if it repeats the request.
+    Refuse(String),
+}
+
+/// An admitted job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// The job.
+    pub job: Job,
+    /// How its links are reserved.
+    pub abstraction: Abstraction,
+    /// In which order its workers are placed.
+    pub order: Order,
+    /// Where its workers are.
+    pub pieces: Vec<Piece>,
+}
+
+/// A change, and the request that caused it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The client; 0 for a leader's own.
+    pub client: u64,
+    /// The client's number of the request, which grows.
+    pub sequence: u64,
+    /// What it changes.
+    pub change: Change,
+}
+
+/// What became of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The job has this number.
+    Admitted(JobId),
+    /// The job is released.
+    Released(JobId),
+    /// Why nothing changed.
+    Refused(String),
+}
+
+/// A client's last request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answered {
+    /// Its number.
+    pub sequence: u64,
+    /// What became of it.
+    pub outcome: Outcome,
+}
+
+/// All that the log says: the ledger, its jobs, and the last answer to each client.
+#[derive(Clone, Debug)]
+pub struct Book {
+    ledger: Ledger,
+    jobs: BTreeMap<JobId, Held>,
+    clients: BTreeMap<u64, Answered>,
+    next_index: u64,
+    term: u64,
+}
+
+/// What was found in a log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// Where the next record belongs: behind the last whole one.
+    pub end: usize,
+    /// Bytes of a torn write behind that.
+    pub torn_bytes: usize,
+    /// Whole records.
+    pub records: usize,
+}
+
+/// Tells networks with other hosts or slots apart; placements name hosts by number.
+pub fn fingerprint(network: &Network) -> u32 {
+    let mut crc = crc32fast::Hasher::new();
+    crc.update(&network.slots().to_le_bytes());
+    for host in 0..network.hosts() {
+        let name = network.host_name(host).as_bytes();
+        crc.update(&(name.len() as u32).to_le_bytes());
+        crc.update(name);
+    }
+    crc.finalize()
+}
+
+impl Book {
+    /// One in which nothing has happened.
+    pub fn new(network: Network) -> Book {
+        Book {
+            ledger: Ledger::new(network),
+            jobs: BTreeMap::new(),
+            clients: BTreeMap::new(),
+            next_index: 0,
+            term: 0,
+        }
+    }
+
+    /// The ledger.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// Admitted jobs, by their numbers.
+    pub fn jobs(&self) -> &BTreeMap<JobId, Held> {
+        &self.jobs
+    }
+
+    /// The last answer to each client.
+    pub fn clients(&self) -> &BTreeMap<u64, Answered> {
+        &self.clients
+    }
+
+    /// The index of the next entry.
+    pub fn next_index(&self) -> u64 {
+        self.next_index
+    }
+
+    /// The highest term so far.
+    pub fn term(&self) -> u64 {
+        self.term
+    }
+
+    /// Whether both say the same, the reservations of every link included.
+    pub fn same_as(&self, other: &Book) -> bool {
+        let trunks = 0..self.ledger.network().trunks() as u32;
+        self.jobs == other.jobs
+            && self.clients == other.clients
+            && (self.next_index, self.term) == (other.next_index, other.term)
+            && trunks
+                .into_iter()
+                .all(|t| self.ledger.reserved_bps(t) == other.ledger.reserved_bps(t))
+    }
+
+    /// Applies the next entry.
+    ///
+    /// # Errors
+    /// When the term is lower than before, the hosts are others, or the ledger refuses; then nothing changes.
+    pub fn apply(&mut self, term: u64, entry: &Entry) -> Result<Outcome, LogError> {
+        if term < self.term {
+            return Err(LogError::Term { found: term, before: self.term });
+        }
+        let index = self.next_index;
+        let outcome = self.change(index, &entry.change)?;
+        if entry.client != 0 {
+            let answered = Answered { sequence: entry.sequence, outcome: outcome.clone() };
+            self.clients.insert(entry.client, answered);
+        }
+        self.term = term;
+        self.next_index += 1;
+        Ok(outcome)
+    }
+
+    fn change(&mut self, index: u64, change: &Change) -> Result<Outcome, LogError> {
+        let refused = |reason: String| LogError::Refused { index, reason };
+        match change {
+            Change::Lead { hosts } if *hosts != fingerprint(self.ledger.network()) => {
+                Err(LogError::OtherHosts)
+            }
+            Change::Lead { .. } => Ok(Outcome::Refused(String::new())),
+            Change::Refuse(reason) => Ok(Outcome::Refused(reason.clone())),
+            Change::Release(job) => {
+                self.ledger.release(*job).map_err(|refusal| refused(refusal.to_string()))?;
+                self.jobs.remove(job);
+                Ok(Outcome::Released(*job))
+            }
+            Change::Admit(held) => {
+                self.hold(index, held)?;
+                Ok(Outcome::Admitted(index))
+            }
+        }
+    }
+
+    fn hold(&mut self, job: JobId, held: &Held) -> Result<(), LogError> {
+        let refused = |reason: String| LogError::Refused { index: job, reason };
+        let demand = Demand::in_order(&held.job.pattern, held.order)
+            .map_err(|error| refused(error.to_string()))?;
+        let Held { abstraction, pieces, .. } = held;
+        let slots = held.job.slots_per_worker;
+        self.ledger
+            .admit(job, &demand, slots, *abstraction, pieces)
+            .map_err(|refusal| refused(refusal.to_string()))?;
+        self.jobs.insert(job, held.clone());
+        Ok(())
+    }
+
+    /// The book that a snapshot, if there is one, and a log say.
+    ///
+    /// # Errors
+    /// R3 of the module's text.
+    pub fn recover(
+        network: Network,
+        snapshot: &[u8],
+        log: &[u8],
+    ) -> Result<(Book, Found), LogError> {
+        let mut book = Book::new(network);
+        if !snapshot.is_empty() {
+            book.restore(snapshot)?;
+        }
+        let mut found = Found::default();
+        while found.end < log.len() {
+            let at = found.end;
+            let Some((header, body)) = whole(&log[at..]) else {
+                let is_followed = (at + 1..log.len()).any(|later| whole(&log[later..]).is_some());
+                if is_followed {
+                    return Err(LogError::Damaged { at });
+                }
+                found.torn_bytes = log.len() - at;
+                break;
+            };
+            header.check(at, BATCH)?;
+            book.replay(at, body)?;
+            found.end += HEADER_BYTES + body.len();
+            found.records += 1;
+        }
+        Ok((book, found))
+    }
+
+    fn replay(&mut self, at: usize, body: &[u8]) -> Result<(), LogError> {
+        let Batch { term, first, entries } = read_batch(body).ok_or(LogError::Malformed { at })?;
+        let expected = self.next_index;
+        let known = expected.checked_sub(first).ok_or(LogError::Gap { expected, found: first })?;
+        let known = usize::try_from(known).unwrap_or(usize::MAX);
+        entries.iter().skip(known).try_for_each(|entry| self.apply(term, entry).map(drop))
+    }
+
+    fn restore(&mut self, snapshot: &[u8]) -> Result<(), LogError> {
+        let (header, body) = whole(snapshot).ok_or(LogError::Snapshot)?;
+        header.check(0, SNAPSHOT)?;
+        let malformed = || LogError::Malformed { at: 0 };
+        let mut reader = Reader { bytes: body };
+        if reader.u32().ok_or_else(malformed)? != fingerprint(self.ledger.network()) {
+            return Err(LogError::OtherHosts);
+        }
+        let (term, next_index) =
+            (reader.u64().ok_or_else(malformed)?, reader.u64().ok_or_else(malformed)?);
+        for _ in 0..reader.u32().ok_or_else(malformed)? {
+            let job = reader.u64().ok_or_else(malformed)?;
+            let held = reader.held().ok_or_else(malformed)?;
+            self.hold(job, &held)?;
+        }
+        for _ in 0..reader.u32().ok_or_else(malformed)? {
+            let client = reader.u64().ok_or_else(malformed)?;
+            let answered = reader.answered().ok_or_else(malformed)?;
+            self.clients.insert(client, answered);
+        }
+        // No brain has so many entries, and the next index must not overflow.
+        if !reader.bytes.is_empty() || next_index > u64::MAX / 2 {
+            return Err(malformed());
+        }
+        (self.term, self.next_index) = (term, next_index);
+        Ok(())
+    }
+
+    /// A snapshot of all entries so far.
+    pub fn snapshot(&self) -> Vec<u8> {
+        let mut body = Vec::new();
+        put_u32(&mut body, fingerprint(self.ledger.network()));
+        put_u64(&mut body, self.term);
+        put_u64(&mut body, self.next_index);
+        put_u32(&mut body, self.jobs.len() as u32);
+        for (job, held) in &self.jobs {
+            put_u64(&mut body, *job);
+            put_held(&mut body, held);
+        }
+        put_u32(&mut body, self.clients.len() as u32);
+        for (client, answered) in &self.clients {
+            put_u64(&mut body, *client);
+            put_answered(&mut body, answered);
+        }
+        record(SNAPSHOT, &body)
+    }
+}
+
+/// Entries that are written as one record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Batch {
+    /// The term of the leader that writes it.
+    pub term: u64,
+    /// The index of its first entry.
+    pub first: u64,
+    /// The entries.
+    pub entries: Vec<Entry>,
+}
+
+impl Batch {
+    /// Its record.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut body = Vec::new();
+        put_u64(&mut body, self.term);
+        put_u64(&mut body, self.first);
+        put_u32(&mut body, self.entries.len() as u32);
+        for entry in &self.entries {
+            put_u64(&mut body, entry.client);
+            put_u64(&mut body, entry.sequence);
+            match &entry.change {
+                Change::Lead { hosts } => {
+                    body.push(0);
+                    put_u32(&mut body, *hosts);
+                }
+                Change::Admit(held) => {
+                    body.push(1);
+                    put_held(&mut body, held);
+                }
+                Change::Release(job) => {
+                    body.push(2);
+                    put_u64(&mut body, *job);
+                }
+                Change::Refuse(reason) => {
+                    body.push(3);
+                    put_text(&mut body, reason);
+                }
+            }
+        }
+        record(BATCH, &body)
+    }
+}
+
+/// The batches of a log, up to the first record that is not whole: to look at, not to recover from.
+pub fn batches(log: &[u8]) -> Vec<Batch> {
+    let (mut batches, mut at) = (Vec::new(), 0);
+    while let Some((_, body)) = whole(&log[at..]) {
+        batches.extend(read_batch(body));
+        at += HEADER_BYTES + body.len();
+    }
+    batches
+}
+
+struct Header {
+    version: u16,
+    kind: u16,
+}
+
+impl Header {
+    fn check(&self, at: usize, kind: u16) -> Result<(), LogError> {
+        match (self.version, self.kind) {
+            (VERSION, own) if own == kind => Ok(()),
+            (VERSION, _) => Err(LogError::Malformed { at }),
+            (found, _) => Err(LogError::Version { at, found }),
+        }
+    }
+}
+
+fn record(kind: u16, body: &[u8]) -> Vec<u8> {
+    let mut record = Vec::with_capacity(HEADER_BYTES + body.len());
+    put_u32(&mut record, body.len() as u32);
+    record.extend_from_slice(&VERSION.to_le_bytes());
+    record.extend_from_slice(&kind.to_le_bytes());
+    let crc = checksum(&record, body);
+    put_u32(&mut record, crc);
+    record.extend_from_slice(body);
+    record
+}
+
+fn checksum(head: &[u8], body: &[u8]) -> u32 {
+    let mut crc = crc32fast::Hasher::new();
+    crc.update(head);
+    crc.update(body);
+    crc.finalize()
+}
+
+/// The first record of `bytes`, of any version, if it is whole and its CRC is right.
+fn whole(bytes: &[u8]) -> Option<(Header, &[u8])> {
+    let mut reader = Reader { bytes };
+    let length = reader.u32()? as usize;
+    let header = Header { version: reader.u16()?, kind: reader.u16()? };
+    let crc = reader.u32()?;
+    // No body is empty: bytes that are all 0 are no record.
+    let body = reader.bytes.get(..length).filter(|body| !body.is_empty())?;
+    (checksum(&bytes[..8], body) == crc).then_some((header, body))
+}
+
+fn read_batch(body: &[u8]) -> Option<Batch> {
+    let mut reader = Reader { bytes: body };
+    let (term, first) = (reader.u64()?, reader.u64()?);
+    let entries = (0..reader.u32()?).map(|_| reader.entry()).collect::<Option<Vec<Entry>>>()?;
+    reader.bytes.is_empty().then_some(Batch { term, first, entries })
+}
+
+fn put_u32(body: &mut Vec<u8>, value: u32) {
+    body.extend_from_slice(&value.to_le_bytes());
+}
+
+fn put_u64(body: &mut Vec<u8>, value: u64) {
+    body.extend_from_slice(&value.to_le_bytes());
+}
+
+fn put_text(body: &mut Vec<u8>, text: &str) {
+    put_u32(body, text.len() as u32);
+    body.extend_from_slice(text.as_bytes());
+}
+
+fn put_held(body: &mut Vec<u8>, held: &Held) {
+    put_text(body, &held.job.to_string());
+    body.extend(
+        Abstraction::ALL.iter().position(|one| *one == held.abstraction).map(|at| at as u8),
+    );
+    body.extend(ORDERS.iter().position(|one| *one == held.order).map(|at| at as u8));
+    put_u32(body, held.pieces.len() as u32);
+    for piece in &held.pieces {
+        put_u32(body, piece.host);
+        put_u32(body, piece.run.first);
+        put_u32(body, piece.run.end);
+    }
+}
+
+fn put_answered(body: &mut Vec<u8>, answered: &Answered) {
+    put_u64(body, answered.sequence);
+    match &answered.outcome {
+        Outcome::Admitted(job) => {
+            body.push(0);
+            put_u64(body, *job);
+        }
+        Outcome::Released(job) => {
+            body.push(1);
+            put_u64(body, *job);
+        }
+        Outcome::Refused(reason) => {
+            body.push(2);
+            put_text(body, reason);
+        }
+    }
+}
+
+/// Orders by the byte that stands for them.
+const ORDERS: [Order; 4] = [Order::Ranks, Order::Across, Order::Mixed, Order::ServersFirst];
+
+/// Takes values from the front; `None` where too few bytes are left or the value is impossible.
+struct Reader<'a> {
+    bytes: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, length: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.bytes.split_at_checked(length)?;
+        self.bytes = rest;
+        Some(taken)
+    }
+
+    fn u8(&mut self) -> Option<u8> {
+        self.take(1).map(|bytes| bytes[0])
+    }
+
+    fn u16(&mut self) -> Option<u16> {
+        Some(u16::from_le_bytes(self.take(2)?.try_into().ok()?))
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        Some(u32::from_le_bytes(self.take(4)?.try_into().ok()?))
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        Some(u64::from_le_bytes(self.take(8)?.try_into().ok()?))
+    }
+
+    fn text(&mut self) -> Option<&'a str> {
+        let length = self.u32()? as usize;
+        core::str::from_utf8(self.take(length)?).ok()
+    }
+
+    fn held(&mut self) -> Option<Held> {
+        let job = self.text()?.parse().ok()?;
+        let abstraction = *Abstraction::ALL.get(usize::from(self.u8()?))?;
+        let order = *ORDERS.get(usize::from(self.u8()?))?;
+        let piece = |reader: &mut Self| {
+            let (host, first, end) = (reader.u32()?, reader.u32()?, reader.u32()?);
+            Some(Piece { host, run: Run::new(first, end) })
+        };
+        let pieces = (0..self.u32()?).map(|_| piece(self)).collect::<Option<_>>()?;
+        Some(Held { job, abstraction, order, pieces })
+    }
+
+    fn entry(&mut self) -> Option<Entry> {
+        let (client, sequence) = (self.u64()?, self.u64()?);
+        let change = match self.u8()? {
+            0 => Change::Lead { hosts: self.u32()? },
+            1 => Change::Admit(self.held()?),
+            2 => Change::Release(self.u64()?),
+            3 => Change::Refuse(self.text()?.to_string()),
+            _ => return None,
+        };
+        Some(Entry { client, sequence, change })
+    }
+
+    fn answered(&mut self) -> Option<Answered> {
+        let sequence = self.u64()?;
+        let outcome = match self.u8()? {
+            0 => Outcome::Admitted(self.u64()?),
+            1 => Outcome::Released(self.u64()?),
+            2 => Outcome::Refused(self.text()?.to_string()),
+            _ => return None,
+        };
+        Some(Answered { sequence, outcome })
+    }
+}
