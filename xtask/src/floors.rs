@@ -129,7 +129,9 @@ const FLOORS: &[(&str, &str)] = &[
          loads: runs demand spread network
          ledger: runs demand spread network loads
          placement: runs pattern job demand network loads ledger
-         log: runs job demand network loads ledger",
+         planted
+         log: runs job demand network loads ledger
+         agent: planted job network ledger",
     ),
     (
         "crates/xio/src",

@@ -18,6 +18,8 @@
 //! | [`ledger`] | who holds which slots and how much of each link |
 //! | [`placement`] | which hosts a job gets |
 //! | [`log`] | the ledger of admissions as an append-only log |
+//! | [`agent`] | what the agent of a host does: the last good plan of the highest term |
+//! | [`planted`] | known bugs, to test the simulation |
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -25,6 +27,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod agent;
 pub mod demand;
 pub mod family;
 pub mod groups;
@@ -35,5 +38,6 @@ pub mod log;
 pub mod network;
 pub mod pattern;
 pub mod placement;
+pub mod planted;
 pub mod runs;
 pub mod spread;

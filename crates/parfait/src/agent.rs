@@ -1,0 +1,307 @@
+//! The agent of a host: enforces the last good plan of the highest term that it knows.
+//!
+//! What it keeps to:
+//!
+//! - A1: it never accepts a command of a lower term than one that it accepted or refused before, nor, within a term, one
+//!   with a lower sequence.
+//! - A2: a repeated command gets the same answer and changes nothing.
+//! - A3: if nobody answers, or a plan is refused, the last good plan stays in force (fail static).
+//!
+//! The caller makes [`Saved`] durable before it enforces a plan or sends an answer, and starts again from it; an agent
+//! that forgets its term cannot keep to A1.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+use thiserror::Error;
+
+use crate::job::Latency;
+use crate::ledger::JobId;
+use crate::planted::{Bug, Planted};
+
+/// Most jobs of a plan. A host has at most this many slots.
+pub const MAX_SHARES: usize = crate::network::MAX_SLOTS as usize;
+
+/// What a job may use on a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// The job.
+    pub job: JobId,
+    /// Bits per second that its workers there may send to other hosts.
+    pub out_bps: u64,
+    /// Bits per second that they may be sent.
+    pub in_bps: u64,
+    /// Bytes that they may send at once.
+    pub burst_bytes: u64,
+    /// How much it minds waiting.
+    pub latency: Latency,
+}
+
+/// What is guaranteed on a host, sorted by job.
+pub type Plan = Vec<Share>;
+
+/// Orders commands: terms first, then the sequence within a term.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Position {
+    /// The leader's term: the revision with which it took the lease.
+    pub term: u64,
+    /// The leader's number of the command, from 1; it grows from command to command, also to different agents.
+    pub sequence: u64,
+}
+
+/// A whole plan. Commands that say what changes would depend on each other; these do not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Command {
+    /// Its place in the order of commands.
+    pub position: Position,
+    /// The plan.
+    pub plan: Plan,
+}
+
+/// Why a command is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum Objection {
+    /// A leader with a higher term was here.
+    #[error("the term is over: a leader of term {seen} was here")]
+    LowerTerm {
+        /// Its term.
+        seen: u64,
+    },
+    /// A later command of this term was here.
+    #[error("overtaken by command {seen} of the same term")]
+    Overtaken {
+        /// Its sequence.
+        seen: u64,
+    },
+    /// The plan has too many jobs.
+    #[error("{0} jobs on one host; there can be {MAX_SHARES}")]
+    TooManyJobs(usize),
+    /// The jobs of the plan are not sorted, or one is there twice.
+    #[error("job {0} is out of order or there twice")]
+    Unsorted(JobId),
+    /// The plan guarantees more than the host's ports carry.
+    #[error(
+        "the plan guarantees {planned_bps} bit/s in one direction, and the ports carry {port_bps}"
+    )]
+    Overbooked {
+        /// What the plan guarantees in the direction with more.
+        planned_bps: u64,
+        /// What all ports carry.
+        port_bps: u64,
+    },
+    /// The host could not enforce it; the plan before it is in force.
+    #[error("the host could not enforce the plan")]
+    NotEnforced,
+}
+
+/// What a job was measured to use since the last report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Measure {
+    /// The job.
+    pub job: JobId,
+    /// Bits per second that it sent.
+    pub out_bps: u64,
+}
+
+/// The answer to a command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reply {
+    /// The command.
+    pub position: Position,
+    /// Whether the plan is in force.
+    pub verdict: Result<(), Objection>,
+    /// What was measured last, of jobs of the plan in force only.
+    pub measures: Vec<Measure>,
+}
+
+/// What must survive a restart.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Saved {
+    /// The last command that was not refused for its position.
+    pub position: Position,
+    /// The verdict on it; `None` while it is not known.
+    pub verdict: Option<Result<(), Objection>>,
+    /// The plan in force, or, without a verdict, the one being enforced.
+    pub plan: Plan,
+}
+
+/// What has happened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Commands whose plan is in force or was.
+    pub accepted: u64,
+    /// Commands that were answered before.
+    pub repeated: u64,
+    /// Commands of leaders whose term is over.
+    pub lower_term: u64,
+    /// Commands that a later one overtook.
+    pub overtaken: u64,
+    /// Commands with an impossible plan.
+    pub impossible: u64,
+    /// Plans that the host could not enforce.
+    pub not_enforced: u64,
+    /// Measurements of jobs that are not in the plan.
+    pub unknown_jobs: u64,
+}
+
+/// What to do with a command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Make [`Agent::saved`] durable and send this.
+    Answer(Reply),
+    /// Make [`Agent::saved`] durable, enforce its plan, and call [`Agent::enforced`] before anything else.
+    Enforce,
+}
+
+/// See the module's text.
+#[derive(Clone, Debug)]
+pub struct Agent {
+    port_bps: u64,
+    saved: Saved,
+    /// The plan before the one being enforced.
+    before: Plan,
+    measures: BTreeMap<JobId, u64>,
+    heard_ns: Option<u64>,
+    counters: Counters,
+    planted: Planted,
+}
+
+impl Agent {
+    /// One of a host whose ports carry `port_bps` together, with what it saved last.
+    ///
+    /// The caller enforces [`plan`](Agent::plan) again first: it cannot know how far it came before the restart.
+    pub fn new(port_bps: u64, saved: Saved) -> Agent {
+        Agent {
+            port_bps,
+            before: saved.plan.clone(),
+            saved,
+            measures: BTreeMap::new(),
+            heard_ns: None,
+            counters: Counters::default(),
+            planted: Planted::default(),
+        }
+    }
+
+    /// Gives it a bug.
+    #[cfg(feature = "planted-bugs")]
+    pub fn plant(&mut self, bug: Bug) {
+        self.planted = Planted::new(bug);
+    }
+
+    /// What must be durable before anything is enforced or sent.
+    pub fn saved(&self) -> &Saved {
+        &self.saved
+    }
+
+    /// The plan in force.
+    pub fn plan(&self) -> &[Share] {
+        &self.saved.plan
+    }
+
+    /// What has happened.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Nanoseconds since a leader was last heard, 0 if the clock went back; `None` if none was. For reports only: the plan
+    /// stays, however long that is.
+    pub fn silent_ns(&self, now_ns: u64) -> Option<u64> {
+        self.heard_ns.map(|heard| now_ns.saturating_sub(heard))
+    }
+
+    /// Notes what a job sent; jobs that are not in the plan are counted only.
+    pub fn measure(&mut self, job: JobId, out_bps: u64) {
+        match self.saved.plan.binary_search_by_key(&job, |share| share.job) {
+            Ok(_) => {
+                self.measures.insert(job, out_bps);
+            }
+            Err(_) => self.counters.unknown_jobs += 1,
+        }
+    }
+
+    /// The answer to the last command again, with what was measured since; `None` before the first.
+    pub fn report(&self) -> Option<Reply> {
+        self.saved.verdict.map(|verdict| self.reply(self.saved.position, verdict))
+    }
+
+    /// Takes a command.
+    pub fn handle_command(&mut self, command: Command, now_ns: u64) -> Step {
+        let Command { position, plan } = command;
+        if let Err(objection) = self.check_position(position) {
+            match objection {
+                Objection::LowerTerm { .. } => self.counters.lower_term += 1,
+                _ => self.counters.overtaken += 1,
+            }
+            return Step::Answer(self.reply(position, Err(objection)));
+        }
+        self.heard_ns = Some(now_ns);
+        if position == self.saved.position
+            && let Some(verdict) = self.saved.verdict
+        {
+            self.counters.repeated += 1;
+            return Step::Answer(self.reply(position, verdict));
+        }
+        self.saved.position = position;
+        if let Err(objection) = check_plan(&plan, self.port_bps) {
+            self.counters.impossible += 1;
+            self.saved.verdict = Some(Err(objection));
+            return Step::Answer(self.reply(position, Err(objection)));
+        }
+        self.before = core::mem::replace(&mut self.saved.plan, plan);
+        self.saved.verdict = None;
+        Step::Enforce
+    }
+
+    /// The host enforced the plan, or could not and enforces the one before. Make [`saved`](Agent::saved) durable, then
+    /// send the answer.
+    pub fn enforced(&mut self, is_enforced: bool) -> Reply {
+        let verdict = match is_enforced {
+            true => {
+                self.counters.accepted += 1;
+                Ok(())
+            }
+            false => {
+                self.counters.not_enforced += 1;
+                self.saved.plan = self.before.clone();
+                Err(Objection::NotEnforced)
+            }
+        };
+        self.saved.verdict = Some(verdict);
+        let plan = &self.saved.plan;
+        self.measures.retain(|job, _| plan.binary_search_by_key(job, |share| share.job).is_ok());
+        self.reply(self.saved.position, verdict)
+    }
+
+    fn check_position(&self, position: Position) -> Result<(), Objection> {
+        let seen = self.saved.position;
+        if position.term < seen.term && !self.planted.is(Bug::LowerTermAccepted) {
+            return Err(Objection::LowerTerm { seen: seen.term });
+        }
+        let is_overtaken = position.term == seen.term && position.sequence < seen.sequence;
+        if is_overtaken && !self.planted.is(Bug::OvertakenAccepted) {
+            return Err(Objection::Overtaken { seen: seen.sequence });
+        }
+        Ok(())
+    }
+
+    fn reply(&self, position: Position, verdict: Result<(), Objection>) -> Reply {
+        let measures =
+            self.measures.iter().map(|(job, out_bps)| Measure { job: *job, out_bps: *out_bps });
+        Reply { position, verdict, measures: measures.collect() }
+    }
+}
+
+fn check_plan(plan: &[Share], port_bps: u64) -> Result<(), Objection> {
+    if plan.len() > MAX_SHARES {
+        return Err(Objection::TooManyJobs(plan.len()));
+    }
+    if let Some(pair) = plan.windows(2).find(|pair| pair[0].job >= pair[1].job) {
+        return Err(Objection::Unsorted(pair[1].job));
+    }
+    let sum = |rate: fn(&Share) -> u64| plan.iter().map(rate).fold(0, u64::saturating_add);
+    let planned_bps = sum(|share| share.out_bps).max(sum(|share| share.in_bps));
+    if planned_bps > port_bps {
+        return Err(Objection::Overbooked { planned_bps, port_bps });
+    }
+    Ok(())
+}

@@ -1,0 +1,58 @@
+//! Known bugs of brain and agent, planted one at a time, to test that the simulation finds them.
+//!
+//! With the feature `planted-bugs` a brain or an agent can have one (`Brain::plant`, `Agent::plant`, which exist only with
+//! that feature). Without it the selector is empty, each query returns a constant, and nothing of this remains.
+
+/// A planted bug.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Bug {
+    /// An agent accepts commands of a lower term than it has seen.
+    LowerTermAccepted,
+    /// An agent accepts commands of its term that were overtaken by a later one.
+    OvertakenAccepted,
+    /// A brain answers when a batch is appended, not when it is durable.
+    AnswerBeforeSync,
+    /// A brain executes a repeated request again.
+    RepeatCountedTwice,
+    /// A brain takes a delayed write for done although the lease, and with it the log, went to another meanwhile.
+    LeaseUnchecked,
+    /// A brain appends behind a torn tail and does not cut it.
+    TornTailKept,
+}
+
+impl Bug {
+    /// Every bug.
+    pub const ALL: [Bug; 6] = [
+        Bug::LowerTermAccepted,
+        Bug::OvertakenAccepted,
+        Bug::AnswerBeforeSync,
+        Bug::RepeatCountedTwice,
+        Bug::LeaseUnchecked,
+        Bug::TornTailKept,
+    ];
+}
+
+/// Which bug a brain or an agent has.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Planted {
+    #[cfg(feature = "planted-bugs")]
+    bug: Option<Bug>,
+}
+
+impl Planted {
+    #[cfg(feature = "planted-bugs")]
+    pub(crate) const fn new(bug: Bug) -> Planted {
+        Planted { bug: Some(bug) }
+    }
+
+    /// Whether this bug is enabled.
+    pub(crate) fn is(self, bug: Bug) -> bool {
+        #[cfg(feature = "planted-bugs")]
+        return self.bug == Some(bug);
+        #[cfg(not(feature = "planted-bugs"))]
+        {
+            let _ = bug;
+            false
+        }
+    }
+}
