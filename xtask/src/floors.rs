@@ -131,7 +131,8 @@ const FLOORS: &[(&str, &str)] = &[
          placement: runs pattern job demand network loads ledger
          planted
          log: runs job demand network loads ledger
-         agent: planted job network ledger",
+         agent: planted job network ledger
+         brain: *",
     ),
     (
         "crates/xio/src",

@@ -19,6 +19,7 @@
 //! | [`placement`] | which hosts a job gets |
 //! | [`log`] | the ledger of admissions as an append-only log |
 //! | [`agent`] | what the agent of a host does: the last good plan of the highest term |
+//! | [`brain`] | what a brain does: leads by a lease, admits, sends plans |
 //! | [`planted`] | known bugs, to test the simulation |
 #![no_std]
 #![forbid(unsafe_code)]
@@ -28,6 +29,7 @@ extern crate alloc;
 extern crate std;
 
 pub mod agent;
+pub mod brain;
 pub mod demand;
 pub mod family;
 pub mod groups;

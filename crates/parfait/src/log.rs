@@ -38,6 +38,9 @@ pub const VERSION: u16 = 1;
 /// Most clients whose last answer is kept.
 pub const MAX_CLIENTS: usize = 4096;
 
+/// Most bytes of the reason of a refusal that is kept.
+const MAX_REASON_BYTES: usize = 256;
+
 const HEADER_BYTES: usize = 12;
 const BATCH: u16 = 0;
 const SNAPSHOT: u16 = 1;
@@ -536,6 +539,14 @@ fn put_answered(body: &mut Vec<u8>, answered: &Answered) {
 
 /// Orders by the byte that stands for them.
 const ORDERS: [Order; 4] = [Order::Ranks, Order::Across, Order::Mixed, Order::ServersFirst];
+
+/// The beginning of a reason, of at most [`MAX_REASON_BYTES`].
+pub(crate) fn shortened(mut reason: String) -> String {
+    let ends = (0..=MAX_REASON_BYTES.min(reason.len())).rev();
+    let end = ends.into_iter().find(|end| reason.is_char_boundary(*end)).unwrap_or(0);
+    reason.truncate(end);
+    reason
+}
 
 /// Takes values from the front; `None` where too few bytes are left or the value is impossible.
 struct Reader<'a> {

@@ -1,0 +1,897 @@
+//! The brain: one of several leads by a lease, admits and releases jobs on its book, and sends plans to agents.
+//!
+//! Nothing in here waits, stores or sends. The caller passes in what happened (`handle_*`), then drains
+//! [`poll_effect`](Brain::poll_effect), and calls [`handle_timeout`](Brain::handle_timeout) when
+//! [`poll_timeout`](Brain::poll_timeout) says so and when its clock was set.
+//!
+//! What the caller's lease store and log must do:
+//!
+//! - The lease has at most one holder. Taking it gives a term, higher than all before; who holds it gets the same term.
+//! - [`Effect::Open`] with a lower term than an open before is refused as [`StorageError::Fenced`]. After it is answered,
+//!   nothing of an earlier opening is written, and what the answer has is durable. In etcd both is a transaction that
+//!   compares the lease's create revision.
+//! - Effects of one opening are carried out in order. A write may be torn until [`Effect::Sync`] is done; a snapshot
+//!   replaces the one before it as a whole, and the log may be cut only after that.
+//!
+//! What the brain keeps to, whatever clocks do and the network loses, repeats, delays or reorders:
+//!
+//! - B1: an answer that something was admitted, released or refused is given once the entry is durable, and it is the
+//!   same for every repetition of the request.
+//! - B2: a plan has only what is durable.
+//! - B3: a brain that is told that the log went to another neither answers nor writes in that term again.
+//!
+//! None of that rests on a clock. Those only decide when to ask again and when to give up leading, so one that jumps
+//! costs time and nothing else.
+
+use alloc::boxed::Box;
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+
+use thiserror::Error;
+
+use crate::agent::{Command, Measure, Objection, Plan, Position, Reply, Share};
+use crate::demand::{Abstraction, Demand};
+use crate::job::Job;
+use crate::ledger::JobId;
+use crate::log::{
+    Batch, Book, Change, Entry, Held, LogError, MAX_CLIENTS, Outcome, fingerprint, shortened,
+};
+use crate::network::Network;
+use crate::placement::Request as PlacementRequest;
+use crate::placement::search::{self, Memory};
+use crate::planted::{Bug, Planted};
+
+/// Most requests that wait for the write before them.
+pub const MAX_WAITING: usize = 1024;
+
+/// Most requests of one write.
+pub const MAX_BATCH: usize = 64;
+
+/// Most claims of the lease whose answer may still come.
+const MAX_CLAIMS: usize = 8;
+
+/// For so many leases a brain that cannot read the log leaves the lease to others.
+const PAUSE_LEASES: u64 = 4;
+
+/// How a brain behaves.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// This process: differs from every other brain's, and from its own before a restart.
+    pub holder: u64,
+    /// How long the lease holds, in nanoseconds.
+    pub lease_ns: u64,
+    /// Nanoseconds between claims of the lease; a third of the lease leaves room for two losses.
+    pub claim_every_ns: u64,
+    /// Nanoseconds after which a command without an answer is sent again.
+    pub resend_ns: u64,
+    /// Nanoseconds after which a storage that does not answer is opened again.
+    pub storage_timeout_ns: u64,
+    /// Bytes of the log after which a snapshot is made.
+    pub snapshot_bytes: u64,
+    /// How links are reserved.
+    pub abstraction: Abstraction,
+    /// Iterations of the search for a placement.
+    pub iterations: u32,
+}
+
+/// What a client asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ask {
+    /// Hosts and bandwidth for a job.
+    Admit(Job),
+    /// To give back what a job has.
+    Release(JobId),
+}
+
+/// A request. A client has one at a time: with a higher sequence it says that it knows the answer to the one before.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// The client; not 0.
+    pub client: u64,
+    /// Its number of the request, which grows.
+    pub sequence: u64,
+    /// What it asks for.
+    pub ask: Ask,
+}
+
+/// Why a request is not executed. Nothing is recorded: it may be sent again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum Denial {
+    /// Another brain leads, or none.
+    #[error("this brain does not lead: ask another one")]
+    NotLeading,
+    /// Too many requests wait.
+    #[error("{MAX_WAITING} requests are waiting: try again later")]
+    Busy,
+    /// The client sent a later request before.
+    #[error(
+        "the client's request {last} came before: an old message, or two clients with one number"
+    )]
+    Stale {
+        /// The later one.
+        last: u64,
+    },
+    /// There are too many clients.
+    #[error("{MAX_CLIENTS} clients have asked before: share a client number")]
+    TooManyClients,
+    /// Number 0 is that of the brains.
+    #[error("there is no client 0")]
+    NoClient,
+}
+
+/// Why the log is not written or read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum StorageError {
+    /// The log was opened in a higher term, or again.
+    #[error("the log belongs to another leader")]
+    Fenced,
+    /// There is no room.
+    #[error("no space is left for the log")]
+    Full,
+    /// Anything else; whether it was written is not known.
+    #[error("the log cannot be reached")]
+    Unavailable,
+}
+
+/// What an opened log has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Image {
+    /// The last snapshot; empty if there was none.
+    pub snapshot: Vec<u8>,
+    /// The log since, perhaps with a torn end.
+    pub log: Vec<u8>,
+}
+
+/// Who holds the lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lease {
+    /// The holder's number.
+    pub holder: u64,
+    /// The revision with which it was taken.
+    pub term: u64,
+}
+
+/// What the caller is to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Take the lease if it is free, keep it if it is ours, and answer with [`Brain::handle_lease`] who has it.
+    Claim {
+        /// Tells answers apart.
+        ticket: u64,
+    },
+    /// Open the log in a term and answer with [`Brain::handle_opened`].
+    Open {
+        /// The opening.
+        ticket: u64,
+        /// The term.
+        term: u64,
+    },
+    /// Write at a place of the log; whatever is behind it is gone. No answer.
+    Append {
+        /// The opening that this belongs to.
+        opening: u64,
+        /// Bytes before it.
+        at: u64,
+        /// The record.
+        bytes: Vec<u8>,
+    },
+    /// Make the log durable and answer with [`Brain::handle_stored`], also if what was appended before failed.
+    Sync {
+        /// The opening that this belongs to.
+        opening: u64,
+        /// Tells answers apart.
+        ticket: u64,
+    },
+    /// Replace the snapshot, then empty the log, durably; answer with [`Brain::handle_stored`].
+    Snapshot {
+        /// The opening that this belongs to.
+        opening: u64,
+        /// Tells answers apart.
+        ticket: u64,
+        /// The snapshot.
+        bytes: Vec<u8>,
+    },
+    /// Send a command to the agent of a host.
+    Send {
+        /// The host, by number.
+        host: u32,
+        /// The command.
+        command: Command,
+    },
+    /// Answer a client.
+    Answer {
+        /// The client.
+        client: u64,
+        /// Its request.
+        sequence: u64,
+        /// What became of it.
+        answer: Result<Outcome, Denial>,
+    },
+}
+
+/// What has happened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Terms in which this brain led.
+    pub terms: u64,
+    /// Terms that ended since the lease was lost or not renewed in time.
+    pub leases_lost: u64,
+    /// Writes and openings that were refused since another one opened the log.
+    pub fenced: u64,
+    /// Writes and openings that failed otherwise.
+    pub storage_failed: u64,
+    /// Openings and writes without an answer in time.
+    pub storage_silent: u64,
+    /// Logs that were not recovered.
+    pub logs_refused: u64,
+    /// Torn writes that were cut.
+    pub torn_tails: u64,
+    /// Snapshots made.
+    pub snapshots: u64,
+    /// Jobs admitted.
+    pub admitted: u64,
+    /// Jobs released.
+    pub released: u64,
+    /// Requests refused by the ledger.
+    pub refused: u64,
+    /// Requests answered before, or waiting.
+    pub repeated: u64,
+    /// Requests denied: another brain leads.
+    pub not_leading: u64,
+    /// Requests denied: too many wait.
+    pub busy: u64,
+    /// Requests denied: old, or of a client that cannot be.
+    pub stale: u64,
+    /// Commands sent again.
+    pub resent: u64,
+    /// Commands that agents refused.
+    pub commands_refused: u64,
+    /// Answers to what was given up, or never asked.
+    pub strays: u64,
+    /// Reports of jobs that are not on that host.
+    pub implausible: u64,
+}
+
+/// What a brain is doing, for reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Another one leads, or none.
+    Standby,
+    /// It has the lease and gets the log.
+    Opening,
+    /// It leads, and its first write is not done.
+    Beginning,
+    /// It leads.
+    Leading,
+}
+
+/// What an agent is to enforce, and whether it said that it does.
+#[derive(Clone, Debug, Default)]
+struct Link {
+    sequence: u64,
+    plan: Plan,
+    /// When the command is sent again; `None` once it is answered.
+    resend_ns: Option<u64>,
+    measures: Vec<Measure>,
+}
+
+#[derive(Debug)]
+enum Write {
+    Begin,
+    Batch { at: u64, length: u64, answers: Vec<(u64, u64, Outcome)>, hosts: BTreeSet<u32> },
+    Snapshot,
+}
+
+#[derive(Debug)]
+struct Leader {
+    opening: u64,
+    term: u64,
+    book: Book,
+    /// Where the next record goes.
+    end: u64,
+    /// What is being stored: its ticket, since when, and what.
+    storing: Option<(u64, u64, Write)>,
+    has_begun: bool,
+    links: Vec<Link>,
+}
+
+#[derive(Debug)]
+enum Role {
+    Standby,
+    /// Waits for the opening `ticket`, or, with none, to open again.
+    Opening {
+        term: u64,
+        ticket: Option<u64>,
+        since_ns: u64,
+    },
+    Leading(Box<Leader>),
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Brain {
+    config: Config,
+    network: Network,
+    role: Role,
+    /// Claims without an answer, oldest first: ticket and when.
+    claims: VecDeque<(u64, u64)>,
+    claimed_ns: Option<u64>,
+    /// How long to leave the lease to others, who may read the log that this brain does not.
+    pause_ns: u64,
+    /// When the last claim that got the lease was sent.
+    held_since_ns: u64,
+    waiting: VecDeque<Request>,
+    effects: VecDeque<Effect>,
+    next_ticket: u64,
+    /// Of the next command. It never starts again, since a brain may open the log twice in one term.
+    next_sequence: u64,
+    last_error: Option<LogError>,
+    memory: Memory,
+    counters: Counters,
+    planted: Planted,
+}
+
+impl Brain {
+    /// One that knows nothing but the network.
+    pub fn new(config: Config, network: Network) -> Brain {
+        Brain {
+            config,
+            network,
+            role: Role::Standby,
+            claims: VecDeque::new(),
+            claimed_ns: None,
+            pause_ns: 0,
+            held_since_ns: 0,
+            waiting: VecDeque::new(),
+            effects: VecDeque::new(),
+            next_ticket: 1,
+            next_sequence: 1,
+            last_error: None,
+            memory: Memory::new(),
+            counters: Counters::default(),
+            planted: Planted::default(),
+        }
+    }
+
+    /// Gives it a bug.
+    #[cfg(feature = "planted-bugs")]
+    pub fn plant(&mut self, bug: Bug) {
+        self.planted = Planted::new(bug);
+    }
+
+    /// What has happened.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Why the log was not recovered the last time.
+    pub fn last_error(&self) -> Option<&LogError> {
+        self.last_error.as_ref()
+    }
+
+    /// What it is doing.
+    pub fn state(&self) -> State {
+        match &self.role {
+            Role::Standby => State::Standby,
+            Role::Opening { .. } => State::Opening,
+            Role::Leading(leader) if leader.has_begun => State::Leading,
+            Role::Leading(_) => State::Beginning,
+        }
+    }
+
+    /// The term that it has the lease of.
+    pub fn term(&self) -> Option<u64> {
+        match &self.role {
+            Role::Standby => None,
+            Role::Opening { term, .. } => Some(*term),
+            Role::Leading(leader) => Some(leader.term),
+        }
+    }
+
+    /// Its book, if it leads; and whether all of it is durable.
+    pub fn book(&self) -> Option<(&Book, bool)> {
+        let Role::Leading(leader) = &self.role else { return None };
+        Some((&leader.book, leader.storing.is_none()))
+    }
+
+    /// The opening of the log in which it leads.
+    pub fn opening(&self) -> Option<u64> {
+        let Role::Leading(leader) = &self.role else { return None };
+        Some(leader.opening)
+    }
+
+    /// The plan of a host and whether its agent said that it enforces or refuses it, if it leads.
+    pub fn plan(&self, host: u32) -> Option<(&[Share], bool)> {
+        let Role::Leading(leader) = &self.role else { return None };
+        let link = leader.links.get(host as usize)?;
+        Some((&link.plan, link.sequence > 0 && link.resend_ns.is_none()))
+    }
+
+    /// What the agent of a host measured last.
+    pub fn measures(&self, host: u32) -> &[Measure] {
+        match &self.role {
+            Role::Leading(leader) => {
+                leader.links.get(host as usize).map_or(&[], |link| &link.measures)
+            }
+            _ => &[],
+        }
+    }
+
+    /// The next thing to do.
+    pub fn poll_effect(&mut self) -> Option<Effect> {
+        self.effects.pop_front()
+    }
+
+    /// When [`handle_timeout`](Brain::handle_timeout) is due, in nanoseconds.
+    pub fn poll_timeout(&self) -> u64 {
+        let every = self.config.claim_every_ns.saturating_add(self.pause_ns);
+        let claim = self.claimed_ns.map_or(0, |at| at.saturating_add(every));
+        let storage = self.config.storage_timeout_ns;
+        let role = match &self.role {
+            Role::Standby => u64::MAX,
+            Role::Opening { since_ns, .. } => since_ns.saturating_add(storage),
+            Role::Leading(leader) => {
+                let resend = leader.links.iter().filter_map(|link| link.resend_ns).min();
+                let stored =
+                    leader.storing.as_ref().map(|(_, since, _)| since.saturating_add(storage));
+                resend.unwrap_or(u64::MAX).min(stored.unwrap_or(u64::MAX))
+            }
+        };
+        claim.min(role)
+    }
+
+    /// Time has passed, or the clock has jumped.
+    pub fn handle_timeout(&mut self, now_ns: u64) {
+        let Config { lease_ns, claim_every_ns, storage_timeout_ns, .. } = self.config;
+        let every_ns = claim_every_ns.saturating_add(self.pause_ns);
+        if self.claimed_ns.is_none_or(|at| is_over(at, every_ns, now_ns)) {
+            self.claim(now_ns);
+        }
+        if !matches!(self.role, Role::Standby) && is_over(self.held_since_ns, lease_ns, now_ns) {
+            self.counters.leases_lost += 1;
+            self.stand_by();
+        }
+        match &mut self.role {
+            Role::Standby => {}
+            Role::Opening { term, ticket, since_ns } => {
+                if is_over(*since_ns, storage_timeout_ns, now_ns) {
+                    let term = *term;
+                    self.counters.storage_silent += u64::from(ticket.is_some());
+                    self.open(term, now_ns);
+                }
+            }
+            Role::Leading(leader) => {
+                let term = leader.term;
+                let stored = leader.storing.as_ref();
+                if stored.is_some_and(|(_, since, _)| is_over(*since, storage_timeout_ns, now_ns)) {
+                    self.counters.storage_silent += 1;
+                    self.open(term, now_ns);
+                } else {
+                    self.resend(now_ns);
+                }
+            }
+        }
+    }
+
+    /// The lease store says who has the lease.
+    pub fn handle_lease(&mut self, ticket: u64, lease: Lease, now_ns: u64) {
+        let Some(at) = self.claims.iter().position(|(claim, _)| *claim == ticket) else {
+            self.counters.strays += 1;
+            return;
+        };
+        // Answers to claims before this one are older.
+        let sent_ns = self.claims.drain(..=at).next_back().map_or(now_ns, |(_, sent)| sent);
+        if lease.holder != self.config.holder {
+            if !matches!(self.role, Role::Standby) {
+                self.counters.leases_lost += 1;
+            }
+            self.stand_by();
+            return;
+        }
+        if is_over(sent_ns, self.config.lease_ns, now_ns) {
+            self.counters.strays += 1;
+            return;
+        }
+        self.held_since_ns = sent_ns;
+        if self.term() != Some(lease.term) {
+            self.open(lease.term, now_ns);
+        }
+    }
+
+    /// The log is open, or not.
+    pub fn handle_opened(&mut self, ticket: u64, opened: Result<Image, StorageError>, now_ns: u64) {
+        let Role::Opening { term, ticket: own, .. } = self.role else {
+            self.counters.strays += 1;
+            return;
+        };
+        if own != Some(ticket) {
+            self.counters.strays += 1;
+            return;
+        }
+        match opened {
+            Ok(image) => self.begin(term, ticket, &image, now_ns),
+            Err(error) => self.storage_failed(term, error, now_ns),
+        }
+    }
+
+    /// What was to be stored is durable, or not.
+    pub fn handle_stored(&mut self, ticket: u64, stored: Result<(), StorageError>, now_ns: u64) {
+        let Role::Leading(leader) = &mut self.role else {
+            self.counters.strays += 1;
+            return;
+        };
+        if leader.storing.as_ref().is_none_or(|(own, _, _)| *own != ticket) {
+            self.counters.strays += 1;
+            return;
+        }
+        let term = leader.term;
+        let is_done = match stored {
+            Err(StorageError::Fenced) => self.planted.is(Bug::LeaseUnchecked),
+            other => other.is_ok(),
+        };
+        if let (false, Err(error)) = (is_done, stored) {
+            self.storage_failed(term, error, now_ns);
+            return;
+        }
+        match leader.storing.take().map(|(_, _, write)| write) {
+            Some(Write::Begin) => {
+                leader.has_begun = true;
+                self.plan_hosts(None, now_ns);
+            }
+            Some(Write::Batch { at, length, answers, hosts }) => {
+                leader.end = at + length;
+                self.answer(answers);
+                self.plan_hosts(Some(hosts), now_ns);
+            }
+            Some(Write::Snapshot) => {
+                leader.end = 0;
+                self.counters.snapshots += 1;
+            }
+            None => {}
+        }
+        self.store_next(now_ns);
+    }
+
+    /// A client asks for something.
+    pub fn handle_request(&mut self, request: Request, now_ns: u64) {
+        let Request { client, sequence, .. } = request;
+        let Role::Leading(leader) = &self.role else {
+            self.counters.not_leading += 1;
+            self.deny(client, sequence, Denial::NotLeading);
+            return;
+        };
+        let is_known = |waiting: &Request| (waiting.client, waiting.sequence) == (client, sequence);
+        let is_in_flight = match &leader.storing {
+            Some((_, _, Write::Batch { answers, .. })) => {
+                answers.iter().any(|one| (one.0, one.1) == (client, sequence))
+            }
+            _ => false,
+        };
+        let is_repeat_counted = self.planted.is(Bug::RepeatCountedTwice);
+        if !is_repeat_counted && (is_in_flight || self.waiting.iter().any(is_known)) {
+            self.counters.repeated += 1;
+            return;
+        }
+        let last = leader.book.clients().get(&client);
+        match last {
+            _ if client == 0 => {
+                self.counters.stale += 1;
+                self.deny(client, sequence, Denial::NoClient);
+            }
+            Some(last) if last.sequence > sequence => {
+                let last = last.sequence;
+                self.counters.stale += 1;
+                self.deny(client, sequence, Denial::Stale { last });
+            }
+            Some(last) if last.sequence == sequence && !is_repeat_counted => {
+                let outcome = last.outcome.clone();
+                self.counters.repeated += 1;
+                self.effects.push_back(Effect::Answer { client, sequence, answer: Ok(outcome) });
+            }
+            _ if self.waiting.len() >= MAX_WAITING => {
+                self.counters.busy += 1;
+                self.deny(client, sequence, Denial::Busy);
+            }
+            None if leader.book.clients().len() + self.waiting.len() >= MAX_CLIENTS => {
+                self.counters.busy += 1;
+                self.deny(client, sequence, Denial::TooManyClients);
+            }
+            _ => {
+                self.waiting.push_back(request);
+                self.store_next(now_ns);
+            }
+        }
+    }
+
+    /// An agent answers a command.
+    pub fn handle_reply(&mut self, host: u32, reply: Reply) {
+        let Role::Leading(leader) = &mut self.role else {
+            self.counters.strays += 1;
+            return;
+        };
+        let Some(link) = leader.links.get_mut(host as usize) else {
+            self.counters.strays += 1;
+            return;
+        };
+        if reply.position != (Position { term: leader.term, sequence: link.sequence }) {
+            self.counters.strays += 1;
+            return;
+        }
+        self.counters.commands_refused += u64::from(reply.verdict.is_err());
+        match reply.verdict {
+            // The same command would get the same answer: the next one is sent when this one would have been again.
+            Err(Objection::NotEnforced) => {
+                link.sequence = self.next_sequence;
+                self.next_sequence += 1;
+            }
+            _ => link.resend_ns = None,
+        }
+        let is_plausible = |measure: &Measure| {
+            let share = link.plan.binary_search_by_key(&measure.job, |share| share.job);
+            share.is_ok()
+        };
+        let reported = reply.measures.len();
+        link.measures = reply.measures;
+        link.measures.truncate(link.plan.len());
+        link.measures.retain(is_plausible);
+        self.counters.implausible += (reported - link.measures.len()) as u64;
+    }
+
+    fn ticket(&mut self) -> u64 {
+        self.next_ticket += 1;
+        self.next_ticket - 1
+    }
+
+    fn claim(&mut self, now_ns: u64) {
+        let ticket = self.ticket();
+        if self.claims.len() == MAX_CLAIMS {
+            self.claims.pop_front();
+        }
+        self.claims.push_back((ticket, now_ns));
+        self.claimed_ns = Some(now_ns);
+        self.pause_ns = 0;
+        self.effects.push_back(Effect::Claim { ticket });
+    }
+
+    fn deny(&mut self, client: u64, sequence: u64, denial: Denial) {
+        self.effects.push_back(Effect::Answer { client, sequence, answer: Err(denial) });
+    }
+
+    /// Gives up leading. What was being stored may or may not be: its clients ask again.
+    fn stand_by(&mut self) {
+        self.role = Role::Standby;
+        for request in core::mem::take(&mut self.waiting) {
+            self.deny(request.client, request.sequence, Denial::NotLeading);
+        }
+    }
+
+    fn open(&mut self, term: u64, now_ns: u64) {
+        self.stand_by();
+        let ticket = self.ticket();
+        self.role = Role::Opening { term, ticket: Some(ticket), since_ns: now_ns };
+        self.effects.push_back(Effect::Open { ticket, term });
+    }
+
+    fn storage_failed(&mut self, term: u64, error: StorageError, now_ns: u64) {
+        self.stand_by();
+        if error == StorageError::Fenced {
+            self.counters.fenced += 1;
+        } else {
+            self.counters.storage_failed += 1;
+            self.role = Role::Opening { term, ticket: None, since_ns: now_ns };
+        }
+    }
+
+    /// Replays the log. The first write is the leader's own entry: it cuts a torn end, and once it is durable, no leader
+    /// before this one can have written anything that is not in the book.
+    fn begin(&mut self, term: u64, opening: u64, image: &Image, now_ns: u64) {
+        let recovered = Book::recover(self.network.clone(), &image.snapshot, &image.log);
+        let change = Change::Lead { hosts: fingerprint(&self.network) };
+        let entry = Entry { client: 0, sequence: 0, change };
+        let begun = recovered.and_then(|(mut book, found)| {
+            let first = book.next_index();
+            book.apply(term, &entry)?;
+            Ok((book, found, first))
+        });
+        let (book, found, first) = match begun {
+            Ok(begun) => begun,
+            Err(error) => {
+                self.counters.logs_refused += 1;
+                self.last_error = Some(error);
+                self.role = Role::Standby;
+                self.claims.clear();
+                self.claimed_ns = Some(now_ns);
+                self.pause_ns = self.config.lease_ns.saturating_mul(PAUSE_LEASES);
+                return;
+            }
+        };
+        self.counters.terms += 1;
+        self.counters.torn_tails += u64::from(found.torn_bytes > 0);
+        let at = match self.planted.is(Bug::TornTailKept) {
+            true => image.log.len() as u64,
+            false => found.end as u64,
+        };
+        let bytes = Batch { term, first, entries: alloc::vec![entry] }.encode();
+        let end = at + bytes.len() as u64;
+        let links = alloc::vec![Link::default(); self.network.hosts() as usize];
+        let ticket = self.ticket();
+        let storing = Some((ticket, now_ns, Write::Begin));
+        let leader = Leader { opening, term, book, end, storing, has_begun: false, links };
+        self.role = Role::Leading(Box::new(leader));
+        self.effects.push_back(Effect::Append { opening, at, bytes });
+        self.effects.push_back(Effect::Sync { opening, ticket });
+    }
+
+    /// Stores a snapshot if the log is long, or else what waits.
+    fn store_next(&mut self, now_ns: u64) {
+        let Role::Leading(leader) = &mut self.role else { return };
+        if leader.storing.is_some() {
+            return;
+        }
+        let opening = leader.opening;
+        if leader.end > self.config.snapshot_bytes {
+            let bytes = leader.book.snapshot();
+            let ticket = self.next_ticket;
+            self.next_ticket += 1;
+            leader.storing = Some((ticket, now_ns, Write::Snapshot));
+            self.effects.push_back(Effect::Snapshot { opening, ticket, bytes });
+        } else if !self.waiting.is_empty() {
+            self.store_batch(now_ns);
+        }
+    }
+
+    fn store_batch(&mut self, now_ns: u64) {
+        let ticket = self.ticket();
+        let Role::Leading(leader) = &mut self.role else { return };
+        let batch = self.waiting.len().min(MAX_BATCH);
+        let (first, at) = (leader.book.next_index(), leader.end);
+        let (mut entries, mut answers, mut hosts) = (Vec::new(), Vec::new(), BTreeSet::new());
+        for request in self.waiting.drain(..batch) {
+            let Request { client, sequence, ask } = request;
+            let is_old = |last: &crate::log::Answered| last.sequence >= sequence;
+            if leader.book.clients().get(&client).is_some_and(is_old)
+                && !self.planted.is(Bug::RepeatCountedTwice)
+            {
+                // Two requests of a client waited, the later one first.
+                self.counters.stale += 1;
+                continue;
+            }
+            let change = decide(&leader.book, &self.config, &mut self.memory, ask);
+            if let Change::Release(job) = &change {
+                let held = leader.book.jobs().get(job);
+                hosts.extend(held.iter().flat_map(|held| &held.pieces).map(|piece| piece.host));
+            }
+            let mut entry = Entry { client, sequence, change };
+            let outcome = leader.book.apply(leader.term, &entry).unwrap_or_else(|error| {
+                let reason = shortened(error.to_string());
+                entry.change = Change::Refuse(reason.clone());
+                // A refusal changes no link, and the term is the leader's own.
+                leader.book.apply(leader.term, &entry).unwrap_or(Outcome::Refused(reason))
+            });
+            if let Change::Admit(held) = &entry.change {
+                hosts.extend(held.pieces.iter().map(|piece| piece.host));
+            }
+            entries.push(entry);
+            answers.push((client, sequence, outcome));
+        }
+        if entries.is_empty() {
+            return;
+        }
+        let bytes = Batch { term: leader.term, first, entries }.encode();
+        let length = bytes.len() as u64;
+        let opening = leader.opening;
+        if self.planted.is(Bug::AnswerBeforeSync) {
+            let early = answers.iter().cloned();
+            let early = early.map(|(client, sequence, outcome)| Effect::Answer {
+                client,
+                sequence,
+                answer: Ok(outcome),
+            });
+            self.effects.extend(early);
+        }
+        leader.storing = Some((ticket, now_ns, Write::Batch { at, length, answers, hosts }));
+        self.effects.push_back(Effect::Append { opening, at, bytes });
+        self.effects.push_back(Effect::Sync { opening, ticket });
+    }
+
+    fn answer(&mut self, answers: Vec<(u64, u64, Outcome)>) {
+        for (client, sequence, outcome) in answers {
+            match &outcome {
+                Outcome::Admitted(_) => self.counters.admitted += 1,
+                Outcome::Released(_) => self.counters.released += 1,
+                Outcome::Refused(_) => self.counters.refused += 1,
+            }
+            self.effects.push_back(Effect::Answer { client, sequence, answer: Ok(outcome) });
+        }
+    }
+
+    /// Sends the plans of these hosts, or of all. Nothing is being stored, so the book has only what is durable.
+    fn plan_hosts(&mut self, hosts: Option<BTreeSet<u32>>, now_ns: u64) {
+        let Role::Leading(leader) = &mut self.role else { return };
+        let hosts = hosts.unwrap_or_else(|| (0..self.network.hosts()).collect());
+        let mut plans = plans(&leader.book, &hosts);
+        for host in hosts {
+            let link = &mut leader.links[host as usize];
+            link.sequence = self.next_sequence;
+            self.next_sequence += 1;
+            link.plan = plans.remove(&host).unwrap_or_default();
+            link.resend_ns = Some(now_ns.saturating_add(self.config.resend_ns));
+            let position = Position { term: leader.term, sequence: link.sequence };
+            let command = Command { position, plan: link.plan.clone() };
+            self.effects.push_back(Effect::Send { host, command });
+        }
+    }
+
+    fn resend(&mut self, now_ns: u64) {
+        let Role::Leading(leader) = &mut self.role else { return };
+        let resend_ns = self.config.resend_ns;
+        for (host, link) in (0..).zip(&mut leader.links) {
+            // A clock that went back must not keep commands for long.
+            let is_due = |at: u64| now_ns >= at || at - now_ns > resend_ns;
+            if link.resend_ns.is_some_and(is_due) {
+                link.resend_ns = Some(now_ns.saturating_add(resend_ns));
+                self.counters.resent += 1;
+                let position = Position { term: leader.term, sequence: link.sequence };
+                let command = Command { position, plan: link.plan.clone() };
+                self.effects.push_back(Effect::Send { host, command });
+            }
+        }
+    }
+}
+
+/// Whether so much time has passed since `from_ns`, or the clock went back, so that it is not known.
+fn is_over(from_ns: u64, length_ns: u64, now_ns: u64) -> bool {
+    now_ns.checked_sub(from_ns).is_none_or(|passed| passed >= length_ns)
+}
+
+/// What a request changes.
+fn decide(book: &Book, config: &Config, memory: &mut Memory, ask: Ask) -> Change {
+    let refuse = |reason: String| Change::Refuse(shortened(reason));
+    let job = match ask {
+        Ask::Admit(job) => job,
+        Ask::Release(job) => {
+            let is_there = book.jobs().contains_key(&job);
+            return if is_there {
+                Change::Release(job)
+            } else {
+                refuse(alloc::format!("there is no job {job}"))
+            };
+        }
+    };
+    let abstraction = config.abstraction;
+    let request = match PlacementRequest::new(&job, abstraction) {
+        Ok(request) => request,
+        Err(error) => return refuse(error.to_string()),
+    };
+    match search::place(book.ledger(), &request, memory, book.next_index(), config.iterations) {
+        Ok(placement) => Change::Admit(Held {
+            job,
+            abstraction,
+            order: placement.order,
+            pieces: placement.pieces,
+        }),
+        Err(refusal) => refuse(refusal.to_string()),
+    }
+}
+
+/// The plans of hosts; one that has no jobs is not in it.
+fn plans(book: &Book, hosts: &BTreeSet<u32>) -> BTreeMap<u32, Plan> {
+    let mut plans: BTreeMap<u32, Plan> = BTreeMap::new();
+    for (job, held) in book.jobs() {
+        let mut pieces = held.pieces.clone();
+        pieces.retain(|piece| hosts.contains(&piece.host));
+        pieces.sort_unstable();
+        // The book checked the pattern when it admitted the job.
+        let Ok(demand) = Demand::in_order(&held.job.pattern, held.order) else { continue };
+        for pieces in pieces.chunk_by(|a, b| a.host == b.host) {
+            let runs: Vec<_> = pieces.iter().map(|piece| piece.run).collect();
+            let cut = demand.reservation(held.abstraction, &runs);
+            let Job { burst_bytes, latency, .. } = held.job;
+            let share =
+                Share { job: *job, out_bps: cut.out_bps, in_bps: cut.in_bps, burst_bytes, latency };
+            plans.entry(pieces[0].host).or_default().push(share);
+        }
+    }
+    plans
+}
