@@ -1,0 +1,71 @@
+//! Brains, agents and clients in a simulated data centre in which everything goes wrong.
+//!
+//! `DQUANT_SEED=17` runs one seed, `DQUANT_SEEDS=5000` as many from 0. With the feature `planted-bugs`, every planted
+//! bug has to be found; `DQUANT_BUG=LeaseUnchecked` looks for one only.
+
+mod checks;
+mod volume;
+mod world;
+
+use checks::Checks;
+use parfait::planted::Bug;
+use world::{MS, Tally, World};
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().expect("a number"))
+}
+
+fn run(seed: u64, bug: Option<Bug>) -> Result<Tally, String> {
+    World::new(seed, bug).run(&mut Checks::default())
+}
+
+fn sweep(seeds: std::ops::Range<u64>) {
+    let mut sum = Tally::default();
+    let mut times = Vec::new();
+    for seed in seeds.clone() {
+        let tally = run(seed, None).unwrap_or_else(|what| {
+            panic!("seed {seed}: {what}\nreplay: DQUANT_SEED={seed} cargo test -p parfait --test brains few_seeds")
+        });
+        times.push(tally.healed_ns / MS);
+        sum.add(tally);
+    }
+    times.sort_unstable();
+    let most = times.last().copied().unwrap_or(0);
+    println!("{} seeds: {sum:?}", times.len());
+    let bound = world::bound_ns(3, 3) / MS;
+    println!(
+        "settled after {} ms (median), {most} ms (most); the bound is {bound} ms",
+        times[times.len() / 2]
+    );
+    if seeds.end - seeds.start >= 100 {
+        sum.check_thorough();
+    }
+}
+
+#[test]
+fn few_seeds_keep_every_promise() {
+    match (number("DQUANT_SEED"), number("DQUANT_SEEDS")) {
+        (Some(seed), _) => sweep(seed..seed + 1),
+        (None, seeds) => sweep(0..seeds.unwrap_or(300)),
+    }
+}
+
+#[test]
+#[ignore = "takes longer; run it by name"]
+fn many_seeds_keep_every_promise() {
+    sweep(0..number("DQUANT_SEEDS").unwrap_or(2000));
+}
+
+#[cfg(feature = "planted-bugs")]
+#[test]
+fn every_planted_bug_is_found() {
+    const PATIENCE: u64 = 300;
+    let only = std::env::var("DQUANT_BUG").ok();
+    let is_wanted = |bug: &Bug| only.as_ref().is_none_or(|only| *only == format!("{bug:?}"));
+    for bug in Bug::ALL.into_iter().filter(is_wanted) {
+        let found = (0..PATIENCE).find_map(|seed| Some((seed, run(seed, Some(bug)).err()?)));
+        let (seed, what) =
+            found.unwrap_or_else(|| panic!("{bug:?} is not found in {PATIENCE} seeds"));
+        println!("{bug:?}: after {} seeds, {what}", seed + 1);
+    }
+}
