@@ -1,8 +1,9 @@
 //! `cargo xtask chaos`: the long run of the simulation, and the check of its checker.
 //!
-//! It has two parts. The transport runs thousands of seeds of random programs under random faults; then every planted
-//! bug has to be found, which shows that the first part would find bugs. Both are tests of the package `sim`, built
-//! optimised and without the rest of the workspace, so that a machine starts within a minute.
+//! It has two parts. The transport runs thousands of seeds of random programs under random faults, and so do brains and
+//! agents of Parfait; then every planted bug has to be found, which shows that the first part would find bugs. They are
+//! tests of the packages `sim` and `parfait`, built optimised and without the rest of the workspace, so that a machine
+//! starts within a minute.
 
 use crate::Command;
 use crate::shell::{self, Failure};
@@ -15,8 +16,8 @@ pub(crate) const COMMAND: Command = Command {
 Usage: cargo xtask chaos [--seeds FIRST..END]
 
 Runs the transport in virtual time through these seeds: random programs, random faults, every completion and byte
-checked. Then plants known bugs one at a time and counts the seeds until each is found. docs/simulation.md says what
-is checked. A seed that fails is printed with the command that replays it.
+checked. Does the same with brains and agents (docs/parfait.md). Then plants known bugs one at a time and counts the
+seeds until each is found. docs/simulation.md says what is checked. A seed that fails is printed with the command that replays it.
 
 Options:
   --seeds FIRST..END   seeds of the first part [default: 0..4000]
@@ -33,9 +34,10 @@ const DEFAULT_SEEDS: &str = "0..4000";
 
 fn run(args: &[String]) -> Result<(), Failure> {
     let seeds = parse(args)?;
-    let mut long = test(&["--test", "it", "chaos"]);
-    shell::run(long.env("DQUANT_SEEDS", seeds))?;
-    shell::run(&mut test(&["--features", "planted-bugs", "--test", "planted"]))
+    shell::run(test("sim", &["--test", "it", "chaos"]).env("DQUANT_SEEDS", seeds))?;
+    shell::run(test("parfait", &["--test", "brains"]).env("DQUANT_SEEDS", seeds))?;
+    shell::run(&mut test("sim", &["--features", "planted-bugs", "--test", "planted"]))?;
+    shell::run(&mut test("parfait", &["--features", "planted-bugs", "--test", "brains", "planted"]))
 }
 
 fn parse(args: &[String]) -> Result<&str, Failure> {
@@ -46,8 +48,8 @@ fn parse(args: &[String]) -> Result<&str, Failure> {
     }
 }
 
-fn test(what: &[&str]) -> std::process::Command {
-    let mut command = cargo(&["test", "--release", "--package", "sim"]);
+fn test(package: &str, what: &[&str]) -> std::process::Command {
+    let mut command = cargo(&["test", "--release", "--package", package]);
     command.args(what).args(["--", "--nocapture"]);
     command
 }

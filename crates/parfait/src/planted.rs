@@ -32,6 +32,19 @@ impl Bug {
     ];
 }
 
+impl core::fmt::Display for Bug {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            Bug::LowerTermAccepted => "lower-term-accepted",
+            Bug::OvertakenAccepted => "overtaken-accepted",
+            Bug::AnswerBeforeSync => "answer-before-sync",
+            Bug::RepeatCountedTwice => "repeat-counted-twice",
+            Bug::LeaseUnchecked => "lease-unchecked",
+            Bug::TornTailKept => "torn-tail-kept",
+        })
+    }
+}
+
 /// Which bug a brain or an agent has.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Planted {

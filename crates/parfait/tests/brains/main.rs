@@ -1,7 +1,7 @@
 //! Brains, agents and clients in a simulated data centre in which everything goes wrong.
 //!
-//! `DQUANT_SEED=17` runs one seed, `DQUANT_SEEDS=5000` as many from 0. With the feature `planted-bugs`, every planted
-//! bug has to be found; `DQUANT_BUG=LeaseUnchecked` looks for one only.
+//! `DQUANT_SEEDS=0..5000` runs these seeds, `DQUANT_SEEDS=17..18` one. With the feature `planted-bugs`, every planted bug
+//! has to be found; `DQUANT_BUG=lease-unchecked` looks for one only.
 
 mod checks;
 mod volume;
@@ -11,8 +11,11 @@ use checks::Checks;
 use parfait::planted::Bug;
 use world::{MS, Tally, World};
 
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|text| text.parse().expect("a number"))
+/// The seeds that the environment names, or so many from 0.
+fn seeds(count: u64) -> std::ops::Range<u64> {
+    let Ok(text) = std::env::var("DQUANT_SEEDS") else { return 0..count };
+    let ends = text.split_once("..").expect("FIRST..END");
+    ends.0.parse().expect("FIRST")..ends.1.parse().expect("END")
 }
 
 fn run(seed: u64, bug: Option<Bug>) -> Result<Tally, String> {
@@ -24,7 +27,11 @@ fn sweep(seeds: std::ops::Range<u64>) {
     let mut times = Vec::new();
     for seed in seeds.clone() {
         let tally = run(seed, None).unwrap_or_else(|what| {
-            panic!("seed {seed}: {what}\nreplay: DQUANT_SEED={seed} cargo test -p parfait --test brains few_seeds")
+            let next = seed + 1;
+            let replay = format!(
+                "DQUANT_SEEDS={seed}..{next} cargo test -p parfait --test brains few_seeds"
+            );
+            panic!("seed {seed}: {what}\nreplay: {replay}")
         });
         times.push(tally.healed_ns / MS);
         sum.add(tally);
@@ -44,16 +51,13 @@ fn sweep(seeds: std::ops::Range<u64>) {
 
 #[test]
 fn few_seeds_keep_every_promise() {
-    match (number("DQUANT_SEED"), number("DQUANT_SEEDS")) {
-        (Some(seed), _) => sweep(seed..seed + 1),
-        (None, seeds) => sweep(0..seeds.unwrap_or(300)),
-    }
+    sweep(seeds(300));
 }
 
 #[test]
 #[ignore = "takes longer; run it by name"]
 fn many_seeds_keep_every_promise() {
-    sweep(0..number("DQUANT_SEEDS").unwrap_or(2000));
+    sweep(seeds(2000));
 }
 
 #[cfg(feature = "planted-bugs")]
@@ -61,11 +65,11 @@ fn many_seeds_keep_every_promise() {
 fn every_planted_bug_is_found() {
     const PATIENCE: u64 = 300;
     let only = std::env::var("DQUANT_BUG").ok();
-    let is_wanted = |bug: &Bug| only.as_ref().is_none_or(|only| *only == format!("{bug:?}"));
+    let is_wanted = |bug: &Bug| only.as_ref().is_none_or(|only| *only == bug.to_string());
     for bug in Bug::ALL.into_iter().filter(is_wanted) {
         let found = (0..PATIENCE).find_map(|seed| Some((seed, run(seed, Some(bug)).err()?)));
         let (seed, what) =
-            found.unwrap_or_else(|| panic!("{bug:?} is not found in {PATIENCE} seeds"));
-        println!("{bug:?}: after {} seeds, {what}", seed + 1);
+            found.unwrap_or_else(|| panic!("{bug} is not found in {PATIENCE} seeds"));
+        println!("{bug}: after {} seeds, {what}", seed + 1);
     }
 }
