@@ -39,7 +39,7 @@ pub(super) struct Discover {
     #[command(flatten)]
     port: PortArgs,
 
-    /// Write the topology: .net (ibsim), .toml, .dot (Graphviz), .ns3 (ns-3), .topo (csg-htsim), .svg (a picture)
+    /// Write it: .net (ibsim), .toml, .dot (Graphviz), .ns3 (ns-3), .topo (csg-htsim), .svg (a picture)
     #[arg(long, value_name = "FILE")]
     write: Option<PathBuf>,
 

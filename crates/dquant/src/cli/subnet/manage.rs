@@ -57,8 +57,16 @@ pub(super) struct Manage {
     #[command(flatten)]
     port: PortArgs,
 
-    /// Routing engine; up-down where its paths need more VLs than links have
-    #[arg(long, value_enum, default_value_t = Name::Balanced, value_name = "NAME")]
+    /// Routing engine: min-hop, up-down, fat-tree, dor, balanced
+    ///
+    /// up-down where its paths need more VLs than links have.
+    #[arg(
+        long,
+        value_enum,
+        default_value_t = Name::Balanced,
+        value_name = "NAME",
+        hide_possible_values = true
+    )]
     engine: Name,
 
     /// GUIDs of the root switches for up-down, separated by commas [default: found]
@@ -81,11 +89,11 @@ pub(super) struct Manage {
     #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     misses: u32,
 
-    /// LID mask control: every end port gets 2^N LIDs, on different paths where there are some
+    /// LID mask control: every end port gets 2^N LIDs, on several paths
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=7))]
     lmc: u8,
 
-    /// The M_Key that ports have; set by --m-key-protection, and otherwise sent alone
+    /// The M_Key that ports have; --m-key-protection sets it
     #[arg(long, default_value = "0", value_name = "KEY", value_parser = key)]
     m_key: u64,
 
@@ -93,7 +101,7 @@ pub(super) struct Manage {
     #[arg(long, value_name = "0..2", requires = "m_key", value_parser = clap::value_parser!(u8).range(0..=2))]
     m_key_protection: Option<u8>,
 
-    /// After a wrong M_Key a port drops its protection if the manager is silent for so many seconds; 0: never
+    /// How long a silent manager's protection outlasts wrong M_Keys; 0: for ever
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     m_key_lease: u16,
 
@@ -101,7 +109,7 @@ pub(super) struct Manage {
     #[arg(long, default_value = "1", value_name = "KEY", value_parser = key)]
     sm_key: u64,
 
-    /// Set up the partitions of this file, in the manner of opensm's partitions.conf, once it starts
+    /// Set up the partitions of this file, as in opensm's partitions.conf
     #[arg(long, value_name = "FILE")]
     partitions: Option<PathBuf>,
 
