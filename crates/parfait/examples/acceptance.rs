@@ -51,10 +51,24 @@ const SITES: &[Site] = &[
     Site { name: "lingjun", rule: "", switch_bps: HOST_BPS / 4 },
 ];
 
+/// Chooses hosts; the seed and the number of iterations are for the search.
+type Place = fn(&mut Ledger, &Request, &mut Memory, u64, u32) -> Option<Placement>;
+
+const BY_FIRST_FIT: Place = |ledger, request, _, _, _| greedy::first_fit(ledger, request).ok();
+const BY_OKTOPUS: Place = |ledger, request, _, _, _| greedy::oktopus(ledger, request).ok();
+const BY_COLOCATION: Place = |ledger, request, _, _, _| greedy::colocate(ledger, request).ok();
+const BY_LOCALITY: Place = |ledger, request, _, _, _| {
+    let pieces = greedy::best_fit(ledger, request).ok()?;
+    Some(Placement { order: Order::Ranks, pieces, cost: 0 })
+};
+const BY_SEARCH: Place = |ledger, request, memory, seed, iterations| {
+    place(ledger, request, memory, seed, iterations).ok()
+};
+
 /// A way to choose hosts, and what is reserved for them.
 struct Way {
     name: &'static str,
-    place: fn(&mut Ledger, &Request, &mut Memory, u64, u32) -> Option<Placement>,
+    place: Place,
     /// `None` reserves nothing.
     abstraction: Option<Abstraction>,
     bound: Option<Bound>,
@@ -69,86 +83,31 @@ enum Bound {
     EmptyNetwork,
 }
 
-const fn way(
-    name: &'static str,
-    place: fn(&mut Ledger, &Request, &mut Memory, u64, u32) -> Option<Placement>,
-    abstraction: Abstraction,
-) -> Way {
+const fn way(name: &'static str, place: Place, abstraction: Abstraction) -> Way {
     Way { name, place, abstraction: Some(abstraction), bound: None }
 }
 
 const WAYS: &[Way] = &[
     Way {
         name: "bound: slots alone",
-        place: by_locality,
+        place: BY_LOCALITY,
         abstraction: None,
         bound: Some(Bound::SlotsAlone),
     },
     Way {
         name: "bound: each job alone",
-        place: by_search,
+        place: BY_SEARCH,
         abstraction: Some(Abstraction::Parfait),
         bound: Some(Bound::EmptyNetwork),
     },
-    Way { name: "locality only", place: by_locality, abstraction: None, bound: None },
-    way("first fit, hose", by_first_fit, Abstraction::Hose),
-    way("Oktopus (greedy, hose)", by_oktopus, Abstraction::Hose),
-    way("CloudMirror (colocate, TAG)", by_colocation, Abstraction::Tag),
-    way("search, hose", by_search, Abstraction::Hose),
-    way("greedy, Parfait", by_oktopus, Abstraction::Parfait),
-    way("search, Parfait", by_search, Abstraction::Parfait),
+    Way { name: "locality only", place: BY_LOCALITY, abstraction: None, bound: None },
+    way("first fit, hose", BY_FIRST_FIT, Abstraction::Hose),
+    way("Oktopus (greedy, hose)", BY_OKTOPUS, Abstraction::Hose),
+    way("CloudMirror (colocate, TAG)", BY_COLOCATION, Abstraction::Tag),
+    way("search, hose", BY_SEARCH, Abstraction::Hose),
+    way("greedy, Parfait", BY_OKTOPUS, Abstraction::Parfait),
+    way("search, Parfait", BY_SEARCH, Abstraction::Parfait),
 ];
-
-fn by_locality(
-    ledger: &mut Ledger,
-    request: &Request,
-    _: &mut Memory,
-    _: u64,
-    _: u32,
-) -> Option<Placement> {
-    let pieces = greedy::best_fit(ledger, request).ok()?;
-    Some(Placement { order: Order::Ranks, pieces, cost: 0 })
-}
-
-fn by_first_fit(
-    ledger: &mut Ledger,
-    request: &Request,
-    _: &mut Memory,
-    _: u64,
-    _: u32,
-) -> Option<Placement> {
-    greedy::first_fit(ledger, request).ok()
-}
-
-fn by_oktopus(
-    ledger: &mut Ledger,
-    request: &Request,
-    _: &mut Memory,
-    _: u64,
-    _: u32,
-) -> Option<Placement> {
-    greedy::oktopus(ledger, request).ok()
-}
-
-fn by_colocation(
-    ledger: &mut Ledger,
-    request: &Request,
-    _: &mut Memory,
-    _: u64,
-    _: u32,
-) -> Option<Placement> {
-    greedy::colocate(ledger, request).ok()
-}
-
-fn by_search(
-    ledger: &mut Ledger,
-    request: &Request,
-    memory: &mut Memory,
-    seed: u64,
-    iterations: u32,
-) -> Option<Placement> {
-    place(ledger, request, memory, seed, iterations).ok()
-}
 
 /// What to run.
 struct Options {
