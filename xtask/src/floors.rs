@@ -136,6 +136,12 @@ const FLOORS: &[(&str, &str)] = &[
          brain: *",
     ),
     (
+        "crates/cluster/src",
+        "store
+         enforce
+         view",
+    ),
+    (
         "crates/xio/src",
         "dataset
          documents

@@ -41,11 +41,18 @@ const LAYERS: &[Layer] = &[
         tests_may_use: &[],
         pure: false,
     },
+    Layer {
+        name: "cluster",
+        may_use: &["fabric", "parfait", "engine"],
+        tests_may_use: &[],
+        pure: false,
+    },
     Layer { name: "client", may_use: &["xio", "host", "engine"], tests_may_use: &[], pure: false },
     Layer {
         name: "dquant",
         may_use: &[
-            "roce", "sim", "fabric", "xio", "nic", "host", "formats", "engine", "client", "ibverbs",
+            "roce", "sim", "fabric", "parfait", "xio", "nic", "host", "formats", "engine",
+            "cluster", "client", "ibverbs",
         ],
         tests_may_use: &[],
         pure: false,
