@@ -131,8 +131,8 @@ const FLOORS: &[(&str, &str)] = &[
          placement: runs pattern job demand network loads ledger
          queues: job loads ledger
          planted
-         log: runs job demand network loads ledger
-         agent: planted job network ledger
+         log: runs job demand network loads ledger queues
+         agent: planted job ledger queues
          brain: *",
     ),
     (

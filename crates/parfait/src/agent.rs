@@ -1,4 +1,4 @@
-//! The agent of a host: enforces the last good plan of the highest term that it knows.
+//! The agent of a host or switch: enforces the last good plan of the highest term that it knows, port by port.
 //!
 //! What it keeps to:
 //!
@@ -10,7 +10,7 @@
 //! The caller makes [`Saved`] durable before it enforces a plan or sends an answer, and starts again from it; an agent
 //! that forgets its term cannot keep to A1.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use thiserror::Error;
@@ -18,26 +18,29 @@ use thiserror::Error;
 use crate::job::Latency;
 use crate::ledger::JobId;
 use crate::planted::{Bug, Planted};
+use crate::queues::Dscp;
 
-/// Most jobs of a plan. A host has at most this many slots.
-pub const MAX_SHARES: usize = crate::network::MAX_SLOTS as usize;
+/// Most shares of a plan: 255 ports, on each of which jobs differ by one of 61 DSCPs.
+pub const MAX_SHARES: usize = 255 * 61;
 
-/// What a job may use on a host.
+/// What a job is guaranteed at a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
+    /// The port through which packets leave, as the topology numbers it.
+    pub port: u8,
     /// The job.
     pub job: JobId,
-    /// Bits per second that its workers there may send to other hosts.
-    pub out_bps: u64,
-    /// Bits per second that they may be sent.
-    pub in_bps: u64,
-    /// Bytes that they may send at once.
+    /// That of its packets; jobs of one port differ in it.
+    pub dscp: Dscp,
+    /// Bits per second that it may send there whatever others do.
+    pub bps: u64,
+    /// Bytes that each of its workers may send at once.
     pub burst_bytes: u64,
     /// How much it minds waiting.
     pub latency: Latency,
 }
 
-/// What is guaranteed on a host, sorted by job.
+/// What is guaranteed at the ports of a node, sorted by port and job.
 pub type Plan = Vec<Share>;
 
 /// Orders commands: terms first, then the sequence within a term.
@@ -73,34 +76,51 @@ pub enum Objection {
         /// Its sequence.
         seen: u64,
     },
-    /// The plan has too many jobs.
-    #[error("{0} jobs on one host; there can be {MAX_SHARES}")]
-    TooManyJobs(usize),
-    /// The jobs of the plan are not sorted, or one is there twice.
-    #[error("job {0} is out of order or there twice")]
+    /// The plan has too many shares.
+    #[error("{0} shares for one node; there can be {MAX_SHARES}")]
+    TooManyShares(usize),
+    /// The shares of the plan are not sorted, or one is there twice.
+    #[error("job {0} is out of order, or twice at one port")]
     Unsorted(JobId),
-    /// The plan guarantees more than the host's ports carry.
-    #[error(
-        "the plan guarantees {planned_bps} bit/s in one direction, and the ports carry {port_bps}"
-    )]
+    /// Packets of two jobs could not be told apart.
+    #[error("two jobs of port {port} have DSCP {dscp}")]
+    SharedDscp {
+        /// The port.
+        port: u8,
+        /// The code point.
+        dscp: Dscp,
+    },
+    /// The plan names a port that this node does not have.
+    #[error("there is no port {0}")]
+    NoPort(u8),
+    /// The plan guarantees more than a port carries.
+    #[error("the plan guarantees {planned_bps} bit/s at port {port}, which carries {port_bps}")]
     Overbooked {
-        /// What the plan guarantees in the direction with more.
+        /// The port.
+        port: u8,
+        /// What the plan guarantees there.
         planned_bps: u64,
-        /// What all ports carry.
+        /// What it carries.
         port_bps: u64,
     },
-    /// The host could not enforce it; the plan before it is in force.
-    #[error("the host could not enforce the plan")]
+    /// The node could not enforce it; the plan before it is in force.
+    #[error("the plan could not be enforced; the one before is in force")]
     NotEnforced,
 }
 
-/// What a job was measured to use since the last report.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a job was measured to use at a port since the last report.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Measure {
+    /// The port.
+    pub port: u8,
     /// The job.
     pub job: JobId,
     /// Bits per second that it sent.
-    pub out_bps: u64,
+    pub bps: u64,
+    /// Bytes that wait.
+    pub backlog_bytes: u64,
+    /// Packets that found no room since the agent began.
+    pub dropped_packets: u64,
 }
 
 /// The answer to a command.
@@ -138,9 +158,9 @@ pub struct Counters {
     pub overtaken: u64,
     /// Commands with an impossible plan.
     pub impossible: u64,
-    /// Plans that the host could not enforce.
+    /// Plans that the node could not enforce.
     pub not_enforced: u64,
-    /// Measurements of jobs that are not in the plan.
+    /// Measurements of jobs and ports that are not in the plan.
     pub unknown_jobs: u64,
 }
 
@@ -156,23 +176,24 @@ pub enum Step {
 /// See the module's text.
 #[derive(Clone, Debug)]
 pub struct Agent {
-    port_bps: u64,
+    /// By port: what it carries in bit/s.
+    ports_bps: BTreeMap<u8, u64>,
     saved: Saved,
     /// The plan before the one being enforced.
     before: Plan,
-    measures: BTreeMap<JobId, u64>,
+    measures: BTreeMap<(u8, JobId), Measure>,
     heard_ns: Option<u64>,
     counters: Counters,
     planted: Planted,
 }
 
 impl Agent {
-    /// One of a host whose ports carry `port_bps` together, with what it saved last.
+    /// One of a node whose ports carry so many bit/s each, with what it saved last.
     ///
     /// The caller enforces [`plan`](Agent::plan) again first: it cannot know how far it came before the restart.
-    pub fn new(port_bps: u64, saved: Saved) -> Agent {
+    pub fn new(ports_bps: BTreeMap<u8, u64>, saved: Saved) -> Agent {
         Agent {
-            port_bps,
+            ports_bps,
             before: saved.plan.clone(),
             saved,
             measures: BTreeMap::new(),
@@ -209,11 +230,11 @@ impl Agent {
         self.heard_ns.map(|heard| now_ns.saturating_sub(heard))
     }
 
-    /// Notes what a job sent; jobs that are not in the plan are counted only.
-    pub fn measure(&mut self, job: JobId, out_bps: u64) {
-        match self.saved.plan.binary_search_by_key(&job, |share| share.job) {
+    /// Notes what a job sent through a port; jobs that are not in the plan there are counted only.
+    pub fn measure(&mut self, measure: Measure) {
+        match place(&self.saved.plan, measure.port, measure.job) {
             Ok(_) => {
-                self.measures.insert(job, out_bps);
+                self.measures.insert((measure.port, measure.job), measure);
             }
             Err(_) => self.counters.unknown_jobs += 1,
         }
@@ -242,7 +263,7 @@ impl Agent {
             return Step::Answer(self.reply(position, verdict));
         }
         self.saved.position = position;
-        if let Err(objection) = check_plan(&plan, self.port_bps) {
+        if let Err(objection) = check_plan(&plan, &self.ports_bps) {
             self.counters.impossible += 1;
             self.saved.verdict = Some(Err(objection));
             return Step::Answer(self.reply(position, Err(objection)));
@@ -252,7 +273,7 @@ impl Agent {
         Step::Enforce
     }
 
-    /// The host enforced the plan, or could not and enforces the one before. Make [`saved`](Agent::saved) durable, then
+    /// The node enforced the plan, or could not and enforces the one before. Make [`saved`](Agent::saved) durable, then
     /// send the answer.
     pub fn enforced(&mut self, is_enforced: bool) -> Reply {
         let verdict = match is_enforced {
@@ -268,7 +289,7 @@ impl Agent {
         };
         self.saved.verdict = Some(verdict);
         let plan = &self.saved.plan;
-        self.measures.retain(|job, _| plan.binary_search_by_key(job, |share| share.job).is_ok());
+        self.measures.retain(|(port, job), _| place(plan, *port, *job).is_ok());
         self.reply(self.saved.position, verdict)
     }
 
@@ -285,23 +306,38 @@ impl Agent {
     }
 
     fn reply(&self, position: Position, verdict: Result<(), Objection>) -> Reply {
-        let measures =
-            self.measures.iter().map(|(job, out_bps)| Measure { job: *job, out_bps: *out_bps });
-        Reply { position, verdict, measures: measures.collect() }
+        Reply { position, verdict, measures: self.measures.values().copied().collect() }
     }
 }
 
-fn check_plan(plan: &[Share], port_bps: u64) -> Result<(), Objection> {
+/// Where the share of a job at a port is in a plan, or would be.
+pub(crate) fn place(plan: &[Share], port: u8, job: JobId) -> Result<usize, usize> {
+    plan.binary_search_by_key(&(port, job), |share| (share.port, share.job))
+}
+
+/// Refuses a plan that cannot be meant.
+///
+/// # Errors
+/// Says what is wrong with it.
+pub fn check_plan(plan: &[Share], ports_bps: &BTreeMap<u8, u64>) -> Result<(), Objection> {
     if plan.len() > MAX_SHARES {
-        return Err(Objection::TooManyJobs(plan.len()));
+        return Err(Objection::TooManyShares(plan.len()));
     }
-    if let Some(pair) = plan.windows(2).find(|pair| pair[0].job >= pair[1].job) {
+    let key = |share: &Share| (share.port, share.job);
+    if let Some(pair) = plan.windows(2).find(|pair| key(&pair[0]) >= key(&pair[1])) {
         return Err(Objection::Unsorted(pair[1].job));
     }
-    let sum = |rate: fn(&Share) -> u64| plan.iter().map(rate).fold(0, u64::saturating_add);
-    let planned_bps = sum(|share| share.out_bps).max(sum(|share| share.in_bps));
-    if planned_bps > port_bps {
-        return Err(Objection::Overbooked { planned_bps, port_bps });
+    for shares in plan.chunk_by(|a, b| a.port == b.port) {
+        let port = shares[0].port;
+        let port_bps = *ports_bps.get(&port).ok_or(Objection::NoPort(port))?;
+        let mut seen = BTreeSet::new();
+        if let Some(share) = shares.iter().find(|share| !seen.insert(share.dscp)) {
+            return Err(Objection::SharedDscp { port, dscp: share.dscp });
+        }
+        let planned_bps = shares.iter().map(|share| share.bps).fold(0, u64::saturating_add);
+        if planned_bps > port_bps {
+            return Err(Objection::Overbooked { port, planned_bps, port_bps });
+        }
     }
     Ok(())
 }

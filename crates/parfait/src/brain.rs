@@ -30,12 +30,14 @@ use alloc::vec::Vec;
 
 use thiserror::Error;
 
-use crate::agent::{Command, Measure, Objection, Plan, Position, Reply, Share};
-use crate::demand::{Abstraction, Demand};
+use fabric::topology::NodeId;
+
+use crate::agent::{Command, Measure, Objection, Plan, Position, Reply, Share, place};
+use crate::demand::Abstraction;
 use crate::job::Job;
 use crate::ledger::JobId;
 use crate::log::{
-    Batch, Book, Change, Entry, Held, LogError, MAX_CLIENTS, Outcome, fingerprint, shortened,
+    Batch, Book, Change, Entry, Held, Label, LogError, Outcome, Reserved, fingerprint, shortened,
 };
 use crate::network::Network;
 use crate::placement::Request as PlacementRequest;
@@ -79,9 +81,21 @@ pub struct Config {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ask {
     /// Hosts and bandwidth for a job.
-    Admit(Job),
+    Admit {
+        /// What it is called.
+        label: Label,
+        /// What it needs.
+        job: Job,
+        /// Only if nobody got or gave back anything after this entry: what was computed since then still holds.
+        unchanged_since: Option<u64>,
+    },
     /// To give back what a job has.
-    Release(JobId),
+    Release {
+        /// The job.
+        job: JobId,
+        /// Only if this is its owner.
+        owner: Option<String>,
+    },
 }
 
 /// A request. A client has one at a time: with a higher sequence it says that it knows the answer to the one before.
@@ -112,9 +126,6 @@ pub enum Denial {
         /// The later one.
         last: u64,
     },
-    /// There are too many clients.
-    #[error("{MAX_CLIENTS} clients have asked before: share a client number")]
-    TooManyClients,
     /// Number 0 is that of the brains.
     #[error("there is no client 0")]
     NoClient,
@@ -192,10 +203,10 @@ pub enum Effect {
         /// The snapshot.
         bytes: Vec<u8>,
     },
-    /// Send a command to the agent of a host.
+    /// Send a command to the agent of a node.
     Send {
-        /// The host, by number.
-        host: u32,
+        /// The host or switch.
+        node: NodeId,
         /// The command.
         command: Command,
     },
@@ -273,13 +284,14 @@ struct Link {
     plan: Plan,
     /// When the command is sent again; `None` once it is answered.
     resend_ns: Option<u64>,
+    objection: Option<Objection>,
     measures: Vec<Measure>,
 }
 
 #[derive(Debug)]
 enum Write {
     Begin,
-    Batch { at: u64, length: u64, answers: Vec<(u64, u64, Outcome)>, hosts: BTreeSet<u32> },
+    Batch { at: u64, length: u64, answers: Vec<(u64, u64, Outcome)>, nodes: BTreeSet<NodeId> },
     Snapshot,
 }
 
@@ -293,7 +305,7 @@ struct Leader {
     /// What is being stored: its ticket, since when, and what.
     storing: Option<(u64, u64, Write)>,
     has_begun: bool,
-    links: Vec<Link>,
+    links: BTreeMap<NodeId, Link>,
 }
 
 #[derive(Debug)]
@@ -313,6 +325,8 @@ enum Role {
 pub struct Brain {
     config: Config,
     network: Network,
+    /// Nodes that get plans: all hosts, and switches with an agent.
+    governed: BTreeSet<NodeId>,
     role: Role,
     /// Claims without an answer, oldest first: ticket and when.
     claims: VecDeque<(u64, u64)>,
@@ -333,10 +347,12 @@ pub struct Brain {
 }
 
 impl Brain {
-    /// One that knows nothing but the network.
-    pub fn new(config: Config, network: Network) -> Brain {
+    /// One that knows nothing but the network. Hosts get plans, and so do these switches.
+    pub fn new(config: Config, network: Network, switches: &[NodeId]) -> Brain {
+        let hosts = (0..network.hosts()).map(|host| network.node_of(host));
         Brain {
             config,
+            governed: hosts.chain(switches.iter().copied()).collect(),
             network,
             role: Role::Standby,
             claims: VecDeque::new(),
@@ -401,20 +417,46 @@ impl Brain {
         Some(leader.opening)
     }
 
-    /// The plan of a host and whether its agent said that it enforces or refuses it, if it leads.
-    pub fn plan(&self, host: u32) -> Option<(&[Share], bool)> {
+    /// The plan of a node and whether its agent said that it enforces or refuses it, if it leads.
+    pub fn plan(&self, node: NodeId) -> Option<(&[Share], bool)> {
         let Role::Leading(leader) = &self.role else { return None };
-        let link = leader.links.get(host as usize)?;
+        let link = leader.links.get(&node)?;
         Some((&link.plan, link.sequence > 0 && link.resend_ns.is_none()))
     }
 
-    /// What the agent of a host measured last.
-    pub fn measures(&self, host: u32) -> &[Measure] {
+    /// Why the agent of a node refused its plan, if it did.
+    pub fn objection(&self, node: NodeId) -> Option<Objection> {
+        let Role::Leading(leader) = &self.role else { return None };
+        leader.links.get(&node)?.objection
+    }
+
+    /// What the agent of a node measured last.
+    pub fn measures(&self, node: NodeId) -> &[Measure] {
         match &self.role {
-            Role::Leading(leader) => {
-                leader.links.get(host as usize).map_or(&[], |link| &link.measures)
-            }
+            Role::Leading(leader) => leader.links.get(&node).map_or(&[], |link| &link.measures),
             _ => &[],
+        }
+    }
+
+    /// Nodes that get plans.
+    pub fn governed(&self) -> &BTreeSet<NodeId> {
+        &self.governed
+    }
+
+    /// The network.
+    pub fn network(&self) -> &Network {
+        &self.network
+    }
+
+    /// The agent of a node can be reached again: it need not wait for its plan until the next time that plans are sent
+    /// again.
+    pub fn handle_attached(&mut self, node: NodeId, now_ns: u64) {
+        if let Role::Leading(leader) = &mut self.role
+            && leader.has_begun
+            && let Some(link) = leader.links.get_mut(&node)
+        {
+            link.resend_ns = Some(now_ns);
+            self.resend(now_ns);
         }
     }
 
@@ -432,7 +474,7 @@ impl Brain {
             Role::Standby => u64::MAX,
             Role::Opening { since_ns, .. } => since_ns.saturating_add(storage),
             Role::Leading(leader) => {
-                let resend = leader.links.iter().filter_map(|link| link.resend_ns).min();
+                let resend = leader.links.values().filter_map(|link| link.resend_ns).min();
                 let stored =
                     leader.storing.as_ref().map(|(_, since, _)| since.saturating_add(storage));
                 resend.unwrap_or(u64::MAX).min(stored.unwrap_or(u64::MAX))
@@ -537,12 +579,12 @@ impl Brain {
         match leader.storing.take().map(|(_, _, write)| write) {
             Some(Write::Begin) => {
                 leader.has_begun = true;
-                self.plan_hosts(None, now_ns);
+                self.plan_nodes(None, now_ns);
             }
-            Some(Write::Batch { at, length, answers, hosts }) => {
+            Some(Write::Batch { at, length, answers, nodes }) => {
                 leader.end = at + length;
                 self.answer(answers);
-                self.plan_hosts(Some(hosts), now_ns);
+                self.plan_nodes(Some(nodes), now_ns);
             }
             Some(Write::Snapshot) => {
                 leader.end = 0;
@@ -593,10 +635,6 @@ impl Brain {
                 self.counters.busy += 1;
                 self.deny(client, sequence, Denial::Busy);
             }
-            None if leader.book.clients().len() + self.waiting.len() >= MAX_CLIENTS => {
-                self.counters.busy += 1;
-                self.deny(client, sequence, Denial::TooManyClients);
-            }
             _ => {
                 self.waiting.push_back(request);
                 self.store_next(now_ns);
@@ -605,12 +643,12 @@ impl Brain {
     }
 
     /// An agent answers a command.
-    pub fn handle_reply(&mut self, host: u32, reply: Reply) {
+    pub fn handle_reply(&mut self, node: NodeId, reply: Reply) {
         let Role::Leading(leader) = &mut self.role else {
             self.counters.strays += 1;
             return;
         };
-        let Some(link) = leader.links.get_mut(host as usize) else {
+        let Some(link) = leader.links.get_mut(&node) else {
             self.counters.strays += 1;
             return;
         };
@@ -627,10 +665,8 @@ impl Brain {
             }
             _ => link.resend_ns = None,
         }
-        let is_plausible = |measure: &Measure| {
-            let share = link.plan.binary_search_by_key(&measure.job, |share| share.job);
-            share.is_ok()
-        };
+        link.objection = reply.verdict.err();
+        let is_plausible = |measure: &Measure| place(&link.plan, measure.port, measure.job).is_ok();
         let reported = reply.measures.len();
         link.measures = reply.measures;
         link.measures.truncate(link.plan.len());
@@ -714,7 +750,7 @@ impl Brain {
         };
         let bytes = Batch { term, first, entries: alloc::vec![entry] }.encode();
         let end = at + bytes.len() as u64;
-        let links = alloc::vec![Link::default(); self.network.hosts() as usize];
+        let links = self.governed.iter().map(|node| (*node, Link::default())).collect();
         let ticket = self.ticket();
         let storing = Some((ticket, now_ns, Write::Begin));
         let leader = Leader { opening, term, book, end, storing, has_begun: false, links };
@@ -746,7 +782,7 @@ impl Brain {
         let Role::Leading(leader) = &mut self.role else { return };
         let batch = self.waiting.len().min(MAX_BATCH);
         let (first, at) = (leader.book.next_index(), leader.end);
-        let (mut entries, mut answers, mut hosts) = (Vec::new(), Vec::new(), BTreeSet::new());
+        let (mut entries, mut answers, mut nodes) = (Vec::new(), Vec::new(), BTreeSet::new());
         for request in self.waiting.drain(..batch) {
             let Request { client, sequence, ask } = request;
             let is_old = |last: &crate::log::Answered| last.sequence >= sequence;
@@ -757,11 +793,11 @@ impl Brain {
                 self.counters.stale += 1;
                 continue;
             }
-            let change = decide(&leader.book, &self.config, &mut self.memory, ask);
+            let change = decide(&mut leader.book, &self.config, &mut self.memory, ask);
             if let Change::Release(job) = &change {
-                let held = leader.book.jobs().get(job);
-                hosts.extend(held.iter().flat_map(|held| &held.pieces).map(|piece| piece.host));
+                nodes.extend(senders(&leader.book, *job));
             }
+            let index = leader.book.next_index();
             let mut entry = Entry { client, sequence, change };
             let outcome = leader.book.apply(leader.term, &entry).unwrap_or_else(|error| {
                 let reason = shortened(error.to_string());
@@ -769,8 +805,8 @@ impl Brain {
                 // A refusal changes no link, and the term is the leader's own.
                 leader.book.apply(leader.term, &entry).unwrap_or(Outcome::Refused(reason))
             });
-            if let Change::Admit(held) = &entry.change {
-                hosts.extend(held.pieces.iter().map(|piece| piece.host));
+            if let Change::Admit(_) = &entry.change {
+                nodes.extend(senders(&leader.book, index));
             }
             entries.push(entry);
             answers.push((client, sequence, outcome));
@@ -790,7 +826,7 @@ impl Brain {
             });
             self.effects.extend(early);
         }
-        leader.storing = Some((ticket, now_ns, Write::Batch { at, length, answers, hosts }));
+        leader.storing = Some((ticket, now_ns, Write::Batch { at, length, answers, nodes }));
         self.effects.push_back(Effect::Append { opening, at, bytes });
         self.effects.push_back(Effect::Sync { opening, ticket });
     }
@@ -806,27 +842,26 @@ impl Brain {
         }
     }
 
-    /// Sends the plans of these hosts, or of all. Nothing is being stored, so the book has only what is durable.
-    fn plan_hosts(&mut self, hosts: Option<BTreeSet<u32>>, now_ns: u64) {
+    /// Sends the plans of these nodes, or of all. Nothing is being stored, so the book has only what is durable.
+    fn plan_nodes(&mut self, nodes: Option<BTreeSet<NodeId>>, now_ns: u64) {
         let Role::Leading(leader) = &mut self.role else { return };
-        let hosts = hosts.unwrap_or_else(|| (0..self.network.hosts()).collect());
-        let mut plans = plans(&leader.book, &hosts);
-        for host in hosts {
-            let link = &mut leader.links[host as usize];
+        let nodes = nodes.unwrap_or_else(|| self.governed.clone());
+        for (node, plan) in plans(&leader.book, &nodes) {
+            let Some(link) = leader.links.get_mut(&node) else { continue };
             link.sequence = self.next_sequence;
             self.next_sequence += 1;
-            link.plan = plans.remove(&host).unwrap_or_default();
+            link.plan = plan;
             link.resend_ns = Some(now_ns.saturating_add(self.config.resend_ns));
             let position = Position { term: leader.term, sequence: link.sequence };
             let command = Command { position, plan: link.plan.clone() };
-            self.effects.push_back(Effect::Send { host, command });
+            self.effects.push_back(Effect::Send { node, command });
         }
     }
 
     fn resend(&mut self, now_ns: u64) {
         let Role::Leading(leader) = &mut self.role else { return };
         let resend_ns = self.config.resend_ns;
-        for (host, link) in (0..).zip(&mut leader.links) {
+        for (node, link) in &mut leader.links {
             // A clock that went back must not keep commands for long.
             let is_due = |at: u64| now_ns >= at || at - now_ns > resend_ns;
             if link.resend_ns.is_some_and(is_due) {
@@ -834,7 +869,7 @@ impl Brain {
                 self.counters.resent += 1;
                 let position = Position { term: leader.term, sequence: link.sequence };
                 let command = Command { position, plan: link.plan.clone() };
-                self.effects.push_back(Effect::Send { host, command });
+                self.effects.push_back(Effect::Send { node: *node, command });
             }
         }
     }
@@ -846,52 +881,89 @@ fn is_over(from_ns: u64, length_ns: u64, now_ns: u64) -> bool {
 }
 
 /// What a request changes.
-fn decide(book: &Book, config: &Config, memory: &mut Memory, ask: Ask) -> Change {
+fn decide(book: &mut Book, config: &Config, memory: &mut Memory, ask: Ask) -> Change {
     let refuse = |reason: String| Change::Refuse(shortened(reason));
-    let job = match ask {
-        Ask::Admit(job) => job,
-        Ask::Release(job) => {
-            let is_there = book.jobs().contains_key(&job);
-            return if is_there {
-                Change::Release(job)
-            } else {
-                refuse(alloc::format!("there is no job {job}"))
-            };
+    match ask {
+        Ask::Admit { label, job, unchanged_since } => {
+            if unchanged_since.is_some_and(|index| index != book.changed_index()) {
+                return refuse("jobs came or went since the placement was computed".to_string());
+            }
+            admit(book, config, memory, label, job).unwrap_or_else(refuse)
         }
-    };
-    let abstraction = config.abstraction;
-    let request = match PlacementRequest::new(&job, abstraction) {
-        Ok(request) => request,
-        Err(error) => return refuse(error.to_string()),
-    };
-    match search::place(book.ledger(), &request, memory, book.next_index(), config.iterations) {
-        Ok(placement) => Change::Admit(Held {
-            job,
-            abstraction,
-            order: placement.order,
-            pieces: placement.pieces,
-        }),
-        Err(refusal) => refuse(refusal.to_string()),
+        Ask::Release { job, owner } => match book.jobs().get(&job) {
+            None => refuse(alloc::format!("there is no job {job}")),
+            Some(held) if owner.as_ref().is_some_and(|owner| *owner != held.label.owner) => {
+                refuse(alloc::format!("job {job} belongs to '{}'", held.label.owner))
+            }
+            Some(_) => Change::Release(job),
+        },
     }
 }
 
-/// The plans of hosts; one that has no jobs is not in it.
-fn plans(book: &Book, hosts: &BTreeSet<u32>) -> BTreeMap<u32, Plan> {
-    let mut plans: BTreeMap<u32, Plan> = BTreeMap::new();
-    for (job, held) in book.jobs() {
-        let mut pieces = held.pieces.clone();
-        pieces.retain(|piece| hosts.contains(&piece.host));
-        pieces.sort_unstable();
-        // The book checked the pattern when it admitted the job.
-        let Ok(demand) = Demand::in_order(&held.job.pattern, held.order) else { continue };
-        for pieces in pieces.chunk_by(|a, b| a.host == b.host) {
-            let runs: Vec<_> = pieces.iter().map(|piece| piece.run).collect();
-            let cut = demand.reservation(held.abstraction, &runs);
-            let Job { burst_bytes, latency, .. } = held.job;
-            let share =
-                Share { job: *job, out_bps: cut.out_bps, in_bps: cut.in_bps, burst_bytes, latency };
-            plans.entry(pieces[0].host).or_default().push(share);
-        }
+/// Finds a place for a job.
+///
+/// # Errors
+/// Says what keeps it from being admitted.
+fn admit(
+    book: &mut Book,
+    config: &Config,
+    memory: &mut Memory,
+    label: Label,
+    job: Job,
+) -> Result<Change, String> {
+    if !label.is_valid() {
+        return Err("a name has letters, digits, '.', '_' and '-', at most 64".to_string());
     }
+    if let Some(other) = book.job_named(&label.name) {
+        return Err(alloc::format!("job {other} is called '{}' too", label.name));
+    }
+    place_job(book, config.abstraction, config.iterations, memory, label, job).map(Change::Admit)
+}
+
+/// Where a job would go if it were admitted now.
+///
+/// # Errors
+/// Says what is missing.
+pub fn place_job(
+    book: &mut Book,
+    abstraction: Abstraction,
+    iterations: u32,
+    memory: &mut Memory,
+    label: Label,
+    job: Job,
+) -> Result<Held, String> {
+    let request = PlacementRequest::new(&job, abstraction).map_err(|error| error.to_string())?;
+    let placement = search::place(book.ledger(), &request, memory, book.next_index(), iterations);
+    let placement = placement.map_err(|refusal| refusal.to_string())?;
+    let demand = request.demand(placement.order);
+    let slots = job.slots_per_worker;
+    let dscp = book.free_dscp(demand, slots, abstraction, &placement.pieces)?;
+    let (order, pieces) = (placement.order, placement.pieces);
+    Ok(Held { label, dscp, job, abstraction, order, pieces })
+}
+
+/// The nodes that send something of a job, those of its links and of its hosts.
+fn senders(book: &Book, job: JobId) -> BTreeSet<NodeId> {
+    let network = book.ledger().network();
+    let loads = book.ledger().admissions().get(&job).map_or(&[][..], |admission| &admission.loads);
+    let links = loads.iter().flat_map(|load| network.links_of(load.trunk));
+    links.map(|link| network.ends(*link).0.node).collect()
+}
+
+/// The plans of nodes; one that has no jobs has an empty one.
+fn plans(book: &Book, nodes: &BTreeSet<NodeId>) -> BTreeMap<NodeId, Plan> {
+    let network = book.ledger().network();
+    let mut plans: BTreeMap<NodeId, Plan> = nodes.iter().map(|node| (*node, Plan::new())).collect();
+    for (link, trunk) in network.links() {
+        let from = network.ends(link).0;
+        let Some(plan) = plans.get_mut(&from.node) else { continue };
+        plan.extend(book.on_trunk(trunk).iter().filter_map(|reserved| {
+            let held = book.jobs().get(&reserved.job)?;
+            let Job { burst_bytes, latency, .. } = held.job;
+            let &Reserved { job, dscp, bps } = reserved;
+            Some(Share { port: from.port, job, dscp, bps, burst_bytes, latency })
+        }));
+    }
+    plans.values_mut().for_each(|plan| plan.sort_unstable_by_key(|share| (share.port, share.job)));
     plans
 }

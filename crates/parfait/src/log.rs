@@ -27,16 +27,21 @@ use thiserror::Error;
 
 use crate::demand::{Abstraction, Demand, Order};
 use crate::job::Job;
-use crate::ledger::{JobId, Ledger};
-use crate::loads::Piece;
+use crate::ledger::{JobId, Ledger, Refusal};
+use crate::loads::{Load, Piece};
 use crate::network::Network;
+use crate::queues::Dscp;
 use crate::runs::Run;
 
 /// The version of the format that is written, and the only one that is read.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
-/// Most clients whose last answer is kept.
+/// Most clients whose last answer is kept: those that asked last. One that repeats a request after so many others asked
+/// is taken for new.
 pub const MAX_CLIENTS: usize = 4096;
+
+/// Most bytes of the name of a job, and of its owner's.
+pub const MAX_NAME_BYTES: usize = 64;
 
 /// Most bytes of the reason of a refusal that is kept.
 const MAX_REASON_BYTES: usize = 256;
@@ -93,6 +98,12 @@ pub enum LogError {
         /// The highest before it.
         before: u64,
     },
+    /// A name that cannot be, or is that of another job.
+    #[error("entry {index}: the name of the job cannot be, or is taken")]
+    Name {
+        /// The entry.
+        index: u64,
+    },
     /// The log is that of other hosts.
     #[error("the log belongs to other hosts or slots than the topology has")]
     OtherHosts,
@@ -122,9 +133,33 @@ pub enum Change {
     Refuse(String),
 }
 
+/// What people call a job, and who submitted it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Label {
+    /// Its name: letters, digits, `.`, `_` and `-`, at most [`MAX_NAME_BYTES`]; no other running job has it.
+    pub name: String,
+    /// Who submitted it, of the same letters and `@`; may be empty.
+    pub owner: String,
+}
+
+impl Label {
+    /// Whether both can be.
+    pub fn is_valid(&self) -> bool {
+        let is_word = |text: &str, more: &[u8]| {
+            let fits = |byte: u8| byte.is_ascii_alphanumeric() || more.contains(&byte);
+            text.len() <= MAX_NAME_BYTES && text.bytes().all(fits)
+        };
+        !self.name.is_empty() && is_word(&self.name, b"._-") && is_word(&self.owner, b"._-@")
+    }
+}
+
 /// An admitted job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held {
+    /// Its name and owner.
+    pub label: Label,
+    /// That of its packets. On every link, jobs differ in it.
+    pub dscp: Dscp,
     /// The job.
     pub job: Job,
     /// How its links are reserved.
@@ -162,8 +197,21 @@ pub enum Outcome {
 pub struct Answered {
     /// Its number.
     pub sequence: u64,
+    /// The entry that recorded it.
+    pub index: u64,
     /// What became of it.
     pub outcome: Outcome,
+}
+
+/// A job on a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reserved {
+    /// The job.
+    pub job: JobId,
+    /// That of its packets.
+    pub dscp: Dscp,
+    /// What it has there, in bit/s.
+    pub bps: u64,
 }
 
 /// All that the log says: the ledger, its jobs, and the last answer to each client.
@@ -171,8 +219,15 @@ pub struct Answered {
 pub struct Book {
     ledger: Ledger,
     jobs: BTreeMap<JobId, Held>,
+    names: BTreeMap<String, JobId>,
+    /// By trunk: who has what on each of its links.
+    on_trunk: Vec<Vec<Reserved>>,
     clients: BTreeMap<u64, Answered>,
+    /// By the entry that recorded the last answer: the client.
+    asked: BTreeMap<u64, u64>,
     next_index: u64,
+    /// The last entry that changed who has what.
+    changed_index: u64,
     term: u64,
 }
 
@@ -203,10 +258,14 @@ impl Book {
     /// One in which nothing has happened.
     pub fn new(network: Network) -> Book {
         Book {
+            on_trunk: alloc::vec![Vec::new(); network.trunks()],
             ledger: Ledger::new(network),
             jobs: BTreeMap::new(),
+            names: BTreeMap::new(),
             clients: BTreeMap::new(),
+            asked: BTreeMap::new(),
             next_index: 0,
+            changed_index: 0,
             term: 0,
         }
     }
@@ -221,6 +280,43 @@ impl Book {
         &self.jobs
     }
 
+    /// The job with that name.
+    pub fn job_named(&self, name: &str) -> Option<JobId> {
+        self.names.get(name).copied()
+    }
+
+    /// Who has what on each link of a trunk, in the order of admission.
+    pub fn on_trunk(&self, trunk: u32) -> &[Reserved] {
+        &self.on_trunk[trunk as usize]
+    }
+
+    /// A code point that no job has where this one would be. Which is tried first differs from entry to entry, so that
+    /// packets of a job that has just ended are not taken for those of a new one.
+    ///
+    /// # Errors
+    /// When the place is impossible, or all code points are taken on its links.
+    pub fn free_dscp(
+        &mut self,
+        demand: &Demand,
+        slots_per_worker: u32,
+        abstraction: Abstraction,
+        pieces: &[Piece],
+    ) -> Result<Dscp, String> {
+        let loads = self.ledger.check(demand, slots_per_worker, abstraction, pieces);
+        let loads = loads.map_err(|refusal| refusal.to_string())?;
+        let mut taken = 0_u64;
+        for load in &loads {
+            let here = self.on_trunk[load.trunk as usize].iter();
+            taken |= here.fold(0, |bits, one| bits | 1 << one.dscp.value());
+        }
+        let all: Vec<Dscp> = Dscp::all().collect();
+        let first = (self.next_index % all.len() as u64) as usize;
+        let mut turned = all[first..].iter().chain(&all[..first]);
+        let free = turned.find(|dscp| taken & 1 << dscp.value() == 0);
+        free.copied()
+            .ok_or_else(|| alloc::format!("all {} DSCPs are taken by jobs on its links", all.len()))
+    }
+
     /// The last answer to each client.
     pub fn clients(&self) -> &BTreeMap<u64, Answered> {
         &self.clients
@@ -229,6 +325,11 @@ impl Book {
     /// The index of the next entry.
     pub fn next_index(&self) -> u64 {
         self.next_index
+    }
+
+    /// The last entry that changed who has what: a placement that was computed since then still fits.
+    pub fn changed_index(&self) -> u64 {
+        self.changed_index
     }
 
     /// The highest term so far.
@@ -258,12 +359,25 @@ impl Book {
         let index = self.next_index;
         let outcome = self.change(index, &entry.change)?;
         if entry.client != 0 {
-            let answered = Answered { sequence: entry.sequence, outcome: outcome.clone() };
-            self.clients.insert(entry.client, answered);
+            let outcome = outcome.clone();
+            self.remember(entry.client, Answered { sequence: entry.sequence, index, outcome });
         }
         self.term = term;
         self.next_index += 1;
         Ok(outcome)
+    }
+
+    /// Keeps the last answer to a client, and forgets whoever asked longest ago where there are too many.
+    fn remember(&mut self, client: u64, answered: Answered) {
+        self.asked.insert(answered.index, client);
+        if let Some(before) = self.clients.insert(client, answered) {
+            self.asked.remove(&before.index);
+        }
+        if self.clients.len() > MAX_CLIENTS
+            && let Some((_, oldest)) = self.asked.pop_first()
+        {
+            self.clients.remove(&oldest);
+        }
     }
 
     fn change(&mut self, index: u64, change: &Change) -> Result<Outcome, LogError> {
@@ -275,19 +389,33 @@ impl Book {
             Change::Lead { .. } => Ok(Outcome::Refused(String::new())),
             Change::Refuse(reason) => Ok(Outcome::Refused(reason.clone())),
             Change::Release(job) => {
-                self.ledger.release(*job).map_err(|refusal| refused(refusal.to_string()))?;
-                self.jobs.remove(job);
+                self.release(*job).map_err(|refusal| refused(refusal.to_string()))?;
+                self.changed_index = index;
                 Ok(Outcome::Released(*job))
             }
             Change::Admit(held) => {
                 self.hold(index, held)?;
+                self.changed_index = index;
                 Ok(Outcome::Admitted(index))
             }
         }
     }
 
+    fn release(&mut self, job: JobId) -> Result<(), Refusal> {
+        for load in self.ledger.release(job)?.loads {
+            self.on_trunk[load.trunk as usize].retain(|one| one.job != job);
+        }
+        if let Some(held) = self.jobs.remove(&job) {
+            self.names.remove(&held.label.name);
+        }
+        Ok(())
+    }
+
     fn hold(&mut self, job: JobId, held: &Held) -> Result<(), LogError> {
         let refused = |reason: String| LogError::Refused { index: job, reason };
+        if !held.label.is_valid() || self.names.contains_key(&held.label.name) {
+            return Err(LogError::Name { index: job });
+        }
         let demand = Demand::in_order(&held.job.pattern, held.order)
             .map_err(|error| refused(error.to_string()))?;
         let Held { abstraction, pieces, .. } = held;
@@ -295,6 +423,17 @@ impl Book {
         self.ledger
             .admit(job, &demand, slots, *abstraction, pieces)
             .map_err(|refusal| refused(refusal.to_string()))?;
+        let loads = &self.ledger.admissions()[&job].loads;
+        let own = |load: &Load| Reserved { job, dscp: held.dscp, bps: load.bps };
+        let is_taken = |load: &Load| {
+            self.on_trunk[load.trunk as usize].iter().any(|other| other.dscp == held.dscp)
+        };
+        if loads.iter().any(is_taken) {
+            let _ = self.ledger.release(job);
+            return Err(refused(alloc::format!("DSCP {} is taken on a link", held.dscp)));
+        }
+        loads.iter().for_each(|load| self.on_trunk[load.trunk as usize].push(own(load)));
+        self.names.insert(held.label.name.clone(), job);
         self.jobs.insert(job, held.clone());
         Ok(())
     }
@@ -347,8 +486,10 @@ impl Book {
         if reader.u32().ok_or_else(malformed)? != fingerprint(self.ledger.network()) {
             return Err(LogError::OtherHosts);
         }
-        let (term, next_index) =
-            (reader.u64().ok_or_else(malformed)?, reader.u64().ok_or_else(malformed)?);
+        let [term, next_index, changed_index] = {
+            let mut number = || reader.u64().ok_or_else(malformed);
+            [number()?, number()?, number()?]
+        };
         for _ in 0..reader.u32().ok_or_else(malformed)? {
             let job = reader.u64().ok_or_else(malformed)?;
             let held = reader.held().ok_or_else(malformed)?;
@@ -357,13 +498,13 @@ impl Book {
         for _ in 0..reader.u32().ok_or_else(malformed)? {
             let client = reader.u64().ok_or_else(malformed)?;
             let answered = reader.answered().ok_or_else(malformed)?;
-            self.clients.insert(client, answered);
+            self.remember(client, answered);
         }
         // No brain has so many entries, and the next index must not overflow.
         if !reader.bytes.is_empty() || next_index > u64::MAX / 2 {
             return Err(malformed());
         }
-        (self.term, self.next_index) = (term, next_index);
+        (self.term, self.next_index, self.changed_index) = (term, next_index, changed_index);
         Ok(())
     }
 
@@ -373,6 +514,7 @@ impl Book {
         put_u32(&mut body, fingerprint(self.ledger.network()));
         put_u64(&mut body, self.term);
         put_u64(&mut body, self.next_index);
+        put_u64(&mut body, self.changed_index);
         put_u32(&mut body, self.jobs.len() as u32);
         for (job, held) in &self.jobs {
             put_u64(&mut body, *job);
@@ -506,6 +648,9 @@ fn put_text(body: &mut Vec<u8>, text: &str) {
 }
 
 fn put_held(body: &mut Vec<u8>, held: &Held) {
+    put_text(body, &held.label.name);
+    put_text(body, &held.label.owner);
+    body.push(held.dscp.value());
     put_text(body, &held.job.to_string());
     body.extend(
         Abstraction::ALL.iter().position(|one| *one == held.abstraction).map(|at| at as u8),
@@ -521,6 +666,7 @@ fn put_held(body: &mut Vec<u8>, held: &Held) {
 
 fn put_answered(body: &mut Vec<u8>, answered: &Answered) {
     put_u64(body, answered.sequence);
+    put_u64(body, answered.index);
     match &answered.outcome {
         Outcome::Admitted(job) => {
             body.push(0);
@@ -582,6 +728,8 @@ impl<'a> Reader<'a> {
     }
 
     fn held(&mut self) -> Option<Held> {
+        let label = Label { name: self.text()?.to_string(), owner: self.text()?.to_string() };
+        let dscp = Dscp::new(self.u8()?).ok()?;
         let job = self.text()?.parse().ok()?;
         let abstraction = *Abstraction::ALL.get(usize::from(self.u8()?))?;
         let order = *ORDERS.get(usize::from(self.u8()?))?;
@@ -590,7 +738,7 @@ impl<'a> Reader<'a> {
             Some(Piece { host, run: Run::new(first, end) })
         };
         let pieces = (0..self.u32()?).map(|_| piece(self)).collect::<Option<_>>()?;
-        Some(Held { job, abstraction, order, pieces })
+        Some(Held { label, dscp, job, abstraction, order, pieces })
     }
 
     fn entry(&mut self) -> Option<Entry> {
@@ -606,13 +754,13 @@ impl<'a> Reader<'a> {
     }
 
     fn answered(&mut self) -> Option<Answered> {
-        let sequence = self.u64()?;
+        let (sequence, index) = (self.u64()?, self.u64()?);
         let outcome = match self.u8()? {
             0 => Outcome::Admitted(self.u64()?),
             1 => Outcome::Released(self.u64()?),
             2 => Outcome::Refused(self.text()?.to_string()),
             _ => return None,
         };
-        Some(Answered { sequence, outcome })
+        Some(Answered { sequence, index, outcome })
     }
 }

@@ -5,12 +5,13 @@
 //! from the job's workers in the group. Everywhere else each directed link is a trunk of its own, and its load is the
 //! sum over pairs of hosts ([`Spread`]).
 
+use alloc::collections::BTreeMap;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
 use fabric::channels::Channels;
 use fabric::routes::Tables;
-use fabric::topology::{Link, LinkId, NodeId, Topology, TopologyError};
+use fabric::topology::{End, Link, LinkId, NodeId, Topology, TopologyError};
 use thiserror::Error;
 
 use crate::groups::{Clos, Groups};
@@ -84,8 +85,11 @@ pub struct Network {
     trunk_of: Vec<Option<u32>>,
     /// By trunk: its first link.
     first_link: Vec<DirectedLink>,
-    /// By directed link: its sender, as in `ends`.
-    ends: Vec<(NodeId, NodeId)>,
+    /// By directed link: its sender and its receiver.
+    ends: Vec<(End, End)>,
+    /// By trunk: where its links begin in `trunk_links`, and the end of all.
+    trunk_first: Vec<u32>,
+    trunk_links: Vec<DirectedLink>,
 }
 
 impl Network {
@@ -162,6 +166,7 @@ impl Network {
             network.widths.extend([links.len() as u32; 2]);
             network.first_link.extend([first, first ^ 1]);
         }
+        network.sort_links();
         network
     }
 
@@ -184,17 +189,36 @@ impl Network {
                 network.capacity_bps[directed] = rate;
             }
         }
+        network.sort_links();
         network
+    }
+
+    /// Notes the links of each trunk.
+    fn sort_links(&mut self) {
+        let mut first = alloc::vec![0; self.trunks() + 1];
+        self.trunk_of.iter().flatten().for_each(|trunk| first[*trunk as usize + 1] += 1);
+        for trunk in 1..first.len() {
+            first[trunk] += first[trunk - 1];
+        }
+        let mut next = first.clone();
+        let mut links = alloc::vec![0; first.last().map_or(0, |end| *end as usize)];
+        for (link, trunk) in (0..).zip(&self.trunk_of) {
+            if let Some(trunk) = trunk {
+                links[next[*trunk as usize] as usize] = link;
+                next[*trunk as usize] += 1;
+            }
+        }
+        (self.trunk_first, self.trunk_links) = (first, links);
     }
 
     fn without_trunks(topology: &Topology, slots: u32, groups: Groups, loads: Loads) -> Network {
         let names = topology.nodes().map(|(_, node)| node.name().to_string()).collect();
         let last = topology.links().map(|(id, _)| id.index() + 1).max().unwrap_or(0);
-        let first = topology.hosts().next().map(|host| (host, host));
-        let mut ends: Vec<(NodeId, NodeId)> =
-            first.map_or_else(Vec::new, |none| alloc::vec![none; 2 * last]);
+        let first = topology.hosts().next().map(|node| End { node, port: 0 });
+        let mut ends: Vec<(End, End)> =
+            first.map_or_else(Vec::new, |none| alloc::vec![(none, none); 2 * last]);
         for (id, link) in topology.links() {
-            let [a, b] = link.ends.map(|end| end.node);
+            let [a, b] = link.ends;
             ends[2 * id.index()] = (a, b);
             ends[2 * id.index() + 1] = (b, a);
         }
@@ -208,6 +232,8 @@ impl Network {
             trunk_of: alloc::vec![None; 2 * last],
             first_link: Vec::new(),
             ends,
+            trunk_first: Vec::new(),
+            trunk_links: Vec::new(),
         }
     }
 
@@ -228,7 +254,7 @@ impl Network {
 
     /// The name of a host, by number.
     pub fn host_name(&self, host: u32) -> &str {
-        &self.names[self.groups.hosts()[host as usize].index()]
+        self.node_name(self.node_of(host))
     }
 
     /// The number of the host with that name.
@@ -268,7 +294,39 @@ impl Network {
     /// The names of a trunk's first link's ends, sender first.
     pub fn ends_of(&self, trunk: u32) -> (&str, &str) {
         let (from, to) = self.ends[self.first_link[trunk as usize] as usize];
-        (&self.names[from.index()], &self.names[to.index()])
+        (self.node_name(from.node), self.node_name(to.node))
+    }
+
+    /// The directed links of a trunk.
+    pub fn links_of(&self, trunk: u32) -> &[DirectedLink] {
+        let [first, end] = [0, 1].map(|next| self.trunk_first[trunk as usize + next] as usize);
+        &self.trunk_links[first..end]
+    }
+
+    /// The sending and the receiving end of a directed link that something is routed over.
+    pub fn ends(&self, link: DirectedLink) -> (End, End) {
+        self.ends[link as usize]
+    }
+
+    /// By port of a node: what may be reserved there towards the other end, in bit/s.
+    pub fn ports_bps(&self, node: NodeId) -> BTreeMap<u8, u64> {
+        let own = self.links().filter(|(link, _)| self.ends(*link).0.node == node);
+        own.map(|(link, trunk)| (self.ends(link).0.port, self.capacity_bps(trunk))).collect()
+    }
+
+    /// How many nodes there are, hosts and switches.
+    pub fn nodes(&self) -> usize {
+        self.names.len()
+    }
+
+    /// The name of a node.
+    pub fn node_name(&self, node: NodeId) -> &str {
+        &self.names[node.index()]
+    }
+
+    /// The node of a host, by number.
+    pub fn node_of(&self, host: u32) -> NodeId {
+        self.groups.hosts()[host as usize]
     }
 
     /// The directed links that something may be routed over.

@@ -10,12 +10,19 @@ use parfait::brain::{
 };
 use parfait::demand::Abstraction;
 use parfait::job::Latency;
-use parfait::log::{MAX_CLIENTS, Outcome};
+use parfait::log::{Label, MAX_CLIENTS, Outcome};
 use parfait::network::{Network, Routing};
+use parfait::queues::Dscp;
 use parfait::spread::Ecmp;
 
-fn share(job: u64, out_bps: u64) -> Share {
-    Share { job, out_bps, in_bps: 1, burst_bytes: 64_000, latency: Latency::Normal }
+fn share(job: u64, bps: u64) -> Share {
+    let dscp = Dscp::new(1 + (job % 40) as u8).expect("a code point for jobs");
+    Share { port: 1, job, dscp, bps, burst_bytes: 64_000, latency: Latency::Normal }
+}
+
+/// One whose two ports carry so much each.
+fn agent(port_bps: u64, saved: Saved) -> Agent {
+    Agent::new([(1, port_bps), (2, port_bps)].into(), saved)
 }
 
 fn command(term: u64, sequence: u64, plan: Vec<Share>) -> Command {
@@ -32,7 +39,7 @@ fn tell(agent: &mut Agent, command: Command) -> Reply {
 
 #[test]
 fn an_agent_follows_positions_and_answers_repetitions_the_same() {
-    let mut agent = Agent::new(100, Saved::default());
+    let mut agent = agent(100, Saved::default());
     assert_eq!((agent.report(), agent.silent_ns(9)), (None, None));
     assert_eq!(tell(&mut agent, command(4, 2, vec![share(1, 60)])).verdict, Ok(()));
     let first = tell(&mut agent, command(4, 3, vec![share(1, 50), share(2, 50)]));
@@ -53,7 +60,7 @@ fn an_agent_follows_positions_and_answers_repetitions_the_same() {
     );
     assert_eq!(tell(&mut agent, command(5, 1, vec![share(2, 7)])).verdict, Ok(()));
 
-    let mut agent = Agent::new(100, agent.saved().clone());
+    let mut agent = self::agent(100, agent.saved().clone());
     assert_eq!(
         tell(&mut agent, command(4, 7, vec![])).verdict,
         Err(Objection::LowerTerm { seen: 5 })
@@ -64,20 +71,25 @@ fn an_agent_follows_positions_and_answers_repetitions_the_same() {
 
 #[test]
 fn an_agent_keeps_its_plan_when_the_next_one_is_impossible_or_fails() {
-    let mut agent = Agent::new(100, Saved::default());
+    let mut agent = agent(100, Saved::default());
     tell(&mut agent, command(1, 1, vec![share(1, 60)]));
     let many = (0..=MAX_SHARES as u64).map(|job| share(job, 0)).collect();
     let impossible = [
         (
             vec![share(1, 60), share(2, 41)],
-            Objection::Overbooked { planned_bps: 101, port_bps: 100 },
+            Objection::Overbooked { port: 1, planned_bps: 101, port_bps: 100 },
         ),
         (
             vec![share(1, u64::MAX), share(2, u64::MAX)],
-            Objection::Overbooked { planned_bps: u64::MAX, port_bps: 100 },
+            Objection::Overbooked { port: 1, planned_bps: u64::MAX, port_bps: 100 },
         ),
         (vec![share(2, 1), share(2, 1)], Objection::Unsorted(2)),
-        (many, Objection::TooManyJobs(MAX_SHARES + 1)),
+        (vec![share(1, 1), Share { port: 3, ..share(1, 1) }], Objection::NoPort(3)),
+        (
+            vec![share(1, 1), share(41, 1)],
+            Objection::SharedDscp { port: 1, dscp: share(1, 1).dscp },
+        ),
+        (many, Objection::TooManyShares(MAX_SHARES + 1)),
     ];
     for ((plan, objection), sequence) in impossible.into_iter().zip(2..) {
         for _ in 0..2 {
@@ -86,16 +98,22 @@ fn an_agent_keeps_its_plan_when_the_next_one_is_impossible_or_fails() {
         }
         assert_eq!(agent.plan(), [share(1, 60)]);
     }
-    assert_eq!((agent.counters().impossible, agent.counters().repeated), (4, 4));
+    assert_eq!((agent.counters().impossible, agent.counters().repeated), (6, 6));
     assert_eq!(agent.handle_command(command(1, 9, vec![share(3, 3)]), 6), Step::Enforce);
     assert_eq!(agent.enforced(false).verdict, Err(Objection::NotEnforced));
     assert_eq!(agent.plan(), [share(1, 60)]);
 
-    agent.measure(1, 55);
-    agent.measure(3, 55);
+    let both = [share(1, 60), Share { port: 2, ..share(1, 60) }];
+    tell(&mut agent, command(1, 10, both.to_vec()));
+    assert_eq!(agent.plan(), both, "each port carries 100");
+    let measure = |port, job| Measure { port, job, bps: 55, ..Measure::default() };
+    agent.measure(measure(2, 1));
+    agent.measure(measure(1, 3));
     let report = agent.report().expect("it had commands");
-    assert_eq!(report.measures, [Measure { job: 1, out_bps: 55 }]);
-    assert_eq!((agent.counters().unknown_jobs, agent.silent_ns(10)), (1, Some(4)));
+    assert_eq!(report.measures, [measure(2, 1)]);
+    tell(&mut agent, command(1, 11, vec![share(1, 60)]));
+    assert_eq!(agent.report().expect("it had commands").measures, [], "not in the plan any more");
+    assert_eq!((agent.counters().unknown_jobs, agent.silent_ns(10)), (1, Some(5)));
 }
 
 fn brain() -> Brain {
@@ -114,7 +132,7 @@ fn brain() -> Brain {
         abstraction: Abstraction::Parfait,
         iterations: 8,
     };
-    Brain::new(config, network)
+    Brain::new(config, network, &[])
 }
 
 fn drain(brain: &mut Brain) -> Vec<Effect> {
@@ -154,7 +172,9 @@ fn leading() -> Brain {
 }
 
 fn request(client: u64, sequence: u64, job: &str) -> Request {
-    Request { client, sequence, ask: Ask::Admit(job.parse().expect("a job")) }
+    let label = Label { name: format!("job-{client}-{sequence}"), owner: "ada".to_string() };
+    let job = job.parse().expect("a job");
+    Request { client, sequence, ask: Ask::Admit { label, job, unchanged_since: None } }
 }
 
 fn answers(effects: &[Effect]) -> Vec<(u64, Result<Outcome, Denial>)> {
@@ -205,25 +225,86 @@ fn a_flood_is_denied_and_counted() {
     assert!(answers(&effects).iter().all(|(_, answer)| *answer == Err(Denial::Busy)));
     assert_eq!(brain.counters().busy, 2);
 
+    // Who asked longest ago is forgotten, and nobody is turned away.
     let mut effects = effects;
-    let mut client = 5000;
-    let denied = loop {
+    for client in (5000..).step_by(64).take(MAX_CLIENTS / 64 + 40) {
         brain.handle_stored(ticket_of(&effects), Ok(()), 60);
-        for _ in 0..64 {
-            client += 1;
-            brain.handle_request(request(client, 1, "ring:2@1G"), 60);
-        }
+        (client..client + 64)
+            .for_each(|client| brain.handle_request(request(client, 1, "ring:2@1G"), 60));
         effects = drain(&mut brain);
-        if let Some((_, denied)) = answers(&effects)
-            .into_iter()
-            .find(|(_, answer)| answer.is_err() && *answer != Err(Denial::Busy))
-        {
-            break denied;
-        }
-    };
-    assert_eq!(denied, Err(Denial::TooManyClients));
+    }
+    assert_eq!(brain.counters().busy, 2);
     let (book, _) = brain.book().expect("it leads");
-    assert!(book.clients().len() <= MAX_CLIENTS);
+    assert_eq!(book.clients().len(), MAX_CLIENTS);
+    assert!(!book.clients().contains_key(&1));
+}
+
+/// The answer to one request, once it is stored.
+fn asked(brain: &mut Brain, client: u64, ask: Ask) -> Outcome {
+    brain.handle_request(Request { client, sequence: 1, ask }, 50);
+    let ticket = ticket_of(&drain(brain));
+    brain.handle_stored(ticket, Ok(()), 60);
+    let [(_, Ok(outcome))] = &answers(&drain(brain))[..] else { panic!("one answer") };
+    outcome.clone()
+}
+
+#[test]
+fn names_owners_and_changes_since_decide_what_is_executed() {
+    let mut brain = leading();
+    let admit = |name: &str, unchanged_since| {
+        let label = Label { name: name.to_string(), owner: "ada".to_string() };
+        Ask::Admit { label, job: "ring:4@10G".parse().expect("a job"), unchanged_since }
+    };
+    let Outcome::Admitted(first) = asked(&mut brain, 1, admit("resnet", None)) else {
+        panic!("it fits")
+    };
+    let refused = |outcome| match outcome {
+        Outcome::Refused(reason) => reason,
+        other => panic!("{other:?}"),
+    };
+    let taken = refused(asked(&mut brain, 2, admit("resnet", None)));
+    assert_eq!(taken, format!("job {first} is called 'resnet' too"));
+    let long = "x".repeat(65);
+    for (client, bad) in (3..).zip(["", "a b", "<b>", &long, "ä"]) {
+        let reason = refused(asked(&mut brain, client, admit(bad, None)));
+        assert!(reason.starts_with("a name has letters"), "{bad}: {reason}");
+    }
+    let old = refused(asked(&mut brain, 100, admit("other", Some(0))));
+    assert_eq!(old, "jobs came or went since the placement was computed");
+    let since = brain.book().expect("it leads").0.changed_index();
+    assert!(matches!(asked(&mut brain, 101, admit("other", Some(since))), Outcome::Admitted(_)));
+
+    let release =
+        |owner: Option<&str>| Ask::Release { job: first, owner: owner.map(str::to_string) };
+    let other = refused(asked(&mut brain, 102, release(Some("bob"))));
+    assert_eq!(other, format!("job {first} belongs to 'ada'"));
+    assert_eq!(asked(&mut brain, 103, release(Some("ada"))), Outcome::Released(first));
+    assert!(matches!(asked(&mut brain, 104, admit("resnet", None)), Outcome::Admitted(_)));
+}
+
+#[test]
+fn jobs_that_meet_on_a_link_differ_in_their_dscp() {
+    let mut brain = leading();
+    let admit = |client: u64| {
+        let label = Label { name: format!("job{client}"), owner: String::new() };
+        // A worker takes most of a host, so that none of them is alone with its peer.
+        let job = "ring:2@1M slots=3".parse().expect("a job");
+        Ask::Admit { label, job, unchanged_since: None }
+    };
+    for client in 1..=3 {
+        assert!(matches!(asked(&mut brain, client, admit(client)), Outcome::Admitted(_)));
+    }
+    let (book, _) = brain.book().expect("it leads");
+    for trunk in 0..book.ledger().network().trunks() as u32 {
+        let mut seen: Vec<_> = book.on_trunk(trunk).iter().map(|one| one.dscp).collect();
+        seen.sort_unstable();
+        seen.dedup();
+        assert_eq!(seen.len(), book.on_trunk(trunk).len());
+    }
+    let shares =
+        brain.governed().iter().filter_map(|node| brain.plan(*node)).flat_map(|plan| plan.0);
+    let reserved: u64 = shares.map(|share| share.bps).sum();
+    assert_eq!(reserved, 3 * 2 * 1_000_000, "each of two workers sends 1 Mbit/s");
 }
 
 #[test]
@@ -254,13 +335,13 @@ fn a_brain_that_loses_the_log_answers_nothing_and_writes_no_more() {
 #[test]
 fn a_brain_that_cannot_read_the_log_leaves_the_lease_to_others() {
     let (mut brain, open) = opening();
-    // Version 2, an empty batch.
-    let header = [20, 0, 0, 0, 2, 0, 0, 0];
+    // Version 3, an empty batch.
+    let header = [20, 0, 0, 0, 3, 0, 0, 0];
     let body = [0; 20];
     let log = [&header[..], &crc(&[&header[..], &body].concat()).to_le_bytes(), &body].concat();
     brain.handle_opened(open, Ok(Image { snapshot: Vec::new(), log }), 30);
     assert_eq!((brain.state(), brain.counters().logs_refused), (State::Standby, 1));
-    assert!(brain.last_error().expect("refused").to_string().contains("of version 2"));
+    assert!(brain.last_error().expect("refused").to_string().contains("of version 3"));
     brain.handle_timeout(4000);
     assert_eq!(drain(&mut brain), [], "longer than a lease");
     brain.handle_timeout(30 + 300 + 4000);
@@ -276,16 +357,21 @@ fn crc(bytes: &[u8]) -> u32 {
 #[test]
 fn a_lying_agent_is_counted() {
     let mut brain = leading();
-    let (plan, is_answered) = brain.plan(0).expect("it leads");
+    let hosts: Vec<_> = (0..3).map(|host| brain.network().node_of(host)).collect();
+    let shape: Shape = "leaf-spine:3x2x2".parse().expect("a shape");
+    let topology = shape.build(Capacity::default()).expect("small");
+    let switch = topology.switches().next().expect("a switch");
+    let (plan, is_answered) = brain.plan(hosts[0]).expect("it leads");
     assert!(plan.is_empty() && !is_answered);
     let position = Position { term: 4, sequence: 1 };
-    let measures = vec![Measure { job: 9, out_bps: u64::MAX }; 3];
-    brain.handle_reply(0, Reply { position, verdict: Ok(()), measures: measures.clone() });
-    assert_eq!(brain.plan(0), Some((&[][..], true)));
-    assert!(brain.measures(0).is_empty());
-    brain.handle_reply(99, Reply { position, verdict: Ok(()), measures: measures.clone() });
+    let measures = vec![Measure { port: 1, job: 9, bps: u64::MAX, ..Measure::default() }; 3];
+    brain.handle_reply(hosts[0], Reply { position, verdict: Ok(()), measures: measures.clone() });
+    assert_eq!(brain.plan(hosts[0]), Some((&[][..], true)));
+    assert!(brain.measures(hosts[0]).is_empty());
+    // A switch without an agent.
+    brain.handle_reply(switch, Reply { position, verdict: Ok(()), measures: measures.clone() });
     let future = Position { term: 5, sequence: 1 };
-    brain.handle_reply(1, Reply { position: future, verdict: Ok(()), measures });
+    brain.handle_reply(hosts[1], Reply { position: future, verdict: Ok(()), measures });
     assert_eq!((brain.counters().implausible, brain.counters().strays), (3, 2));
-    assert_eq!(brain.plan(1), Some((&[][..], false)));
+    assert_eq!(brain.plan(hosts[1]), Some((&[][..], false)));
 }

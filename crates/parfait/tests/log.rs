@@ -4,8 +4,9 @@ use fabric::shape::Shape;
 use fabric::topology::Capacity;
 use parfait::demand::{Abstraction, Order};
 use parfait::loads::Piece;
-use parfait::log::{Batch, Book, Change, Entry, Found, Held, LogError, Outcome, VERSION};
+use parfait::log::{Batch, Book, Change, Entry, Found, Held, Label, LogError, Outcome, VERSION};
 use parfait::network::{Network, Routing};
+use parfait::queues::Dscp;
 use parfait::runs::Run;
 use parfait::spread::Ecmp;
 use rand_pcg::Pcg32;
@@ -22,9 +23,15 @@ fn small() -> Network {
     network("leaf-spine:3x2x2", 1)
 }
 
+/// Each job has a name and a DSCP of its own.
 fn admit(hosts: [u32; 2]) -> Change {
+    let number = 1 + hosts[0] * 6 + hosts[1];
+    let label = Label { name: format!("job{number}"), owner: "ada@lab".to_string() };
+    let dscp = Dscp::new(number as u8).expect("a code point for jobs");
     let piece = |(rank, host): (u32, u32)| Piece { host, run: Run::new(rank, rank + 1) };
     Change::Admit(Held {
+        label,
+        dscp,
         job: "ring:2@30G burst=1M".parse().expect("a job"),
         abstraction: Abstraction::Parfait,
         order: Order::Ranks,
@@ -147,7 +154,7 @@ fn what_is_not_this_log_is_refused_with_the_reason() {
     let refused =
         |snapshot: &[u8], log: &[u8]| recover(snapshot, log).expect_err("refused").to_string();
     let old = sealed(VERSION - 1, 0, body);
-    assert!(refused(&[], &old).contains("byte 0 is of version 0, and this is version 1"));
+    assert!(refused(&[], &old).contains("byte 0 is of version 1, and this is version 2"));
     assert!(refused(&sealed(7, 1, &snapshot[12..]), &[]).contains("of version 7"));
     assert!(refused(&snapshot[..snapshot.len() - 1], &[]).contains("the snapshot is damaged"));
     assert!(refused(&[], &sealed(VERSION, 1, body)).contains("malformed"));

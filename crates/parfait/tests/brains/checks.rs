@@ -8,10 +8,11 @@
 //! - C6: what was answered as admitted is there until its client asks for the release; what was released is not.
 //! - C7: a request is executed once: no two entries have it.
 //! - C8: no plan names a job that is not durable.
+//! - C9: on no port does a plan guarantee more than the port carries, or have two jobs one DSCP.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use parfait::agent::{Command, Position};
+use parfait::agent::{Command, Position, check_plan};
 use parfait::brain::{Brain, Effect};
 use parfait::log::{Book, Change, Outcome, batches};
 
@@ -119,7 +120,9 @@ impl Checks {
     ) -> Result<(), String> {
         self.replay(world)?;
         match effect {
-            Effect::Send { command, .. } => {
+            Effect::Send { node, command } => {
+                check_plan(&command.plan, &world.network.ports_bps(*node))
+                    .map_err(|objection| format!("C9: {objection}"))?;
                 let term = command.position.term;
                 let leader = *self.leaders.entry(term).or_insert(holder);
                 if leader != holder {

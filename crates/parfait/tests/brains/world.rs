@@ -4,11 +4,11 @@
 use std::collections::BTreeMap;
 
 use fabric::shape::Shape;
-use fabric::topology::Capacity;
-use parfait::agent::{Agent, Command, Position, Reply, Saved, Share, Step};
+use fabric::topology::{Capacity, NodeId};
+use parfait::agent::{Agent, Command, Measure, Position, Reply, Saved, Share, Step};
 use parfait::brain::{Ask, Brain, Config, Denial, Effect, Lease, Request, State};
 use parfait::demand::Abstraction;
-use parfait::log::Outcome;
+use parfait::log::{Label, Outcome};
 use parfait::network::{Network, Routing};
 use parfait::planted::Bug;
 use parfait::spread::Ecmp;
@@ -17,6 +17,9 @@ use rand_pcg::rand_core::Rng;
 
 use crate::checks::Checks;
 use crate::volume::{Done, LeaseStore, Volume};
+
+/// Hosts and switches of the simulated cluster.
+const SHAPE: &str = "leaf-spine:3x2x2";
 
 pub(crate) const MS: u64 = 1_000_000;
 const LEASE_NS: u64 = 1_000 * MS;
@@ -93,6 +96,7 @@ struct Faults {
     freezes: bool,
 }
 
+#[derive(Default)]
 struct BrainNode {
     brain: Option<Brain>,
     holder: u64,
@@ -107,6 +111,7 @@ struct BrainNode {
 }
 
 pub(crate) struct AgentNode {
+    node: NodeId,
     pub(crate) agent: Option<Agent>,
     durable: Saved,
     pub(crate) enforced: Vec<Share>,
@@ -168,7 +173,7 @@ pub(crate) struct World {
 }
 
 fn network() -> Network {
-    let shape: Shape = "leaf-spine:3x2x2".parse().expect("a shape");
+    let shape: Shape = SHAPE.parse().expect("a shape");
     let topology = shape.build(Capacity::default()).expect("small");
     let rate = |_, link: &fabric::topology::Link| link.capacity.rate_bps / 4;
     Network::new(&topology, 4, Routing::Ecmp(Ecmp::Even), rate).expect("connected")
@@ -205,7 +210,7 @@ impl World {
             freezes: one_of(&[0, 1, 1]) == 1,
         };
         let brains = one_of(&[2, 3, 3]) as usize;
-        let agents = network.hosts() as usize;
+        let nodes = governed();
         let mut world = World {
             now_ns: 0,
             network,
@@ -227,19 +232,11 @@ impl World {
             bug,
             tally: Tally::default(),
         };
-        for _ in 0..brains {
-            world.brains.push(BrainNode {
-                brain: None,
-                holder: 0,
-                ahead_ns: 1_000 * MS,
-                wake: 0,
-                disk_ns: 0,
-                broken: None,
-                frozen_ns: 0,
-            });
-        }
-        for _ in 0..agents {
+        let brain = |_| BrainNode { ahead_ns: 1_000 * MS, ..BrainNode::default() };
+        world.brains.extend((0..brains).map(brain));
+        for node in &nodes {
             world.agents.push(AgentNode {
+                node: *node,
                 agent: None,
                 durable: Saved::default(),
                 enforced: Vec::new(),
@@ -251,7 +248,7 @@ impl World {
         for brain in 0..brains {
             world.schedule(MS * brain as u64, Event::Start(Place::Brain(brain)));
         }
-        for agent in 0..agents {
+        for agent in 0..nodes.len() {
             world.schedule(0, Event::Start(Place::Agent(agent)));
         }
         for client in 0..world.clients.len() {
@@ -297,6 +294,12 @@ impl World {
         Ok(self.tally)
     }
 
+    /// Switches that have an agent.
+    fn switches(&self) -> Vec<NodeId> {
+        let hosts = self.network.hosts() as usize;
+        self.agents[hosts..].iter().map(|agent| agent.node).collect()
+    }
+
     /// The brains that run.
     pub(crate) fn brains(&self) -> impl Iterator<Item = &Brain> {
         self.brains.iter().filter_map(|node| node.brain.as_ref())
@@ -310,12 +313,13 @@ impl World {
         if let Some(client) = self.clients.iter().position(|client| client.asked.is_some()) {
             return Some(format!("client {client} has no answer"));
         }
-        for (host, node) in self.agents.iter().enumerate() {
-            let (plan, is_answered) = leader.plan(host as u32).unwrap_or_default();
+        for node in &self.agents {
+            let (plan, is_answered) = leader.plan(node.node).unwrap_or_default();
             if !is_answered || plan != node.enforced {
                 let saved = &node.durable;
                 return Some(format!(
-                    "host {host}: the leader's plan is {plan:?} (answered: {is_answered}), the agent's {saved:?}"
+                    "{}: the leader's plan is {plan:?} (answered: {is_answered}), the agent's {saved:?}",
+                    self.network.node_name(node.node)
                 ));
             }
         }
@@ -462,7 +466,8 @@ impl World {
             Message::Request(request) => self
                 .with_brain(brain, checks, |brain, now_ns| brain.handle_request(request, now_ns)),
             Message::Reply(agent, reply) => {
-                self.with_brain(brain, checks, |brain, _| brain.handle_reply(agent as u32, reply))
+                let node = self.agents[agent].node;
+                self.with_brain(brain, checks, |brain, _| brain.handle_reply(node, reply))
             }
             _ => Ok(()),
         }
@@ -498,8 +503,10 @@ impl World {
             Effect::Claim { ticket } => {
                 self.send(from, Place::LeaseStore, Message::Claim { holder, ticket });
             }
-            Effect::Send { host, command } => {
-                self.send(from, Place::Agent(host as usize), Message::Command(command));
+            Effect::Send { node, command } => {
+                let at = self.agents.iter().position(|agent| agent.node == node);
+                let at = at.expect("only nodes with an agent get plans");
+                self.send(from, Place::Agent(at), Message::Command(command));
             }
             Effect::Answer { client, sequence, answer } => {
                 let client = Place::Client(client as usize - 1);
@@ -540,7 +547,7 @@ impl World {
         let measured = self.below(20);
         let node = &mut self.agents[at];
         let Some(agent) = &mut node.agent else { return Ok(()) };
-        agent.measure(measured, 1_000_000);
+        agent.measure(Measure { port: 1, job: measured, bps: 1_000_000, ..Measure::default() });
         let position = command.position;
         let reply = match agent.handle_command(command.clone(), now_ns) {
             Step::Answer(reply) => reply,
@@ -598,10 +605,18 @@ impl World {
             }
             client.sequence += 1;
             let ask = match client.jobs.is_empty() || choice % 5 < 3 {
-                true => Ask::Admit(JOBS[choice / 8 % JOBS.len()].parse().expect("a job")),
-                false => Ask::Release(client.jobs[choice / 8 % client.jobs.len()]),
+                true => Ask::Admit {
+                    // Now and then two running jobs would have one name.
+                    label: Label { name: format!("job{}", choice / 64 % 200), owner: owner(at) },
+                    job: JOBS[choice / 8 % JOBS.len()].parse().expect("a job"),
+                    unchanged_since: None,
+                },
+                false => Ask::Release {
+                    job: client.jobs[choice / 8 % client.jobs.len()],
+                    owner: Some(owner(at)),
+                },
             };
-            if let Ask::Release(job) = ask {
+            if let Ask::Release { job, .. } = ask {
                 checks.release_asked(job);
             }
             client.asked = Some(ask);
@@ -636,7 +651,7 @@ impl World {
                     not(feature = "planted-bugs"),
                     expect(unused_mut, reason = "planted bugs are a feature")
                 )]
-                let mut brain = Brain::new(config, self.network.clone());
+                let mut brain = Brain::new(config, self.network.clone(), &self.switches());
                 #[cfg(feature = "planted-bugs")]
                 if let Some(bug) = self.bug {
                     brain.plant(bug);
@@ -646,11 +661,13 @@ impl World {
                 self.with_brain(at, checks, |brain, now_ns| brain.handle_timeout(now_ns))
             }
             Place::Agent(at) if self.agents[at].agent.is_none() => {
+                let ports_bps = self.network.ports_bps(self.agents[at].node);
+                let saved = self.agents[at].durable.clone();
                 #[cfg_attr(
                     not(feature = "planted-bugs"),
                     expect(unused_mut, reason = "planted bugs are a feature")
                 )]
-                let mut agent = Agent::new(100_000_000_000, self.agents[at].durable.clone());
+                let mut agent = Agent::new(ports_bps, saved);
                 #[cfg(feature = "planted-bugs")]
                 if let Some(bug) = self.bug {
                     agent.plant(bug);
@@ -761,6 +778,18 @@ impl World {
         self.tally.overtaken += counters.overtaken;
         self.tally.not_enforced += counters.not_enforced;
     }
+}
+
+/// The nodes with an agent: hosts, and every other switch.
+fn governed() -> Vec<NodeId> {
+    let shape: Shape = SHAPE.parse().expect("a shape");
+    let topology = shape.build(Capacity::default()).expect("small");
+    topology.hosts().chain(topology.switches().step_by(2)).collect()
+}
+
+/// Who a client's jobs belong to.
+fn owner(client: usize) -> String {
+    format!("client{client}")
 }
 
 /// The order of two positions, for messages.
