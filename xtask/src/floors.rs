@@ -137,9 +137,15 @@ const FLOORS: &[(&str, &str)] = &[
     ),
     (
         "crates/cluster/src",
-        "store
+        "proto
+         convert: proto
+         tls
+         store
          enforce
-         view",
+         view
+         brain: proto convert tls store view
+         client: proto tls view brain
+         agent: proto convert enforce client",
     ),
     (
         "crates/xio/src",

@@ -6,11 +6,23 @@
 //!
 //! | module | what it holds |
 //! |---|---|
+//! | [`proto`] | the messages of the wire |
+//! | [`convert`] | between these and the types of `parfait` |
+//! | [`tls`] | certificates and keys |
 //! | [`store`] | the lease and the log of brains: in etcd, or in one file |
 //! | [`enforce`] | what makes a machine's ports keep a plan |
 //! | [`view`] | the whole cluster at one moment, for people and programs that look |
+//! | [`brain`] | the daemon that leads or stands by |
+//! | [`agent`] | the daemon of a host or switch |
+//! | [`client`] | calls to whichever brain leads |
 #![deny(unsafe_code)]
 
+pub mod agent;
+pub mod brain;
+pub mod client;
+pub mod convert;
 pub mod enforce;
+pub mod proto;
 pub mod store;
+pub mod tls;
 pub mod view;

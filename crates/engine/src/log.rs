@@ -44,7 +44,7 @@ pub fn line(text: impl Display) {
 }
 
 /// Writes one line for a connection, call or request that was refused.
-pub(crate) fn refusal(text: impl Display) {
+pub fn refusal(text: impl Display) {
     write(&REFUSALS, text);
 }
 

@@ -92,10 +92,19 @@ pub enum Ask {
     /// To give back what a job has.
     Release {
         /// The job.
-        job: JobId,
+        job: Which,
         /// Only if this is its owner.
         owner: Option<String>,
     },
+}
+
+/// A job as people say it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// By number.
+    Number(JobId),
+    /// By name.
+    Name(String),
 }
 
 /// A request. A client has one at a time: with a higher sequence it says that it knows the answer to the one before.
@@ -890,13 +899,19 @@ fn decide(book: &mut Book, config: &Config, memory: &mut Memory, ask: Ask) -> Ch
             }
             admit(book, config, memory, label, job).unwrap_or_else(refuse)
         }
-        Ask::Release { job, owner } => match book.jobs().get(&job) {
-            None => refuse(alloc::format!("there is no job {job}")),
-            Some(held) if owner.as_ref().is_some_and(|owner| *owner != held.label.owner) => {
-                refuse(alloc::format!("job {job} belongs to '{}'", held.label.owner))
+        Ask::Release { job, owner } => {
+            let (number, said) = match job {
+                Which::Number(job) => (Some(job), job.to_string()),
+                Which::Name(name) => (book.job_named(&name), alloc::format!("'{name}'")),
+            };
+            match number.and_then(|job| Some((job, book.jobs().get(&job)?))) {
+                None => refuse(alloc::format!("there is no job {said}")),
+                Some((job, held)) if owner.is_some_and(|owner| owner != held.label.owner) => {
+                    refuse(alloc::format!("job {job} belongs to '{}'", held.label.owner))
+                }
+                Some((job, _)) => Change::Release(job),
             }
-            Some(_) => Change::Release(job),
-        },
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use parfait::agent::{
 };
 use parfait::brain::{
     Ask, Brain, Config, Denial, Effect, Image, Lease, MAX_WAITING, Request, State, StorageError,
+    Which,
 };
 use parfait::demand::Abstraction;
 use parfait::job::Latency;
@@ -274,11 +275,14 @@ fn names_owners_and_changes_since_decide_what_is_executed() {
     let since = brain.book().expect("it leads").0.changed_index();
     assert!(matches!(asked(&mut brain, 101, admit("other", Some(since))), Outcome::Admitted(_)));
 
-    let release =
-        |owner: Option<&str>| Ask::Release { job: first, owner: owner.map(str::to_string) };
+    let release = |owner: Option<&str>| Ask::Release {
+        job: Which::Name("resnet".to_string()),
+        owner: owner.map(str::to_string),
+    };
     let other = refused(asked(&mut brain, 102, release(Some("bob"))));
     assert_eq!(other, format!("job {first} belongs to 'ada'"));
     assert_eq!(asked(&mut brain, 103, release(Some("ada"))), Outcome::Released(first));
+    assert_eq!(refused(asked(&mut brain, 105, release(None))), "there is no job 'resnet'");
     assert!(matches!(asked(&mut brain, 104, admit("resnet", None)), Outcome::Admitted(_)));
 }
 

@@ -74,4 +74,13 @@ pub trait Store: Send + Sync + 'static {
         opening: u64,
         snapshot: Vec<u8>,
     ) -> impl Future<Output = Result<(), StorageError>> + Send;
+
+    /// Gives the lease back if it is the candidate's, so that another brain can take it at once.
+    ///
+    /// # Errors
+    /// As [`claim`](Store::claim). The lease runs out by itself then.
+    fn resign(
+        &self,
+        candidate: &Candidate,
+    ) -> impl Future<Output = Result<(), StorageError>> + Send;
 }

@@ -108,7 +108,7 @@ impl Limits {
 
 /// The connections of one control port.
 #[derive(Debug)]
-pub(crate) struct Gate {
+pub struct Gate {
     limits: Limits,
     places: Mutex<Vec<Place>>,
     next_id: AtomicU64,
@@ -166,8 +166,17 @@ fn origin(ip: IpAddr) -> IpAddr {
 
 impl Gate {
     /// A gate with the limits of this process.
-    pub(crate) fn new() -> Arc<Gate> {
+    pub fn new() -> Arc<Gate> {
         Gate::with(Limits::of_this_process())
+    }
+
+    /// As [`Gate::new`], with room for so many connections more, of which each has a call that lasts: agents, all of which
+    /// may come from one address.
+    pub fn with_room(lasting: usize) -> Arc<Gate> {
+        let own = Limits::of_this_process();
+        let connections = own.connections + lasting;
+        let per_address = own.per_address + lasting;
+        Gate::with(Limits { connections, per_address, calls: own.calls + 2 * lasting, ..own })
     }
 
     fn with(limits: Limits) -> Arc<Gate> {
@@ -176,7 +185,7 @@ impl Gate {
     }
 
     /// Connections admitted through `listener`, until the receiver is dropped.
-    pub(crate) fn accept(
+    pub fn accept(
         self: Arc<Gate>,
         listener: TcpListener,
     ) -> ReceiverStream<io::Result<ControlStream>> {
@@ -295,7 +304,7 @@ fn evict(places: &mut Vec<Place>, whose: impl Fn(&Place) -> bool) -> Option<()> 
 
 /// The caller: attached to every request of a connection.
 #[derive(Clone, Debug)]
-pub(crate) struct Caller {
+pub struct Caller {
     peer: SocketAddr,
     activity: Arc<Activity>,
     gate: Arc<Gate>,
@@ -303,7 +312,7 @@ pub(crate) struct Caller {
 
 /// A call under way; it ends when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Call {
+pub struct Call {
     caller: Caller,
     /// Whether its request has arrived.
     heard: AtomicBool,
@@ -401,7 +410,7 @@ impl Drop for Call {
 
 /// A connection of the control plane, with its place in the table and its deadline.
 #[derive(Debug)]
-pub(crate) struct ControlStream {
+pub struct ControlStream {
     tcp: TcpStream,
     id: u64,
     caller: Caller,

@@ -4,7 +4,7 @@
 
 pub mod auth;
 pub mod documents;
-pub(crate) mod gate;
+pub mod gate;
 pub mod peer;
 pub(crate) mod stages;
 pub mod status;

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use fabric::shape::Shape;
 use fabric::topology::{Capacity, NodeId};
 use parfait::agent::{Agent, Command, Measure, Position, Reply, Saved, Share, Step};
-use parfait::brain::{Ask, Brain, Config, Denial, Effect, Lease, Request, State};
+use parfait::brain::{Ask, Brain, Config, Denial, Effect, Lease, Request, State, Which};
 use parfait::demand::Abstraction;
 use parfait::log::{Label, Outcome};
 use parfait::network::{Network, Routing};
@@ -612,11 +612,11 @@ impl World {
                     unchanged_since: None,
                 },
                 false => Ask::Release {
-                    job: client.jobs[choice / 8 % client.jobs.len()],
+                    job: Which::Number(client.jobs[choice / 8 % client.jobs.len()]),
                     owner: Some(owner(at)),
                 },
             };
-            if let Ask::Release { job, .. } = ask {
+            if let Ask::Release { job: Which::Number(job), .. } = ask {
                 checks.release_asked(job);
             }
             client.asked = Some(ask);

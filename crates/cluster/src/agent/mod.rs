@@ -1,0 +1,437 @@
+//! The daemon around [`parfait::agent::Agent`]: it follows whichever brain leads, makes what it must not forget durable,
+//! and has an [`Enforcer`] put plans into force.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `state` | what must survive a restart |
+//!
+//! When it starts, the plan of its file is in force before any brain is asked. When it ends, however it ends, the plan
+//! stays in force in the kernel.
+
+mod state;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use engine::error::Error;
+use engine::signals::EndSignals;
+use engine::{log, runtime};
+use parfait::agent::{self as machine, Measure, Reply, Share, Step};
+use parfait::queues::{Guarantee, Plan, Port, Scheme};
+use serde::Serialize;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Streaming;
+
+use self::state::StateFile;
+use crate::client::{Brains, named_leader};
+use crate::convert;
+use crate::enforce::{Enforcer, PortPlan};
+use crate::proto;
+use crate::proto::agent_message::Message;
+
+/// How often what jobs send is measured and reported.
+const MEASURE_EVERY: Duration = Duration::from_secs(1);
+
+/// Between attempts to find the leader.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// How long a brain may take to accept an agent.
+const ATTACH_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// A leader that is not heard for so long is reported.
+const SILENCE: Duration = Duration::from_secs(10);
+
+/// Replies on their way to the brain.
+const MAX_REPLIES: usize = 16;
+
+/// Units of weight in which queues are divided: fine enough that rounding costs less than 0.01 % of a port.
+const WEIGHT_UNITS: u32 = 1 << 14;
+
+/// Largest frame that is counted on: Ethernet with jumbo frames.
+const FRAME_BYTES: u32 = 9_216;
+
+/// A port of the node and the interface that it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PortConfig {
+    /// Its number in the topology.
+    pub port: u8,
+    /// The interface through which packets leave.
+    pub interface: String,
+    /// What it carries, in bit/s.
+    pub rate_bps: u64,
+}
+
+/// How to run an agent.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The node's name in the topology.
+    pub node: String,
+    /// The brains.
+    pub brains: Brains,
+    /// Where its state is.
+    pub state: PathBuf,
+    /// Its ports.
+    pub ports: Vec<PortConfig>,
+    /// Queues of a port for jobs.
+    pub queues: u8,
+    /// What the enforcer is called, for people.
+    pub enforcer: String,
+}
+
+/// Printed once an agent runs.
+#[derive(Clone, Debug, Serialize)]
+pub struct Ready {
+    /// Always "agent".
+    pub role: &'static str,
+    /// The node.
+    pub node: String,
+    /// What it enforces with.
+    pub enforcer: String,
+    /// Its ports.
+    pub ports: Vec<PortConfig>,
+    /// Jobs whose guarantees were put into force again.
+    pub jobs: usize,
+    /// Process number.
+    pub pid: u32,
+}
+
+/// A job of this node, for programs that run here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// Its number.
+    pub job: u64,
+    /// That of its packets.
+    pub dscp: u8,
+}
+
+/// Jobs of this node by name, for whoever asks on this machine.
+#[derive(Clone, Debug, Default)]
+pub struct Jobs(Arc<Mutex<BTreeMap<String, Known>>>);
+
+impl Jobs {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Known>> {
+        // It is replaced as a whole.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The job with that name.
+    pub fn named(&self, name: &str) -> Option<Known> {
+        self.lock().get(name).copied()
+    }
+
+    /// All of them.
+    pub fn names(&self) -> Vec<String> {
+        self.lock().keys().cloned().collect()
+    }
+}
+
+/// The state machine, its file and its enforcer.
+struct Body {
+    config: Config,
+    agent: machine::Agent,
+    file: StateFile,
+    enforcer: Box<dyn Enforcer>,
+    /// By job: its name, as the last command said.
+    names: BTreeMap<u64, String>,
+    jobs: Jobs,
+    /// By port and job: bytes when they were read last.
+    sent: BTreeMap<(u8, u64), u64>,
+    measured: Instant,
+    begun: Instant,
+    /// Why something does not work, for people.
+    note: String,
+}
+
+impl Body {
+    fn name(names: &BTreeMap<u64, String>, job: u64) -> String {
+        names.get(&job).cloned().unwrap_or_default()
+    }
+
+    /// Makes what the state machine knows durable.
+    ///
+    /// # Errors
+    /// When the file cannot be written: nothing may be enforced or answered then.
+    fn save(&self) -> Result<(), Error> {
+        let saved = self.file.save(self.agent.saved(), |job| Body::name(&self.names, job));
+        saved.map_err(|error| {
+            Error::because(self.config.state.display(), &error)
+                .hint("the agent ends: its plan stays in force")
+        })
+    }
+
+    /// Puts a plan into force.
+    fn enforce(&mut self, shares: &[Share]) -> bool {
+        let plans = port_plans(&self.config, shares);
+        let applied = plans.and_then(|plans| {
+            tokio::task::block_in_place(|| self.enforcer.apply(&plans))
+                .map_err(|error| error.to_string())
+        });
+        self.note = applied.as_ref().err().cloned().unwrap_or_default();
+        if let Err(why) = &applied {
+            log::line(format_args!("the plan is not enforced: {why}"));
+        }
+        applied.is_ok()
+    }
+
+    fn command(&mut self, message: &proto::Command) -> Result<Option<Reply>, Error> {
+        let command = match convert::command(message) {
+            Ok(command) => command,
+            Err(error) => {
+                log::refusal(format_args!("a command that is impossible: {error}"));
+                return Ok(None);
+            }
+        };
+        let now_ns = self.begun.elapsed().as_nanos() as u64;
+        let reply = match self.agent.handle_command(command, now_ns) {
+            Step::Answer(reply) => reply,
+            Step::Enforce => {
+                let before = std::mem::take(&mut self.names);
+                self.names =
+                    message.plan.iter().map(|share| (share.job, share.name.clone())).collect();
+                self.save()?;
+                let shares = self.agent.plan().to_vec();
+                let is_enforced = self.enforce(&shares);
+                let reply = self.agent.enforced(is_enforced);
+                if !is_enforced {
+                    self.names = before;
+                    let shares = self.agent.plan().to_vec();
+                    let note = std::mem::take(&mut self.note);
+                    // What was in force before is in force, by the enforcer's promise; its own state is in doubt.
+                    self.enforce(&shares);
+                    self.note = note;
+                } else {
+                    let jobs: std::collections::BTreeSet<u64> =
+                        shares.iter().map(|share| share.job).collect();
+                    log::line(format_args!(
+                        "guarantees of {} jobs are in force, term {}",
+                        jobs.len(),
+                        reply.position.term
+                    ));
+                }
+                self.publish();
+                reply
+            }
+        };
+        self.save()?;
+        Ok(Some(reply))
+    }
+
+    /// Says which jobs are here.
+    fn publish(&self) {
+        let known = self.agent.plan().iter().filter_map(|share| {
+            let name = self.names.get(&share.job).filter(|name| !name.is_empty())?;
+            Some((name.clone(), Known { job: share.job, dscp: share.dscp.value() }))
+        });
+        *self.jobs.lock() = known.collect();
+    }
+
+    /// Reads what jobs have sent since the last time.
+    fn measure(&mut self) {
+        let sent = match tokio::task::block_in_place(|| self.enforcer.sent()) {
+            Ok(sent) => sent,
+            Err(error) => {
+                self.note = error.to_string();
+                return;
+            }
+        };
+        let seconds = self.measured.elapsed().as_secs_f64().max(1e-3);
+        self.measured = Instant::now();
+        for one in sent {
+            let port = self.config.ports.iter().find(|port| port.interface == one.interface);
+            let Some(port) = port.map(|port| port.port) else { continue };
+            let before = self.sent.insert((port, one.job), one.bytes);
+            // A counter that begins anew goes back.
+            let bytes = before.map_or(0, |before| one.bytes.saturating_sub(before));
+            self.agent.measure(Measure {
+                port,
+                job: one.job,
+                bps: (bytes as f64 * 8.0 / seconds) as u64,
+                backlog_bytes: one.backlog_bytes,
+                dropped_packets: one.dropped_packets,
+            });
+        }
+        let plan = self.agent.plan();
+        self.sent.retain(|(port, job), _| {
+            plan.binary_search_by_key(&(*port, *job), |share| (share.port, share.job)).is_ok()
+        });
+    }
+}
+
+/// What each port is to guarantee. A share of nothing needs no queue.
+fn port_plans(config: &Config, shares: &[Share]) -> Result<Vec<PortPlan>, String> {
+    let mut plans = Vec::new();
+    for shares in shares.chunk_by(|a, b| a.port == b.port) {
+        let port = config.ports.iter().find(|port| port.port == shares[0].port);
+        let port = port.ok_or_else(|| format!("there is no port {}", shares[0].port))?;
+        let guarantee = |share: &Share| Guarantee {
+            job: share.job,
+            dscp: share.dscp,
+            bps: share.bps,
+            flows: 1,
+            latency: share.latency,
+            is_contended: true,
+        };
+        let guarantees: Vec<Guarantee> =
+            shares.iter().filter(|share| share.bps > 0).map(guarantee).collect();
+        let own = Port {
+            rate_bps: port.rate_bps,
+            queues: config.queues,
+            weight_units: WEIGHT_UNITS,
+            quantum_bytes: 64,
+            frame_bytes: FRAME_BYTES,
+            buffer_bytes: 1 << 20,
+        };
+        let plan = Plan::new(own, Scheme::Paced, &guarantees)
+            .map_err(|refusal| format!("port {}: {refusal}", port.port))?;
+        plans.push(PortPlan { interface: port.interface.clone(), plan });
+    }
+    Ok(plans)
+}
+
+/// Runs an agent until it is asked to end. `ready` hears how it began, and `local` gets what programs here may ask for.
+///
+/// # Errors
+/// When its state cannot be read or written, and the errors of `ready`.
+pub fn run<E: From<Error>>(
+    config: Config,
+    enforcer: Box<dyn Enforcer>,
+    local: impl FnOnce(Jobs) -> Result<(), Error>,
+    ready: impl FnOnce(&Ready) -> Result<(), E>,
+) -> Result<(), E> {
+    let (file, state) = StateFile::open(&config.state, &config.node)?;
+    let saved = state::saved(&state)
+        .map_err(|error| Error::invalid(format!("{}: {error}", config.state.display())))?;
+    let ports_bps = config.ports.iter().map(|port| (port.port, port.rate_bps)).collect();
+    let mut body = Body {
+        agent: machine::Agent::new(ports_bps, saved),
+        names: state.plan.iter().map(|share| (share.job, share.name.clone())).collect(),
+        file,
+        enforcer,
+        jobs: Jobs::default(),
+        sent: BTreeMap::new(),
+        measured: Instant::now(),
+        begun: Instant::now(),
+        note: String::new(),
+        config,
+    };
+    let runtime = runtime::multi_thread()?;
+    let ended = runtime.block_on(async {
+        let mut signals = EndSignals::listen()?;
+        let shares = body.agent.plan().to_vec();
+        body.enforce(&shares);
+        body.publish();
+        local(body.jobs.clone())?;
+        ready(&Ready {
+            role: "agent",
+            node: body.config.node.clone(),
+            enforcer: body.config.enforcer.clone(),
+            ports: body.config.ports.clone(),
+            jobs: body.jobs.names().len(),
+            pid: std::process::id(),
+        })?;
+        tokio::select! {
+            error = follow(&mut body) => Err(error.into()),
+            signal = signals.received() => {
+                log::line(format_args!("stopping on {signal}; the plan stays in force"));
+                Ok(())
+            }
+        }
+    });
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    ended
+}
+
+/// Follows whichever brain leads. Returns only when the state cannot be written.
+async fn follow(body: &mut Body) -> Error {
+    let mut next = 0;
+    let mut leader: Option<String> = None;
+    let mut heard = Instant::now();
+    let mut is_reported = false;
+    loop {
+        let addresses = &body.config.brains.addresses;
+        let address = leader.take().unwrap_or_else(|| {
+            next += 1;
+            addresses[(next - 1) % addresses.len()].clone()
+        });
+        match attach(body, &address).await {
+            Ok((commands, replies)) => {
+                log::line(format_args!("follows brain {address}"));
+                if let Err(error) = serve(body, commands, replies).await {
+                    return error;
+                }
+                log::line(format_args!("brain {address} is gone: its last plan stays in force"));
+                (heard, is_reported) = (Instant::now(), false);
+            }
+            Err((_, Some(other))) => leader = Some(other),
+            Err((why, None)) => {
+                if heard.elapsed() > SILENCE && !is_reported {
+                    log::line(format_args!("no brain leads: {why}; the last plan stays in force"));
+                    is_reported = true;
+                }
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+}
+
+type Commands = Streaming<proto::Command>;
+type Replies = mpsc::Sender<proto::AgentMessage>;
+
+/// Attaches to a brain; or says why not, and who leads.
+async fn attach(
+    body: &Body,
+    address: &str,
+) -> Result<(Commands, Replies), (String, Option<String>)> {
+    let attached = async {
+        let mut stub =
+            body.config.brains.connect(address).await.map_err(|error| (error.to_string(), None))?;
+        let (replies, outgoing) = mpsc::channel(MAX_REPLIES);
+        let hello = proto::Hello {
+            node: body.config.node.clone(),
+            enforcer: body.config.enforcer.clone(),
+            note: body.note.clone(),
+        };
+        let first = proto::AgentMessage { message: Some(Message::Hello(hello)) };
+        // The channel is new.
+        let _ = replies.try_send(first);
+        let attached = stub.attach(ReceiverStream::new(outgoing)).await;
+        let commands = attached.map_err(|status| {
+            let leader = named_leader(&status).filter(|leader| leader != address);
+            if leader.is_none() && status.code() != tonic::Code::FailedPrecondition {
+                log::line(format_args!("brain {address}: {}", status.message()));
+            }
+            (status.message().to_owned(), leader)
+        })?;
+        Ok((commands.into_inner(), replies))
+    };
+    let late = |_| (format!("brain {address} does not answer"), None);
+    tokio::time::timeout(ATTACH_TIMEOUT, attached).await.map_err(late)?
+}
+
+/// Carries out commands and reports, until the brain is gone.
+///
+/// # Errors
+/// When the state cannot be written.
+async fn serve(body: &mut Body, mut commands: Commands, replies: Replies) -> Result<(), Error> {
+    let mut tick = tokio::time::interval(MEASURE_EVERY);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        let reply = tokio::select! {
+            command = commands.message() => match command {
+                Ok(Some(command)) => body.command(&command)?,
+                Ok(None) | Err(_) => return Ok(()),
+            },
+            _ = tick.tick() => {
+                body.measure();
+                body.agent.report()
+            }
+        };
+        let Some(reply) = reply else { continue };
+        let message = Message::Reply(convert::reply_message(&reply, &body.note));
+        // A brain that does not read is sent the next report.
+        let _ = replies.try_send(proto::AgentMessage { message: Some(message) });
+    }
+}

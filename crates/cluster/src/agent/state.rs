@@ -1,0 +1,196 @@
+//! What an agent must not forget, in one file: its position, so that no command of a former leader is ever accepted, and
+//! the plan in force.
+//!
+//! The file has a mark, the length and the CRC-32 of what follows, and the message `AgentState`. It is replaced as a whole:
+//! written beside, made durable, renamed.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use engine::error::Error;
+use parfait::agent::Saved;
+use prost::Message;
+
+use crate::convert;
+use crate::proto;
+
+/// The first bytes of such a file; the last one is the version.
+const MARK: [u8; 8] = *b"DQAGENT\x01";
+
+/// Bytes of mark, length and CRC.
+const HEADER_BYTES: usize = 16;
+
+/// Largest file that is read.
+const MAX_BYTES: u64 = 16 << 20;
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct StateFile {
+    path: PathBuf,
+    node: String,
+}
+
+impl StateFile {
+    /// The file of a node's agent, and what it has; nothing if there is none yet. With the state come names of jobs.
+    ///
+    /// # Errors
+    /// When it is damaged, or of another node: an agent that forgets its position could follow a former leader.
+    pub(super) fn open(path: &Path, node: &str) -> Result<(StateFile, proto::AgentState), Error> {
+        let file = StateFile { path: path.to_owned(), node: node.to_owned() };
+        let shown = path.display().to_string();
+        let bytes = match fs::metadata(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let state = proto::AgentState { node: node.to_owned(), ..Default::default() };
+                // An agent that cannot write must not begin.
+                file.write(&state).map_err(|error| Error::because(&shown, &error))?;
+                return Ok((file, state));
+            }
+            Ok(metadata) if metadata.len() > MAX_BYTES => {
+                return Err(Error::invalid(format!("{shown}: too large for an agent's state")));
+            }
+            Ok(_) => fs::read(path),
+            Err(error) => Err(error),
+        };
+        let bytes = bytes.map_err(|error| Error::because(&shown, &error))?;
+        let state = decode(&bytes).ok_or_else(|| {
+            Error::invalid(format!(
+                "{shown}: no whole state of an agent, or one of another version"
+            ))
+            .hint("if no other brain can be running with an older term, remove the file")
+        })?;
+        if state.node != node {
+            return Err(Error::invalid(format!(
+                "{shown}: the state of '{}', not of '{node}'",
+                state.node
+            ))
+            .hint("each agent has a file of its own: choose another --state"));
+        }
+        Ok((file, state))
+    }
+
+    /// Replaces the state, durably.
+    ///
+    /// # Errors
+    /// When the file cannot be written; what it had stays.
+    pub(super) fn save(&self, saved: &Saved, name: impl Fn(u64) -> String) -> io::Result<()> {
+        let share = |share: &parfait::agent::Share| convert::share_message(share, &name(share.job));
+        self.write(&proto::AgentState {
+            node: self.node.clone(),
+            position: convert::position_message(saved.position),
+            decided: saved.verdict.is_some(),
+            objection: saved.verdict.and_then(Result::err).map(convert::objection_message),
+            plan: saved.plan.iter().map(share).collect(),
+        })
+    }
+
+    fn write(&self, state: &proto::AgentState) -> io::Result<()> {
+        let body = state.encode_to_vec();
+        let mut bytes = MARK.to_vec();
+        bytes.extend((body.len() as u32).to_le_bytes());
+        bytes.extend(crc32fast::hash(&body).to_le_bytes());
+        bytes.extend(body);
+        let folder = match self.path.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() => folder,
+            _ => Path::new("."),
+        };
+        let mut beside = self.path.clone().into_os_string();
+        beside.push(".new");
+        let mut file = File::create(&beside)?;
+        file.write_all(&bytes)?;
+        file.sync_all()?;
+        fs::rename(&beside, &self.path)?;
+        File::open(folder)?.sync_all()
+    }
+}
+
+fn decode(bytes: &[u8]) -> Option<proto::AgentState> {
+    let (header, body) = bytes.split_at_checked(HEADER_BYTES)?;
+    let number = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes"));
+    let is_whole = header[..8] == MARK
+        && number(8) as usize == body.len()
+        && number(12) == crc32fast::hash(body);
+    is_whole.then(|| proto::AgentState::decode(body).ok())?
+}
+
+/// What the state machine saved.
+///
+/// # Errors
+/// When the file says something impossible.
+pub(super) fn saved(state: &proto::AgentState) -> Result<Saved, convert::Malformed> {
+    let objection = state.objection.as_ref().map(convert::objection).transpose()?;
+    Ok(Saved {
+        position: convert::position(state.position),
+        verdict: state.decided.then_some(objection.map_or(Ok(()), Err)),
+        plan: state.plan.iter().map(convert::share).collect::<Result<_, _>>()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use parfait::agent::{Objection, Position, Share};
+    use parfait::job::Latency;
+    use parfait::queues::Dscp;
+
+    use super::*;
+
+    fn folder(name: &str) -> PathBuf {
+        let folder =
+            std::env::temp_dir().join(format!("dquant-agent-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).expect("a folder");
+        folder
+    }
+
+    fn example() -> Saved {
+        let dscp = Dscp::new(26).expect("a code point");
+        let share = |job| Share {
+            port: 1,
+            job,
+            dscp,
+            bps: 5_000_000_000,
+            burst_bytes: 64_000,
+            latency: Latency::Bulk,
+        };
+        Saved {
+            position: Position { term: 7, sequence: 9 },
+            verdict: Some(Err(Objection::Overbooked { port: 1, planned_bps: 3, port_bps: 2 })),
+            plan: vec![share(3), share(8)],
+        }
+    }
+
+    #[test]
+    fn what_was_saved_is_read_again_and_belongs_to_one_node() {
+        let folder = folder("saved");
+        let path = folder.join("state");
+        let (file, empty) = StateFile::open(&path, "host1").expect("a new file");
+        assert_eq!(saved(&empty).expect("nothing"), Saved::default());
+        file.save(&example(), |job| format!("job{job}")).expect("written");
+        let (_, state) = StateFile::open(&path, "host1").expect("whole");
+        assert_eq!(saved(&state).expect("as it was"), example());
+        assert_eq!(state.plan[1].name, "job8");
+        let other = StateFile::open(&path, "host2").expect_err("of another node").to_string();
+        assert!(other.contains("the state of 'host1', not of 'host2'"), "{other}");
+        fs::remove_dir_all(folder).expect("removed");
+    }
+
+    #[test]
+    fn a_damaged_state_is_never_taken_for_none() {
+        let folder = folder("damaged");
+        let path = folder.join("state");
+        let (file, _) = StateFile::open(&path, "host1").expect("a new file");
+        file.save(&example(), |_| String::new()).expect("written");
+        let whole = fs::read(&path).expect("there");
+        for length in 0..whole.len() {
+            fs::write(&path, &whole[..length]).expect("written");
+            assert!(StateFile::open(&path, "host1").is_err(), "{length} bytes");
+        }
+        for bit in 0..whole.len() * 8 {
+            let mut damaged = whole.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            fs::write(&path, &damaged).expect("written");
+            assert!(StateFile::open(&path, "host1").is_err(), "bit {bit}");
+        }
+        fs::remove_dir_all(folder).expect("removed");
+    }
+}

@@ -1,0 +1,262 @@
+//! The daemon around [`parfait::brain::Brain`]: it gives the state machine a clock, a store, agents and clients.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`events`] | what happened, for those who subscribe |
+//! | `picture` | the view of the cluster, made from the book and from what agents report |
+//! | `actor` | the one task that owns the state machine |
+//! | `service` | gRPC |
+
+mod actor;
+pub mod events;
+mod picture;
+mod service;
+
+pub use service::LEADER_ENTRY;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use engine::control::auth::CheckToken;
+use engine::control::gate::Gate;
+use engine::error::Error;
+use engine::seed::fresh_seed;
+use engine::signals::EndSignals;
+use engine::{log, runtime};
+use fabric::topology::{NodeId, Topology};
+use parfait::brain as machine;
+use parfait::demand::Abstraction;
+use parfait::network::{Network, Routing};
+use parfait::spread::Ecmp;
+use serde::Serialize;
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, watch};
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::{Server, ServerTlsConfig};
+
+use self::actor::Actor;
+use self::events::Events;
+use self::service::{Handle, Service};
+use crate::proto::brain_server::BrainServer;
+use crate::store::{Candidate, Store};
+use crate::tls;
+use crate::view::View;
+
+/// Default port of a brain.
+pub const BRAIN_PORT: u16 = 4795;
+
+/// Requests of clients and agents that wait for the actor; more wait in their connections.
+const MAX_INPUTS: usize = 4096;
+
+/// Between claims of the lease.
+const CLAIM_EVERY: Duration = Duration::from_millis(250);
+
+/// After so long a command without an answer is sent again.
+const RESEND: Duration = Duration::from_millis(500);
+
+/// After so long a log that does not answer is opened again.
+const STORAGE_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Bytes of the log after which a snapshot is made.
+const SNAPSHOT_BYTES: u64 = 1 << 20;
+
+/// Iterations of the search for a placement: what the tables of docs/parfait.md were measured with.
+pub const ITERATIONS: u32 = 600;
+
+/// How often an idle connection is probed.
+const KEEP_ALIVE: Duration = Duration::from_secs(2);
+const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How to run a brain.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where it listens.
+    pub listen: SocketAddr,
+    /// Where clients and agents reach it, as `HOST:PORT`, if that is not where it listens.
+    pub address: Option<String>,
+    /// What callers must present.
+    pub token: String,
+    /// Certificates.
+    pub tls: tls::Files,
+    /// Hosts, switches and links.
+    pub cluster: Cluster,
+    /// Switches that have an agent, by name.
+    pub switches: Vec<String>,
+    /// How long a lease holds that is not renewed.
+    pub lease: Duration,
+    /// Where the log is, for people.
+    pub store: String,
+}
+
+/// What the cluster consists of.
+#[derive(Clone, Debug)]
+pub struct Cluster {
+    /// Hosts, switches and links.
+    pub topology: Topology,
+    /// The same as text, for clients.
+    pub text: String,
+    /// Slots of each host.
+    pub slots: u32,
+    /// Of each link's rate, in millionths, what may be reserved.
+    pub reservable_ppm: u32,
+    /// How equal paths count.
+    pub ecmp: Ecmp,
+}
+
+impl Cluster {
+    /// The network of that topology.
+    ///
+    /// # Errors
+    /// When it has no hosts, no slots or no paths, or is too large.
+    pub fn network(&self) -> Result<Network, Error> {
+        let share = u128::from(self.reservable_ppm);
+        let reservable = |bps: u64| (u128::from(bps) * share / 1_000_000) as u64;
+        let routing = Routing::Ecmp(self.ecmp);
+        let shape = Network::new(&self.topology, self.slots, routing, |_, link| {
+            reservable(link.capacity.rate_bps)
+        });
+        shape.map_err(|error| Error::invalid(format!("the topology: {error}")))
+    }
+}
+
+/// Printed once a brain serves.
+#[derive(Clone, Debug, Serialize)]
+pub struct Ready {
+    /// Always "brain".
+    pub role: &'static str,
+    /// Where it listens.
+    pub listen: SocketAddr,
+    /// Where others reach it.
+    pub address: String,
+    /// Where the log is.
+    pub store: String,
+    /// Hosts of the topology.
+    pub hosts: u32,
+    /// Process number.
+    pub pid: u32,
+    /// What is worth knowing.
+    pub notes: Vec<String>,
+}
+
+fn nodes_named(topology: &Topology, names: &[String]) -> Result<Vec<NodeId>, Error> {
+    let named = |name: &String| {
+        let switch = topology.switches().find(|node| topology.node(*node).name() == name);
+        switch.ok_or_else(|| {
+            Error::invalid(format!("the topology has no switch '{name}'"))
+                .hint("--switch-agents takes names of switches, or 'all'")
+        })
+    };
+    names.iter().map(named).collect()
+}
+
+/// Runs a brain until it is asked to end. `ready` receives its addresses.
+///
+/// # Errors
+/// When it cannot start, and the errors of `ready`.
+pub fn run<S: Store, E: From<Error>>(
+    config: Config,
+    open: impl AsyncFnOnce() -> Result<S, Error>,
+    extra: impl FnOnce(Looks) -> Result<(), Error>,
+    ready: impl FnOnce(&Ready) -> Result<(), E>,
+) -> Result<(), E> {
+    let network = config.cluster.network()?;
+    let switches = nodes_named(&config.cluster.topology, &config.switches)?;
+    let server_tls = config.tls.server()?;
+    let number = fresh_seed()?.max(1);
+    let hosts = network.hosts();
+    let machine = machine::Brain::new(machine_config(number, config.lease), network, &switches);
+    let runtime = runtime::multi_thread()?;
+    let served = runtime.block_on(async {
+        let mut signals = EndSignals::listen()?;
+        let store = Arc::new(open().await?);
+        let listener = TcpListener::bind(config.listen).await.map_err(|error| {
+            Error::because(format_args!("cannot listen on {}", config.listen), &error)
+                .hint("choose another address or port with --listen")
+        })?;
+        let listen = listener.local_addr().map_err(Error::from_cause)?;
+        let address = config.address.clone().unwrap_or_else(|| listen.to_string());
+        let candidate = Candidate { number, address: address.clone() };
+        let (inputs, receiver) = mpsc::channel(MAX_INPUTS);
+        let (view, looks) = watch::channel(Arc::new(View::default()));
+        let events = Arc::new(Events::new());
+        let mut notes = Vec::new();
+        if server_tls.is_none() && !listen.ip().is_loopback() {
+            notes.push("not encrypted: give --tls-cert and --tls-key".to_owned());
+        }
+        let actor = Actor::new(
+            machine,
+            Arc::clone(&store),
+            candidate.clone(),
+            config.cluster.clone(),
+            config.store.clone(),
+            (inputs.clone(), receiver),
+            view,
+            Arc::clone(&events),
+        );
+        extra(Looks { view: looks.clone(), events: Arc::clone(&events) })?;
+        let handle = Handle { inputs, view: looks, events, cluster: Arc::new(config.cluster) };
+        ready(&Ready {
+            role: "brain",
+            listen,
+            address,
+            store: config.store,
+            hosts,
+            pid: std::process::id(),
+            notes,
+        })?;
+        let gate = Gate::with_room(2 * hosts as usize + switches.len());
+        let check = CheckToken::new(&config.token);
+        let service = InterceptedService::new(BrainServer::new(Service::new(handle)), check);
+        let mut server = server(server_tls)?;
+        let served = server.add_service(service).serve_with_incoming(gate.accept(listener));
+        tokio::select! {
+            ended = served => ended.map_err(|error| Error::from_cause(error).into()),
+            () = actor.run() => Err(Error::invalid("the brain stopped unexpectedly").into()),
+            signal = signals.received() => {
+                log::line(format_args!("stopping on {signal}"));
+                if let Err(error) = store.resign(&candidate).await {
+                    log::line(format_args!("the lease was not given back, it expires: {error}"));
+                }
+                Ok(())
+            }
+        }
+    });
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    served
+}
+
+/// A gRPC server that notices callers that vanish.
+fn server(tls: Option<ServerTlsConfig>) -> Result<Server, Error> {
+    let server = Server::builder()
+        .http2_keepalive_interval(Some(KEEP_ALIVE))
+        .http2_keepalive_timeout(Some(KEEP_ALIVE_TIMEOUT));
+    let Some(tls) = tls else { return Ok(server) };
+    server.tls_config(tls).map_err(|error| {
+        Error::because("the certificate", &error)
+            .hint("--tls-cert, --tls-key and --tls-ca take PEM files")
+    })
+}
+
+/// What the web server, and whoever else only looks, gets.
+#[derive(Clone, Debug)]
+pub struct Looks {
+    /// The cluster, whenever it changes.
+    pub view: watch::Receiver<Arc<View>>,
+    /// What happened.
+    pub events: Arc<Events>,
+}
+
+fn machine_config(number: u64, lease: Duration) -> machine::Config {
+    let ns = |span: Duration| span.as_nanos() as u64;
+    machine::Config {
+        holder: number,
+        lease_ns: ns(lease),
+        claim_every_ns: ns(CLAIM_EVERY),
+        resend_ns: ns(RESEND),
+        storage_timeout_ns: ns(STORAGE_TIMEOUT),
+        snapshot_bytes: SNAPSHOT_BYTES,
+        abstraction: Abstraction::Parfait,
+        iterations: ITERATIONS,
+    }
+}

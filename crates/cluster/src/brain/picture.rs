@@ -1,0 +1,225 @@
+//! The view of the cluster: from the brain's book, and from what agents said.
+
+use std::collections::BTreeMap;
+
+use fabric::topology::{Kind, NodeId, Topology};
+use parfait::agent::Measure;
+use parfait::brain::{Brain, State};
+use parfait::log::Book;
+
+use super::actor::Attached;
+use super::events::unix_ms;
+use crate::view::{Alarm, BrainView, JobView, LinkJob, LinkView, NodeView, Placed, View};
+
+/// Alarms of one kind that a view names; the last one says how many more there are.
+const MAX_ALARMS: usize = 20;
+
+/// What the view is made from.
+pub(super) struct Picture<'a> {
+    pub(super) brain: &'a Brain,
+    pub(super) topology: &'a Topology,
+    pub(super) agents: &'a BTreeMap<NodeId, Attached>,
+    pub(super) about: BrainView,
+}
+
+/// The word for a state.
+pub(super) fn state_name(state: State) -> &'static str {
+    match state {
+        State::Standby => "standby",
+        State::Opening => "opening",
+        State::Beginning => "beginning",
+        State::Leading => "leading",
+    }
+}
+
+impl Picture<'_> {
+    /// The view at this moment.
+    pub(super) fn view(self) -> View {
+        let book = self.brain.book().map(|(book, _)| book);
+        let nodes = self.nodes(book);
+        let alarms = self.alarms(&nodes, book);
+        View {
+            unix_ms: unix_ms(),
+            links: book.map_or_else(Vec::new, |book| self.links(book)),
+            jobs: book.map_or_else(Vec::new, |book| self.jobs(book)),
+            counters: self.counters(),
+            brain: self.about,
+            nodes,
+            alarms,
+        }
+    }
+
+    fn nodes(&self, book: Option<&Book>) -> Vec<NodeView> {
+        let network = self.brain.network();
+        let hosts: BTreeMap<NodeId, u32> =
+            (0..network.hosts()).map(|host| (network.node_of(host), host)).collect();
+        let nodes = self.topology.nodes().map(|(id, node)| {
+            let is_host = node.kind() == Kind::Host;
+            let free_slots = match (hosts.get(&id), book) {
+                (Some(host), Some(book)) => book.ledger().free_slots(*host) as u32,
+                _ => 0,
+            };
+            let (agent, note) = self.agent(id);
+            NodeView {
+                name: node.name().to_owned(),
+                kind: if is_host { "host" } else { "switch" }.to_owned(),
+                slots: if is_host { network.slots() } else { 0 },
+                free_slots,
+                agent: agent.to_owned(),
+                heard_ms: self
+                    .agents
+                    .get(&id)
+                    .map(|agent| agent.heard.elapsed().as_millis() as u64),
+                note,
+            }
+        });
+        nodes.collect()
+    }
+
+    fn agent(&self, node: NodeId) -> (&'static str, Option<String>) {
+        if !self.brain.governed().contains(&node) {
+            return ("none", None);
+        }
+        let Some(agent) = self.agents.get(&node) else { return ("silent", None) };
+        let note = (!agent.note.is_empty()).then(|| agent.note.clone());
+        if let Some(objection) = self.brain.objection(node) {
+            return ("refusing", Some(format!("{objection}; {}", agent.note)));
+        }
+        match self.brain.plan(node) {
+            Some((_, true)) => ("enforcing", note),
+            _ => ("behind", note),
+        }
+    }
+
+    fn links(&self, book: &Book) -> Vec<LinkView> {
+        let network = self.brain.network();
+        let rates: BTreeMap<usize, u64> =
+            self.topology.links().map(|(id, link)| (id.index(), link.capacity.rate_bps)).collect();
+        let mut links: Vec<LinkView> = Vec::new();
+        for (directed, trunk) in network.links() {
+            let (from, to) = network.ends(directed);
+            let measures = self.brain.measures(from.node);
+            let has_agent = self.agents.contains_key(&from.node);
+            let on_port: BTreeMap<u64, &Measure> = measures
+                .iter()
+                .filter(|measure| measure.port == from.port)
+                .map(|measure| (measure.job, measure))
+                .collect();
+            let jobs = book.on_trunk(trunk).iter().map(|reserved| {
+                let measure = on_port.get(&reserved.job);
+                LinkJob {
+                    job: reserved.job,
+                    reserved_bps: reserved.bps,
+                    used_bps: measure.map(|measure| measure.bps),
+                    queue: None,
+                    pace_bps: None,
+                    backlog_bytes: measure.map_or(0, |measure| measure.backlog_bytes),
+                    dropped_packets: measure.map_or(0, |measure| measure.dropped_packets),
+                }
+            });
+            links.push(LinkView {
+                from: from.node.index() as u32,
+                to: to.node.index() as u32,
+                port: from.port.into(),
+                capacity_bps: rates.get(&(directed as usize / 2)).copied().unwrap_or(0),
+                reserved_bps: book.ledger().reserved_bps(trunk),
+                used_bps: has_agent.then(|| on_port.values().map(|measure| measure.bps).sum()),
+                is_down: false,
+                jobs: jobs.collect(),
+            });
+        }
+        links
+    }
+
+    fn jobs(&self, book: &Book) -> Vec<JobView> {
+        let network = self.brain.network();
+        let jobs = book.jobs().iter().map(|(id, held)| JobView {
+            id: *id,
+            name: held.label.name.clone(),
+            owner: held.label.owner.clone(),
+            request: held.job.to_string(),
+            dscp: held.dscp.value(),
+            workers: held
+                .pieces
+                .iter()
+                .map(|piece| Placed {
+                    host: network.node_of(piece.host).index() as u32,
+                    first: piece.run.first,
+                    count: piece.run.len(),
+                })
+                .collect(),
+            state: "running".to_owned(),
+        });
+        jobs.collect()
+    }
+
+    fn alarms(&self, nodes: &[NodeView], book: Option<&Book>) -> Vec<Alarm> {
+        let mut alarms = Vec::new();
+        if let Some(error) = self.brain.last_error() {
+            alarms.push(Alarm {
+                level: "error".to_owned(),
+                text: format!("the log was not recovered: {error}"),
+                hint: "the brain leaves the lease to others until the log can be read".to_owned(),
+            });
+        }
+        let Some(book) = book else { return alarms };
+        let busy: std::collections::BTreeSet<usize> = book
+            .jobs()
+            .values()
+            .flat_map(|held| &held.pieces)
+            .map(|piece| self.brain.network().node_of(piece.host).index())
+            .collect();
+        let refusing = nodes.iter().filter(|node| node.agent == "refusing").map(|node| Alarm {
+            level: "error".to_owned(),
+            text: format!("the agent of '{}' refuses its plan", node.name),
+            hint: node.note.clone().unwrap_or_default(),
+        });
+        let silent = nodes.iter().enumerate().filter(|(at, node)| {
+            node.agent == "silent" && (busy.contains(at) || node.kind == "switch")
+        });
+        let silent = silent.map(|(_, node)| Alarm {
+            level: "warning".to_owned(),
+            text: format!("nobody enforces what jobs have at '{}'", node.name),
+            hint: format!(
+                "start `dquant agent --node {}` there; its last plan stays in force",
+                node.name
+            ),
+        });
+        for mut kind in [refusing.collect::<Vec<_>>(), silent.collect()] {
+            let more = kind.len().saturating_sub(MAX_ALARMS);
+            kind.truncate(MAX_ALARMS);
+            if let (1.., Some(last)) = (more, kind.last_mut()) {
+                last.text = format!("{}; {more} more like that", last.text);
+            }
+            alarms.extend(kind);
+        }
+        alarms
+    }
+
+    fn counters(&self) -> BTreeMap<String, u64> {
+        let counters = self.brain.counters();
+        let named = [
+            ("brain.terms", counters.terms),
+            ("brain.leases_lost", counters.leases_lost),
+            ("brain.fenced", counters.fenced),
+            ("brain.storage.failed", counters.storage_failed),
+            ("brain.storage.silent", counters.storage_silent),
+            ("brain.logs_refused", counters.logs_refused),
+            ("brain.torn_tails", counters.torn_tails),
+            ("brain.snapshots", counters.snapshots),
+            ("jobs.admitted", counters.admitted),
+            ("jobs.released", counters.released),
+            ("jobs.refused", counters.refused),
+            ("requests.repeated", counters.repeated),
+            ("requests.not_leading", counters.not_leading),
+            ("requests.busy", counters.busy),
+            ("requests.stale", counters.stale),
+            ("agents.attached", self.agents.len() as u64),
+            ("agents.commands_resent", counters.resent),
+            ("agents.commands_refused", counters.commands_refused),
+            ("agents.implausible_measures", counters.implausible),
+            ("strays", counters.strays),
+        ];
+        named.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+    }
+}

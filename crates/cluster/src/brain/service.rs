@@ -1,0 +1,325 @@
+//! gRPC: checks what callers say, passes it to the actor, and waits for what becomes of it.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use engine::log;
+use parfait::brain::{Ask, Denial, Request as Wish, Which};
+use parfait::job::Job;
+use parfait::log::{Label, Outcome};
+use parfait::spread::Ecmp;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{Stream, StreamExt};
+use tonic::{Request, Response, Status, Streaming};
+
+use super::Cluster;
+use super::actor::{Answer, Attached, Input, MAX_COMMANDS, NotAttached};
+use super::events::{Events, MAX_EVENTS};
+use crate::convert;
+use crate::proto;
+use crate::proto::brain_server::Brain;
+use crate::view::{ClusterEvent, View};
+
+/// The metadata entry in which a brain that does not lead names the one that does.
+pub const LEADER_ENTRY: &str = "dquant-leader";
+
+/// How long a caller waits for an answer: longer than a change of the leader takes.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a new connection may take to say whose agent it is.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Longest note of an agent that is kept.
+const MAX_NOTE_BYTES: usize = 512;
+
+/// Longest text of a job.
+const MAX_JOB_BYTES: usize = 1024;
+
+/// What calls need.
+#[derive(Clone, Debug)]
+pub(super) struct Handle {
+    pub(super) inputs: mpsc::Sender<Input>,
+    pub(super) view: watch::Receiver<Arc<View>>,
+    pub(super) events: Arc<Events>,
+    pub(super) cluster: Arc<Cluster>,
+}
+
+#[derive(Debug)]
+pub(super) struct Service {
+    handle: Handle,
+    next_agent: AtomicU64,
+}
+
+impl Service {
+    pub(super) fn new(handle: Handle) -> Service {
+        Service { handle, next_agent: AtomicU64::new(1) }
+    }
+
+    fn not_leading(&self) -> Status {
+        let leader = self.handle.view.borrow().brain.leader.clone();
+        let mut status = Status::failed_precondition(match &leader {
+            Some(leader) => format!("this brain does not lead; ask {leader}"),
+            None => "no brain leads".to_owned(),
+        });
+        if let Some(leader) = leader.and_then(|leader| leader.parse().ok()) {
+            status.metadata_mut().insert(LEADER_ENTRY, leader);
+        }
+        status
+    }
+
+    /// Sends something to the actor and waits for its answer.
+    async fn tell<T>(&self, input: impl FnOnce(oneshot::Sender<T>) -> Input) -> Result<T, Status> {
+        let (sender, receiver) = oneshot::channel();
+        let told = async {
+            self.handle.inputs.send(input(sender)).await.ok()?;
+            receiver.await.ok()
+        };
+        match tokio::time::timeout(ANSWER_TIMEOUT, told).await {
+            Ok(Some(answer)) => Ok(answer),
+            Ok(None) => Err(Status::unavailable("the brain is stopping")),
+            Err(_) => Err(Status::deadline_exceeded(
+                "the log did not answer in time\nwhat became of the request is not known: ask again",
+            )),
+        }
+    }
+
+    fn outcome(&self, answer: Answer) -> Result<Outcome, Status> {
+        match answer {
+            Ok(outcome) => Ok(outcome),
+            Err(Denial::NotLeading) => Err(self.not_leading()),
+            Err(busy @ Denial::Busy) => Err(Status::resource_exhausted(busy.to_string())),
+            Err(other) => Err(Status::invalid_argument(other.to_string())),
+        }
+    }
+}
+
+fn job(text: &str) -> Result<Job, Status> {
+    if text.len() > MAX_JOB_BYTES {
+        return Err(Status::invalid_argument(format!("a job of {} bytes of text", text.len())));
+    }
+    text.parse().map_err(|error| {
+        Status::invalid_argument(format!(
+            "{error}\njobs are written as in 'ring:8@5G slots=2': see docs/parfait.md"
+        ))
+    })
+}
+
+fn client(client: Option<proto::Client>) -> Result<(u64, u64), Status> {
+    let proto::Client { number, sequence } = client.unwrap_or_default();
+    if number == 0 {
+        return Err(Status::invalid_argument("the request does not say which client it is from"));
+    }
+    Ok((number, sequence))
+}
+
+fn event_message(event: ClusterEvent) -> proto::Event {
+    let ClusterEvent { number, unix_ms, kind, job, text } = event;
+    proto::Event { number, unix_ms, kind, job, text }
+}
+
+/// At most so many bytes of a text.
+fn cut(mut text: String, bytes: usize) -> String {
+    let end = (0..=bytes.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+    text.truncate(end.unwrap_or(0));
+    text
+}
+
+#[tonic::async_trait]
+impl Brain for Service {
+    async fn submit(
+        &self,
+        call: Request<proto::SubmitRequest>,
+    ) -> Result<Response<proto::SubmitReply>, Status> {
+        let asked = call.into_inner();
+        let (client, sequence) = client(asked.client)?;
+        let job = job(&asked.job)?;
+        let label = Label { name: asked.name, owner: asked.owner };
+        let ask = Ask::Admit { label, job, unchanged_since: asked.unchanged_since };
+        let request = Wish { client, sequence, ask };
+        let answer = self.tell(|answer| Input::Ask { request, answer }).await?;
+        use proto::submit_reply::Result;
+        let result = match self.outcome(answer)? {
+            Outcome::Admitted(job) => Result::Admitted(proto::Admitted { job }),
+            Outcome::Refused(reason) => Result::Refused(reason),
+            Outcome::Released(_) => return Err(Status::internal("another request's answer")),
+        };
+        Ok(Response::new(proto::SubmitReply { result: Some(result) }))
+    }
+
+    async fn place(
+        &self,
+        call: Request<proto::PlaceRequest>,
+    ) -> Result<Response<proto::PlaceReply>, Status> {
+        let proto::PlaceRequest { name, owner, job: text } = call.into_inner();
+        let (label, job) = (Label { name, owner }, job(&text)?);
+        let placed = self.tell(|answer| Input::Place { label, job, answer }).await?;
+        let (placed, unchanged_since) = placed.ok_or_else(|| self.not_leading())?;
+        use proto::place_reply::Result;
+        let result = Some(placed.map_or_else(Result::Refused, Result::Held));
+        Ok(Response::new(proto::PlaceReply { result, unchanged_since }))
+    }
+
+    async fn release(
+        &self,
+        call: Request<proto::ReleaseRequest>,
+    ) -> Result<Response<proto::ReleaseReply>, Status> {
+        let proto::ReleaseRequest { client: from, job, name, owner } = call.into_inner();
+        let (client, sequence) = client(from)?;
+        let owner = (!owner.is_empty()).then_some(owner);
+        let job = if name.is_empty() { Which::Number(job) } else { Which::Name(name) };
+        let request = Wish { client, sequence, ask: Ask::Release { job, owner } };
+        let answer = self.tell(|answer| Input::Ask { request, answer }).await?;
+        use proto::release_reply::Result;
+        let result = match self.outcome(answer)? {
+            Outcome::Released(job) => Result::Released(proto::Admitted { job }),
+            Outcome::Refused(reason) => Result::Refused(reason),
+            Outcome::Admitted(_) => return Err(Status::internal("another request's answer")),
+        };
+        Ok(Response::new(proto::ReleaseReply { result: Some(result) }))
+    }
+
+    async fn view(
+        &self,
+        call: Request<proto::ViewRequest>,
+    ) -> Result<Response<proto::ViewReply>, Status> {
+        let view = Arc::clone(&self.handle.view.borrow());
+        if view.brain.state != "leading" && !call.into_inner().any_brain {
+            return Err(self.not_leading());
+        }
+        let json = serde_json::to_vec(&*view);
+        let json = json.map_err(|error| Status::internal(error.to_string()))?;
+        Ok(Response::new(proto::ViewReply { json }))
+    }
+
+    async fn topology(
+        &self,
+        _: Request<proto::TopologyRequest>,
+    ) -> Result<Response<proto::TopologyReply>, Status> {
+        let book = self.tell(|answer| Input::Book { answer }).await?;
+        let (held, unchanged_since) = book.ok_or_else(|| self.not_leading())?;
+        let cluster = &self.handle.cluster;
+        Ok(Response::new(proto::TopologyReply {
+            topology: cluster.text.clone(),
+            slots: cluster.slots,
+            reservable_ppm: cluster.reservable_ppm,
+            ecmp: match cluster.ecmp {
+                Ecmp::Even => "even",
+                Ecmp::Worst => "worst",
+            }
+            .to_owned(),
+            held,
+            unchanged_since,
+        }))
+    }
+
+    type EventsStream = ReceiverStream<Result<proto::Event, Status>>;
+
+    async fn events(
+        &self,
+        call: Request<proto::EventsRequest>,
+    ) -> Result<Response<Self::EventsStream>, Status> {
+        let after = match call.into_inner().after {
+            0 => self.handle.events.last(),
+            number => number,
+        };
+        let (kept, mut later) = self.handle.events.after(after);
+        let (sender, receiver) = mpsc::channel(16);
+        tokio::spawn(async move {
+            for event in kept {
+                if sender.send(Ok(event_message(event))).await.is_err() {
+                    return;
+                }
+            }
+            loop {
+                let event = tokio::select! {
+                    event = later.recv() => event,
+                    () = sender.closed() => return,
+                };
+                let event = match event {
+                    Ok(event) => Ok(event_message(event)),
+                    Err(RecvError::Closed) => return,
+                    Err(RecvError::Lagged(missed)) => Err(Status::data_loss(format!(
+                        "{missed} events were missed: the brain keeps {MAX_EVENTS}"
+                    ))),
+                };
+                let is_over = event.is_err();
+                if sender.send(event).await.is_err() || is_over {
+                    return;
+                }
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+
+    type AttachStream = Pin<Box<dyn Stream<Item = Result<proto::Command, Status>> + Send>>;
+
+    async fn attach(
+        &self,
+        call: Request<Streaming<proto::AgentMessage>>,
+    ) -> Result<Response<Self::AttachStream>, Status> {
+        let peer = call.remote_addr();
+        let mut messages = call.into_inner();
+        let first = tokio::time::timeout(HELLO_TIMEOUT, messages.message()).await;
+        let first = first.map_err(|_| Status::deadline_exceeded("the agent said nothing"))??;
+        let Some(proto::agent_message::Message::Hello(hello)) =
+            first.and_then(|first| first.message)
+        else {
+            return Err(Status::invalid_argument("an agent begins with its name"));
+        };
+        let number = self.next_agent.fetch_add(1, Ordering::Relaxed);
+        let (commands, receiver) = mpsc::channel(MAX_COMMANDS);
+        let agent = Attached {
+            number,
+            commands,
+            enforcer: cut(hello.enforcer, 32),
+            note: cut(hello.note, MAX_NOTE_BYTES),
+            heard: Instant::now(),
+        };
+        let name = cut(hello.node, 256);
+        let attached = self.tell(|answer| Input::Attached { name, agent, answer }).await?;
+        let node = match attached {
+            Ok(node) => node,
+            Err(NotAttached::NotLeading) => return Err(self.not_leading()),
+            Err(NotAttached::NoNode(name)) => {
+                log::refusal(format_args!("an agent at {peer:?} calls itself '{name}'"));
+                return Err(Status::not_found(format!(
+                    "no host '{name}', and no switch with an agent\n--node takes a name of the topology, and the \
+                     brain's --switch-agents those of switches"
+                )));
+            }
+        };
+        let inputs = self.handle.inputs.clone();
+        tokio::spawn(async move {
+            listen(node, number, &mut messages, &inputs).await;
+            let _ = inputs.send(Input::Detached { node, number }).await;
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver).map(Ok))))
+    }
+}
+
+/// Passes on what an agent says, until it is gone or talks nonsense.
+async fn listen(
+    node: fabric::topology::NodeId,
+    number: u64,
+    messages: &mut Streaming<proto::AgentMessage>,
+    inputs: &mpsc::Sender<Input>,
+) {
+    while let Ok(Some(message)) = messages.message().await {
+        let Some(proto::agent_message::Message::Reply(message)) = message.message else { return };
+        let reply = match convert::reply(&message) {
+            Ok(reply) => reply,
+            Err(error) => {
+                log::refusal(format_args!("an agent said something impossible: {error}"));
+                return;
+            }
+        };
+        let note = cut(message.note, MAX_NOTE_BYTES);
+        if inputs.send(Input::Reply { node, number, reply, note }).await.is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! Between the messages of the wire and the types of `parfait`. Whatever comes from outside is checked here.
+
+use fabric::topology::NodeId;
+use parfait::agent::{Command, MAX_SHARES, Measure, Objection, Position, Reply, Share};
+use parfait::demand::{Abstraction, Order};
+use parfait::job::Latency;
+use parfait::loads::Piece;
+use parfait::log::{Held, Label};
+use parfait::network::Network;
+use parfait::queues::Dscp;
+use parfait::runs::Run;
+use thiserror::Error;
+
+use crate::proto;
+use crate::proto::objection::Objection as Kind;
+
+/// Most measures of one reply that are looked at; a plan has no more shares.
+const MAX_MEASURES: usize = MAX_SHARES;
+
+/// A message that says something impossible.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{0}")]
+pub struct Malformed(String);
+
+impl Malformed {
+    fn new(text: impl Into<String>) -> Malformed {
+        Malformed(text.into())
+    }
+}
+
+const LATENCIES: [Latency; 3] = [Latency::Low, Latency::Normal, Latency::Bulk];
+
+const ORDERS: [(Order, &str); 4] = [
+    (Order::Ranks, "ranks"),
+    (Order::Across, "across"),
+    (Order::Mixed, "mixed"),
+    (Order::ServersFirst, "servers-first"),
+];
+
+const ABSTRACTIONS: [(Abstraction, &str); 3] =
+    [(Abstraction::Parfait, "parfait"), (Abstraction::Tag, "tag"), (Abstraction::Hose, "hose")];
+
+/// The word for an order of placement.
+pub fn order_name(order: Order) -> &'static str {
+    ORDERS.iter().find(|(own, _)| *own == order).map_or("", |(_, name)| name)
+}
+
+fn port(number: u32) -> Result<u8, Malformed> {
+    u8::try_from(number).map_err(|_| Malformed::new(format!("there is no port {number}")))
+}
+
+fn dscp(value: u32) -> Result<Dscp, Malformed> {
+    let dscp = u8::try_from(value).ok().and_then(|value| Dscp::new(value).ok());
+    dscp.ok_or_else(|| Malformed::new(format!("{value} is no DSCP for a job")))
+}
+
+/// A position; none counts as (0, 0).
+pub fn position(message: Option<proto::Position>) -> Position {
+    let proto::Position { term, sequence } = message.unwrap_or_default();
+    Position { term, sequence }
+}
+
+/// A position for the wire.
+pub fn position_message(position: Position) -> Option<proto::Position> {
+    let Position { term, sequence } = position;
+    Some(proto::Position { term, sequence })
+}
+
+/// A share, without its name.
+///
+/// # Errors
+/// When port, DSCP or latency class are none.
+pub fn share(message: &proto::Share) -> Result<Share, Malformed> {
+    let proto::Share { job, bps, burst_bytes, .. } = *message;
+    let latency = LATENCIES.get(message.latency as usize).copied();
+    let latency = latency.ok_or_else(|| Malformed::new("there is no such latency class"))?;
+    Ok(Share {
+        port: port(message.port)?,
+        job,
+        dscp: dscp(message.dscp)?,
+        bps,
+        burst_bytes,
+        latency,
+    })
+}
+
+/// A share for the wire, with the name of its job.
+pub fn share_message(share: &Share, name: &str) -> proto::Share {
+    proto::Share {
+        port: share.port.into(),
+        job: share.job,
+        dscp: share.dscp.value().into(),
+        bps: share.bps,
+        burst_bytes: share.burst_bytes,
+        latency: LATENCIES.iter().position(|one| *one == share.latency).unwrap_or(1) as u32,
+        name: name.to_owned(),
+    }
+}
+
+/// A command.
+///
+/// # Errors
+/// When a share is malformed, or there are too many.
+pub fn command(message: &proto::Command) -> Result<Command, Malformed> {
+    if message.plan.len() > MAX_SHARES {
+        return Err(Malformed::new(format!("a plan of {} shares", message.plan.len())));
+    }
+    let plan = message.plan.iter().map(share).collect::<Result<_, _>>()?;
+    Ok(Command { position: position(message.position), plan })
+}
+
+/// Why a plan is refused.
+///
+/// # Errors
+/// When nothing is said, or something impossible.
+pub fn objection(message: &proto::Objection) -> Result<Objection, Malformed> {
+    let kind = message.objection.as_ref().ok_or_else(|| Malformed::new("an empty objection"))?;
+    Ok(match *kind {
+        Kind::LowerTerm(seen) => Objection::LowerTerm { seen },
+        Kind::Overtaken(seen) => Objection::Overtaken { seen },
+        Kind::TooManyShares(shares) => Objection::TooManyShares(shares as usize),
+        Kind::Unsorted(job) => Objection::Unsorted(job),
+        Kind::SharedDscp(proto::SharedDscp { port: at, dscp: shared }) => {
+            Objection::SharedDscp { port: port(at)?, dscp: dscp(shared)? }
+        }
+        Kind::NoPort(number) => Objection::NoPort(port(number)?),
+        Kind::Overbooked(proto::Overbooked { port: at, planned_bps, port_bps }) => {
+            Objection::Overbooked { port: port(at)?, planned_bps, port_bps }
+        }
+        Kind::NotEnforced(_) => Objection::NotEnforced,
+    })
+}
+
+/// An objection for the wire.
+pub fn objection_message(objection: Objection) -> proto::Objection {
+    let kind = match objection {
+        Objection::LowerTerm { seen } => Kind::LowerTerm(seen),
+        Objection::Overtaken { seen } => Kind::Overtaken(seen),
+        Objection::TooManyShares(shares) => Kind::TooManyShares(shares as u32),
+        Objection::Unsorted(job) => Kind::Unsorted(job),
+        Objection::SharedDscp { port, dscp } => {
+            let (port, dscp) = (port.into(), dscp.value().into());
+            Kind::SharedDscp(proto::SharedDscp { port, dscp })
+        }
+        Objection::NoPort(port) => Kind::NoPort(port.into()),
+        Objection::Overbooked { port, planned_bps, port_bps } => {
+            Kind::Overbooked(proto::Overbooked { port: port.into(), planned_bps, port_bps })
+        }
+        Objection::NotEnforced => Kind::NotEnforced(true),
+    };
+    proto::Objection { objection: Some(kind) }
+}
+
+/// An agent's answer.
+///
+/// # Errors
+/// When it says something impossible.
+pub fn reply(message: &proto::Reply) -> Result<Reply, Malformed> {
+    let measure = |message: &proto::Measure| {
+        let proto::Measure { job, bps, backlog_bytes, dropped_packets, .. } = *message;
+        Ok(Measure { port: port(message.port)?, job, bps, backlog_bytes, dropped_packets })
+    };
+    if message.measures.len() > MAX_MEASURES {
+        return Err(Malformed::new(format!("a reply with {} measures", message.measures.len())));
+    }
+    let refused = message.objection.as_ref().map(objection).transpose()?;
+    Ok(Reply {
+        position: position(message.position),
+        verdict: refused.map_or(Ok(()), Err),
+        measures: message.measures.iter().map(measure).collect::<Result<_, _>>()?,
+    })
+}
+
+/// An agent's answer for the wire, with a note for people.
+pub fn reply_message(reply: &Reply, note: &str) -> proto::Reply {
+    let measure = |measure: &Measure| {
+        let Measure { port, job, bps, backlog_bytes, dropped_packets } = *measure;
+        proto::Measure { port: port.into(), job, bps, backlog_bytes, dropped_packets }
+    };
+    proto::Reply {
+        position: position_message(reply.position),
+        objection: reply.verdict.err().map(objection_message),
+        measures: reply.measures.iter().map(measure).collect(),
+        note: note.to_owned(),
+    }
+}
+
+/// An admitted job for the wire.
+pub fn held_message(job: u64, held: &Held, network: &Network) -> proto::Held {
+    let piece = |piece: &Piece| proto::Piece {
+        host: network.host_name(piece.host).to_owned(),
+        first: piece.run.first,
+        count: piece.run.len(),
+    };
+    let abstraction = ABSTRACTIONS.iter().find(|(own, _)| *own == held.abstraction);
+    proto::Held {
+        job,
+        name: held.label.name.clone(),
+        owner: held.label.owner.clone(),
+        request: held.job.to_string(),
+        dscp: held.dscp.value().into(),
+        abstraction: abstraction.map_or("", |(_, name)| name).to_owned(),
+        order: order_name(held.order).to_owned(),
+        pieces: held.pieces.iter().map(piece).collect(),
+    }
+}
+
+/// An admitted job, on a network that has its hosts.
+///
+/// # Errors
+/// When something in it is impossible there.
+pub fn held(message: &proto::Held, network: &Network) -> Result<Held, Malformed> {
+    let unknown = |what: &str, name: &str| Malformed::new(format!("there is no {what} '{name}'"));
+    let piece = |piece: &proto::Piece| {
+        let host = network.host_named(&piece.host);
+        let host = host.ok_or_else(|| unknown("host", &piece.host))?;
+        let end = piece.first.checked_add(piece.count);
+        let end = end.ok_or_else(|| Malformed::new("a run of workers without end"))?;
+        Ok(Piece { host, run: Run::new(piece.first, end) })
+    };
+    let order = ORDERS.iter().find(|(_, name)| *name == message.order);
+    let abstraction = ABSTRACTIONS.iter().find(|(_, name)| *name == message.abstraction);
+    Ok(Held {
+        label: Label { name: message.name.clone(), owner: message.owner.clone() },
+        dscp: dscp(message.dscp)?,
+        job: message.request.parse().map_err(|error| Malformed::new(format!("{error}")))?,
+        abstraction: abstraction.ok_or_else(|| unknown("abstraction", &message.abstraction))?.0,
+        order: order.ok_or_else(|| unknown("order", &message.order))?.0,
+        pieces: message.pieces.iter().map(piece).collect::<Result<_, _>>()?,
+    })
+}
+
+/// The node with that name, if it can have an agent.
+pub fn node_named(
+    network: &Network,
+    name: &str,
+    governed: impl Iterator<Item = NodeId>,
+) -> Option<NodeId> {
+    let mut governed = governed;
+    governed.find(|node| network.node_name(*node) == name)
+}

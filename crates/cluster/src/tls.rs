@@ -1,0 +1,89 @@
+//! Certificates and keys of brains, agents and clients, from PEM files.
+//!
+//! A brain with a certificate speaks TLS only. With an authority it also asks every caller for a certificate of that
+//! authority, beside the token. Without a certificate nothing is encrypted: that is for loopback and test networks.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use engine::error::Error;
+use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
+
+/// Largest PEM file that is read.
+const MAX_PEM_BYTES: u64 = 1 << 20;
+
+/// Where certificates and keys are.
+#[derive(Clone, Debug, Default)]
+pub struct Files {
+    /// The authority that signed the other side's certificate.
+    pub authority: Option<PathBuf>,
+    /// This side's certificate, with those between it and the authority.
+    pub certificate: Option<PathBuf>,
+    /// Its key.
+    pub key: Option<PathBuf>,
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, Error> {
+    let failed = |error: std::io::Error| Error::because(path.display(), &error);
+    if fs::metadata(path).map_err(failed)?.len() > MAX_PEM_BYTES {
+        return Err(Error::invalid(format!("{}: too large for a PEM file", path.display())));
+    }
+    fs::read(path).map_err(failed)
+}
+
+impl Files {
+    fn identity(&self) -> Result<Option<Identity>, Error> {
+        match (&self.certificate, &self.key) {
+            (None, None) => Ok(None),
+            (Some(certificate), Some(key)) => {
+                Ok(Some(Identity::from_pem(read(certificate)?, read(key)?)))
+            }
+            _ => {
+                Err(Error::invalid("a certificate without its key, or a key without a certificate")
+                    .hint("give both --tls-cert and --tls-key"))
+            }
+        }
+    }
+
+    fn authority(&self) -> Result<Option<Certificate>, Error> {
+        let read = self.authority.as_deref().map(read).transpose()?;
+        Ok(read.map(Certificate::from_pem))
+    }
+
+    /// What a server speaks; `None` without a certificate.
+    ///
+    /// # Errors
+    /// When a file cannot be read, or an authority is named without a certificate.
+    pub fn server(&self) -> Result<Option<ServerTlsConfig>, Error> {
+        let (identity, authority) = (self.identity()?, self.authority()?);
+        match (identity, authority) {
+            (Some(identity), None) => Ok(Some(ServerTlsConfig::new().identity(identity))),
+            (Some(identity), Some(authority)) => {
+                Ok(Some(ServerTlsConfig::new().identity(identity).client_ca_root(authority)))
+            }
+            (None, None) => Ok(None),
+            (None, Some(_)) => Err(Error::invalid("an authority without a certificate")
+                .hint("a server needs --tls-cert and --tls-key; --tls-ca is for its callers")),
+        }
+    }
+
+    /// What a client speaks; `None` without an authority.
+    ///
+    /// # Errors
+    /// When a file cannot be read, or a certificate is named without an authority.
+    pub fn client(&self) -> Result<Option<ClientTlsConfig>, Error> {
+        let (identity, authority) = (self.identity()?, self.authority()?);
+        match (identity, authority) {
+            (None, None) => Ok(None),
+            (identity, Some(authority)) => {
+                let config = ClientTlsConfig::new().ca_certificate(authority);
+                Ok(Some(match identity {
+                    Some(identity) => config.identity(identity),
+                    None => config,
+                }))
+            }
+            (Some(_), None) => Err(Error::invalid("a certificate without an authority")
+                .hint("give --tls-ca, the authority that signed the brains' certificates")),
+        }
+    }
+}
