@@ -1,0 +1,228 @@
+//! `dquant agent`: enforces on this machine what the brain decides.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use cluster::agent::{self, Config, PortConfig, Ready};
+use cluster::enforce::{EnforceError, Enforcer};
+use serde::Serialize;
+
+use super::cluster::BrainsArgs;
+use super::daemons::die_with_parent;
+use super::{Console, Report};
+use crate::exit::{CliError, Exit};
+use crate::units;
+
+/// Run an agent: enforce the guarantees of jobs at the ports of this host or switch
+///
+/// It follows whichever brain leads, keeps the last good plan while none does, and reports what each
+/// job sends. What it must not forget is in the file --state. When it ends, the plan stays in force.
+/// HTB needs CAP_NET_ADMIN. Runs until SIGTERM, SIGINT or SIGHUP.
+#[derive(Debug, Args)]
+#[command(
+    verbatim_doc_comment,
+    after_help = "\
+Examples:
+  dquant agent --node host0 --port 1=eth0:1Gbit --brain 10.0.0.5 --state agent.state --token-file token
+  dquant agent --node leaf0 --port 1=swp1:25Gbit --port 2=swp2:25Gbit --brain 10.0.0.5,10.0.0.6 \\
+      --state leaf0.state --token-file token
+  dquant agent --node host0 --port 1=eth0:1Gbit --enforce none --state agent.state --token-file token"
+)]
+pub(super) struct AgentCommand {
+    /// This node's name in the topology
+    #[arg(long, value_name = "NAME")]
+    node: String,
+
+    /// A port of the node: its number in the topology, the interface, and what it carries
+    ///
+    /// Without a rate, that of the interface, which virtual ones do not know.
+    #[arg(long = "port", required = true, value_name = "N=INTERFACE[:RATE]", value_parser = port)]
+    ports: Vec<PortArg>,
+
+    /// What enforces: htb (queues of Linux), dcb (queues of a network card), or none
+    #[arg(long, value_enum, default_value = "htb")]
+    enforce: Choice,
+
+    /// Replace what an administrator has configured at these ports
+    #[arg(long)]
+    replace: bool,
+
+    /// Queues for jobs at each port
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u8).range(1..=8))]
+    queues: u8,
+
+    /// File with the last command and the plan in force
+    #[arg(long, value_name = "FILE", default_value = "/var/lib/dquant/agent.state")]
+    state: PathBuf,
+
+    /// Where programs of this machine ask for the DSCP of their job; empty for nowhere
+    #[arg(long, value_name = "PATH", default_value = cluster::local::SOCKET)]
+    socket: PathBuf,
+
+    #[command(flatten)]
+    brains: BrainsArgs,
+
+    /// Write no line for what happens on standard error
+    #[arg(long)]
+    quiet: bool,
+
+    /// End when the starting process ends
+    #[arg(long, hide = true)]
+    die_with_parent: bool,
+}
+
+/// What enforces plans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Choice {
+    /// Queues of Linux, a class for each job
+    Htb,
+    /// Traffic classes of a network card
+    Dcb,
+    /// Nothing: plans are kept and reported, and not put into force
+    None,
+}
+
+/// A port as it is named on the command line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct PortArg {
+    port: u8,
+    interface: String,
+    rate_bps: Option<u64>,
+}
+
+fn port(text: &str) -> Result<PortArg, String> {
+    let (number, rest) = text.split_once('=').ok_or("it is not N=INTERFACE[:RATE], such as 1=eth0:1Gbit")?;
+    let port = number.parse().map_err(|_| format!("'{number}' is no port of a topology, 1 to 254"))?;
+    let (interface, rate_bps) = match rest.rsplit_once(':') {
+        Some((interface, rate)) => {
+            (interface, Some(units::rate_bps(rate).map_err(|error| error.to_string())?))
+        }
+        None => (rest, None),
+    };
+    // Longest name of an interface, in bytes: IFNAMSIZ with its final zero is 16.
+    if interface.is_empty() || interface.len() > 15 || interface.contains('/') {
+        return Err(format!("'{interface}' is no interface"));
+    }
+    Ok(PortArg { port, interface: interface.to_owned(), rate_bps })
+}
+
+impl PortArg {
+    fn config(self) -> Result<PortConfig, CliError> {
+        let PortArg { port, interface, rate_bps } = self;
+        let rate_bps = match rate_bps {
+            Some(rate) => rate,
+            None => speed_bps(&interface)?,
+        };
+        Ok(PortConfig { port, interface, rate_bps })
+    }
+}
+
+/// What the kernel says that an interface carries.
+fn speed_bps(interface: &str) -> Result<u64, CliError> {
+    let path = format!("/sys/class/net/{interface}/speed");
+    let unknown = |why: String| {
+        CliError::usage(format!("interface '{interface}': its rate is not known: {why}"))
+            .hint(format!("say it, as in --port 1={interface}:25Gbit"))
+    };
+    let text = std::fs::read_to_string(&path).map_err(|error| unknown(error.to_string()))?;
+    match text.trim().parse::<i64>() {
+        Ok(megabits @ 1..) => Ok(megabits as u64 * 1_000_000),
+        _ => Err(unknown(format!("{path} has {}", text.trim()))),
+    }
+}
+
+impl Choice {
+    fn name(self) -> &'static str {
+        match self {
+            Choice::Htb => "htb",
+            Choice::Dcb => "dcb",
+            Choice::None => "none",
+        }
+    }
+
+    fn open(self, replace: bool) -> Result<Box<dyn Enforcer>, EnforceError> {
+        Ok(match self {
+            Choice::Htb if replace => Box::new(Htb::open()?.replacing()),
+            Choice::Htb => Box::new(Htb::open()?),
+            Choice::Dcb => Box::new(Dcb::open()?),
+            Choice::None => Box::new(Nothing),
+        })
+    }
+}
+
+impl AgentCommand {
+    pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
+        if self.die_with_parent {
+            die_with_parent()?;
+        }
+        let brains = self.brains.brains()?;
+        if !self.quiet {
+            engine::log::enable();
+        }
+        let ports: Vec<PortConfig> =
+            self.ports.into_iter().map(PortArg::config).collect::<Result<_, _>>()?;
+        let enforcer = self.enforce.open(self.replace).map_err(|error| {
+            CliError::from_cause(error).hint("HTB needs CAP_NET_ADMIN; --enforce none only reports")
+        })?;
+        let config = Config {
+            node: self.node,
+            brains,
+            state: self.state,
+            ports,
+            queues: self.queues,
+            enforcer: self.enforce.name().to_owned(),
+        };
+        let mut listener = None;
+        let socket = self.socket;
+        let local = |jobs: Jobs| {
+            if !socket.as_os_str().is_empty() {
+                listener = Some(serve_local(&socket, jobs)?);
+            }
+            Ok(())
+        };
+        agent::run(config, enforcer, local, |ready| {
+            console.report(&ReadyReport { event: "ready", ready: ready.clone() })
+        })?;
+        drop(listener);
+        Ok(Exit::Good)
+    }
+}
+
+/// Reports that an agent runs.
+#[derive(Debug, Serialize)]
+struct ReadyReport {
+    event: &'static str,
+    #[serde(flatten)]
+    ready: Ready,
+}
+
+impl Report for ReadyReport {
+    const SCHEMA: &'static str = "dquant.ready/1";
+}
+
+impl fmt::Display for ReadyReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Ready { node, enforcer, ports, jobs, .. } = &self.ready;
+        write!(f, "agent ready: {node}, enforces with {enforcer}, {jobs} jobs from before")?;
+        for PortConfig { port, interface, rate_bps } in ports {
+            write!(f, "\n  port {port}: {interface}, {}", units::Rate(*rate_bps))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_are_read_with_and_without_a_rate() {
+        let with = port("2=swp1:25Gbit").expect("a port");
+        assert_eq!((with.port, &*with.interface, with.rate_bps), (2, "swp1", Some(25_000_000_000)));
+        assert_eq!(port("1=eth0").expect("a port").rate_bps, None);
+        for wrong in ["eth0", "x=eth0", "1=", "300=eth0", "1=eth0:fast", "1=a/b", "1=abcdefghijklmnop"] {
+            assert!(port(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! `dquant brain`: admits jobs and tells agents what to enforce.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use cluster::brain::{self, BRAIN_PORT, Cluster, Config, Ready};
+use cluster::store::file::FileStore;
+use engine::error::Error;
+use fabric::topology::Capacity;
+use parfait::spread::Ecmp;
+use serde::Serialize;
+
+use super::cluster::TlsArgs;
+use super::daemons::{TokenArgs, die_with_parent, listen_at};
+use super::{Console, Report};
+use crate::exit::{CliError, Exit};
+use crate::topology::{self, own};
+use crate::units;
+
+/// A lease that is not renewed holds so long in one file, where only a killed process leaves it.
+const FILE_LEASE: Duration = Duration::from_secs(2);
+
+/// Run a brain: place jobs so that their bandwidth holds, and keep the ledger
+///
+/// Several brains with one etcd share a ledger: one leads, the others stand by, and one of them takes
+/// over when the leader is gone. With --state the ledger is in a file of this machine.
+/// Agents enforce what the brain decides, and go on while there is none.
+/// Runs until SIGTERM, SIGINT or SIGHUP.
+#[derive(Debug, Args)]
+#[command(
+    verbatim_doc_comment,
+    after_help = "\
+Examples:
+  dquant brain --topology fat-tree:8 --slots 8 --state brain.redb --token-file token
+  dquant brain --topology cluster.toml --etcd 10.0.0.1:2379,10.0.0.2:2379 --listen 10.0.0.5 --token-file token
+  dquant brain --topology cluster.toml --state brain.redb --switch-agents all --token-file token"
+)]
+pub(super) struct BrainCommand {
+    /// The network: a rule such as fat-tree:8, or a file (docs/routing.md)
+    #[arg(long, value_name = "RULE|FILE")]
+    topology: String,
+
+    /// Rate of links whose rate the topology does not say
+    #[arg(long, value_name = "RATE", default_value = "100Gbit", value_parser = units::rate_bps)]
+    link_rate: u64,
+
+    /// Slots of each host, such as GPUs
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    slots: u32,
+
+    /// Share of each link that jobs may reserve; the rest is for traffic without guarantees
+    #[arg(long, value_name = "SHARE", default_value = "95%", value_parser = units::fraction_ppm)]
+    reservable: u32,
+
+    /// How jobs count on equal paths: evenly, or each path must carry everything
+    #[arg(long, value_enum, default_value = "even")]
+    ecmp: EcmpChoice,
+
+    /// Switches whose ports an agent governs: names, or all
+    #[arg(long, value_name = "NAME,...|all", value_delimiter = ',')]
+    switch_agents: Vec<String>,
+
+    /// Where it listens; the port is 4795 when none is given
+    #[arg(long, value_name = "HOST[:PORT]", default_value = "127.0.0.1")]
+    listen: String,
+
+    /// Where others reach it [default: where it listens]
+    #[arg(long, value_name = "HOST:PORT")]
+    advertise: Option<String>,
+
+    #[command(flatten)]
+    store: StoreArgs,
+
+    #[command(flatten)]
+    token: TokenArgs,
+
+    #[command(flatten)]
+    tls: TlsArgs,
+
+    /// Write no line for what happens on standard error
+    #[arg(long)]
+    quiet: bool,
+
+    /// End when the starting process ends
+    #[arg(long, hide = true)]
+    die_with_parent: bool,
+}
+
+/// Where the lease and the log are.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+struct StoreArgs {
+    /// File with the ledger, for a single brain
+    #[arg(long, value_name = "FILE")]
+    state: Option<PathBuf>,
+}
+
+/// How jobs count on equal paths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum EcmpChoice {
+    /// Evenly over all of them
+    Even,
+    /// Each of them must be able to carry everything
+    Worst,
+}
+
+impl BrainCommand {
+    pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
+        if self.die_with_parent {
+            die_with_parent()?;
+        }
+        let token = self.token.required()?;
+        if !self.quiet {
+            engine::log::enable();
+        }
+        let capacity = Capacity { rate_bps: self.link_rate, ..Capacity::default() };
+        let topology = topology::named(&self.topology, capacity)?;
+        let switches = match &self.switch_agents[..] {
+            [all] if all == "all" => {
+                let switches = topology.switches();
+                switches.map(|node| topology.node(node).name().to_owned()).collect()
+            }
+            names => names.to_vec(),
+        };
+        let cluster = Cluster {
+            text: own::write(&topology),
+            topology,
+            slots: self.slots,
+            reservable_ppm: self.reservable,
+            ecmp: match self.ecmp {
+                EcmpChoice::Even => Ecmp::Even,
+                EcmpChoice::Worst => Ecmp::Worst,
+            },
+        };
+        let config = |lease, store| Config {
+            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            address: self.advertise.clone(),
+            token,
+            tls: self.tls.files(),
+            cluster,
+            switches,
+            lease,
+            store,
+        };
+        let listen = listen_at(&self.listen, BRAIN_PORT)?;
+        let ready = |ready: &Ready| console.report(&ReadyReport { event: "ready", ready: ready.clone() });
+        if let Some(path) = &self.store.state {
+            let config = Config { listen, ..config(FILE_LEASE, format!("file {}", path.display())) };
+            let open = async || FileStore::new(path).map_err(Error::from_cause);
+            brain::run(config, open, |_| Ok(()), ready)?;
+        }
+        Ok(Exit::Good)
+    }
+}
+
+/// Reports that a brain serves.
+#[derive(Debug, Serialize)]
+struct ReadyReport {
+    event: &'static str,
+    #[serde(flatten)]
+    ready: Ready,
+}
+
+impl Report for ReadyReport {
+    const SCHEMA: &'static str = "dquant.ready/1";
+}
+
+impl fmt::Display for ReadyReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Ready { listen, address, store, hosts, notes, .. } = &self.ready;
+        write!(f, "brain ready: {listen}")?;
+        if *address != listen.to_string() {
+            write!(f, " (reached at {address})")?;
+        }
+        write!(f, ", {hosts} hosts, ledger in {store}")?;
+        for note in notes {
+            write!(f, "\n  {note}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,301 @@
+//! `dquant job explain`: what a job gets of its links, and who has the rest.
+
+use std::fmt;
+
+use clap::Args;
+use cluster::view::{JobView, LinkJob, LinkView, View};
+use serde::Serialize;
+
+use crate::cli::cluster::BrainsArgs;
+use crate::cli::{Console, Report};
+use crate::exit::{CliError, Exit};
+
+/// A job that sends this share of its guarantee has it: rates are measured over a second, and frames are whole.
+const HAS_IT_PERCENT: u64 = 97;
+
+/// A job that wants more keeps at least so many bytes waiting: a handful of frames.
+const WAITS_BYTES: u64 = 16_384;
+
+/// Show what a job gets of each of its links, and which jobs have the rest
+///
+/// For every link that the job sends over: what it has reserved, what it was measured to send in the
+/// last second, what waits there, and who else sends. Measured are links whose sending end has an
+/// agent: hosts, and switches named by the brain's --switch-agents.
+#[derive(Debug, Args)]
+#[command(
+    verbatim_doc_comment,
+    after_help = "\
+Examples:
+  dquant job explain llm
+  dquant job explain 17 --json"
+)]
+pub(super) struct Explain {
+    /// The job's name or number
+    job: String,
+
+    #[command(flatten)]
+    brains: BrainsArgs,
+}
+
+/// What is said of a job.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct Explanation {
+    job: u64,
+    name: String,
+    owner: String,
+    request: String,
+    state: String,
+    /// The answer, in a sentence or two.
+    verdict: Vec<String>,
+    links: Vec<Link>,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct Link {
+    from: String,
+    to: String,
+    capacity_bps: u64,
+    reserved_bps: u64,
+    used_bps: Option<u64>,
+    backlog_bytes: u64,
+    dropped_packets: u64,
+    is: Standing,
+    others: Vec<Other>,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct Other {
+    job: u64,
+    name: String,
+    reserved_bps: u64,
+    used_bps: Option<u64>,
+}
+
+/// What a job gets of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Standing {
+    /// Less than it is guaranteed, and more waits.
+    Below,
+    /// Nobody measures there.
+    Unknown,
+    /// Less than it is guaranteed, and nothing waits: it sends no more.
+    Idle,
+    /// What it is guaranteed.
+    Holds,
+    /// More, which others left.
+    Above,
+}
+
+fn standing(own: &LinkJob) -> Standing {
+    let Some(used) = own.used_bps else { return Standing::Unknown };
+    let (used, reserved) = (u128::from(used), u128::from(own.reserved_bps));
+    match (used * 100, own.backlog_bytes) {
+        (sent, waits) if sent < reserved * u128::from(HAS_IT_PERCENT) => match waits {
+            WAITS_BYTES.. => Standing::Below,
+            _ => Standing::Idle,
+        },
+        (sent, _) if sent > reserved * 103 => Standing::Above,
+        _ => Standing::Holds,
+    }
+}
+
+fn explain(view: &View, job: &JobView) -> Explanation {
+    let node = |at: u32| view.nodes.get(at as usize).map_or("?", |node| node.name.as_str());
+    let name = |id: u64| {
+        let found = view.jobs.iter().find(|job| job.id == id);
+        found.map_or("", |job| job.name.as_str()).to_owned()
+    };
+    let link = |link: &LinkView| {
+        let own = link.jobs.iter().find(|one| one.job == job.id)?;
+        let others = link.jobs.iter().filter(|other| other.job != job.id);
+        let mut others: Vec<Other> = others
+            .map(|other| Other {
+                job: other.job,
+                name: name(other.job),
+                reserved_bps: other.reserved_bps,
+                used_bps: other.used_bps,
+            })
+            .collect();
+        others.sort_by_key(|other| std::cmp::Reverse(other.used_bps));
+        Some(Link {
+            from: node(link.from).to_owned(),
+            to: node(link.to).to_owned(),
+            capacity_bps: link.capacity_bps,
+            reserved_bps: own.reserved_bps,
+            used_bps: own.used_bps,
+            backlog_bytes: own.backlog_bytes,
+            dropped_packets: own.dropped_packets,
+            is: standing(own),
+            others,
+        })
+    };
+    let mut links: Vec<Link> = view.links.iter().filter_map(link).collect();
+    links.sort_by(|a, b| a.is.cmp(&b.is).then_with(|| (&a.from, &a.to).cmp(&(&b.from, &b.to))));
+    Explanation {
+        job: job.id,
+        name: job.name.clone(),
+        owner: job.owner.clone(),
+        request: job.request.clone(),
+        state: job.state.clone(),
+        verdict: verdict(view, job, &links),
+        links,
+    }
+}
+
+/// The answer to "which job took my bandwidth?".
+fn verdict(view: &View, job: &JobView, links: &[Link]) -> Vec<String> {
+    let hosts: std::collections::BTreeSet<u32> = job.workers.iter().map(|one| one.host).collect();
+    if links.is_empty() {
+        let host = hosts.first().and_then(|host| view.nodes.get(*host as usize));
+        return vec![format!(
+            "all its workers are on {}: it needs no link",
+            host.map_or("one host", |host| &host.name)
+        )];
+    }
+    let mut said: Vec<String> = Vec::new();
+    for link in links.iter().filter(|link| link.is == Standing::Below).take(3) {
+        let used = rate(link.used_bps.unwrap_or(0));
+        let way = format!("{} -> {}", link.from, link.to);
+        let lacks = format!("{way}: it gets {used} of the {} that it is guaranteed", rate(link.reserved_bps));
+        let excess = |other: &&Other| other.used_bps.unwrap_or(0).saturating_sub(other.reserved_bps);
+        let taker = link.others.iter().max_by_key(excess).filter(|other| excess(other) > 0);
+        said.push(match taker {
+            Some(other) => format!(
+                "{lacks}; job {} '{}' took it: it sends {} and has reserved {}",
+                other.job,
+                other.name,
+                rate(other.used_bps.unwrap_or(0)),
+                rate(other.reserved_bps)
+            ),
+            None => format!(
+                "{lacks}, and no job has more than its share: traffic without a job's DSCP, or a slower link \
+                 behind, takes the rest"
+            ),
+        });
+    }
+    let count = |is: Standing| links.iter().filter(|link| link.is == is).count();
+    let (unknown, idle) = (count(Standing::Unknown), count(Standing::Idle));
+    if said.is_empty() && unknown < links.len() {
+        said.push(match idle {
+            0 => "nobody: it has what it is guaranteed on every link that is measured".to_owned(),
+            _ if idle + unknown == links.len() => {
+                "nobody: it sends less than it is guaranteed, and nothing of it waits".to_owned()
+            }
+            _ => format!(
+                "nobody: it has what it is guaranteed, and on {idle} links it sends less, with nothing waiting"
+            ),
+        });
+    }
+    if unknown > 0 {
+        said.push(format!("{unknown} of its {} links are not measured: their senders have no agent", links.len()));
+    }
+    said
+}
+
+/// A rate for people.
+fn rate(bps: u64) -> String {
+    match bps {
+        0..1_000_000 => format!("{} kbit/s", bps / 1000),
+        1_000_000..1_000_000_000 => format!("{:.1} Mbit/s", bps as f64 / 1e6),
+        _ => format!("{:.2} Gbit/s", bps as f64 / 1e9),
+    }
+}
+
+impl Report for Explanation {
+    const SCHEMA: &'static str = "dquant.job-explanation/1";
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Explanation { job, name, owner, request, state, .. } = self;
+        writeln!(f, "job {job} '{name}' of {owner}: {request}, {state}")?;
+        write!(f, "who took its bandwidth?")?;
+        for line in &self.verdict {
+            write!(f, "\n  {line}")?;
+        }
+        for link in &self.links {
+            let used = link.used_bps.map_or_else(|| "not measured".to_owned(), rate);
+            write!(f, "\n{} -> {}, {}", link.from, link.to, rate(link.capacity_bps))?;
+            write!(f, "\n  {:24} guaranteed {:>12}, sends {used:>12}", "this job", rate(link.reserved_bps))?;
+            if link.backlog_bytes > 0 {
+                write!(f, ", {} kB wait", link.backlog_bytes / 1000)?;
+            }
+            if link.dropped_packets > 0 {
+                write!(f, ", {} packets dropped", link.dropped_packets)?;
+            }
+            for other in &link.others {
+                let used = other.used_bps.map_or_else(|| "not measured".to_owned(), rate);
+                let who = format!("job {} '{}'", other.job, other.name);
+                write!(f, "\n  {who:24} guaranteed {:>12}, sends {used:>12}", rate(other.reserved_bps))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Explain {
+    pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
+        let view = self.brains.call(async |client| client.view().await)?;
+        let number = self.job.parse::<u64>().ok();
+        let job = view.jobs.iter().find(|job| Some(job.id) == number || job.name == self.job);
+        let job = job.ok_or_else(|| {
+            CliError::usage(format!("there is no job '{}'", self.job)).hint("`dquant job list` shows all")
+        })?;
+        console.report(&explain(&view, job))?;
+        Ok(Exit::Good)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cluster::view::{NodeView, Placed};
+
+    use super::*;
+
+    fn on_link(job: u64, reserved: u64, used: Option<u64>, backlog_bytes: u64) -> LinkJob {
+        let (reserved_bps, used_bps) = (reserved * 1_000_000, used.map(|used| used * 1_000_000));
+        LinkJob { job, reserved_bps, used_bps, backlog_bytes, ..LinkJob::default() }
+    }
+
+    /// Jobs 1 and 2 on one link of 1 Gbit/s.
+    fn view(jobs: Vec<LinkJob>) -> View {
+        let node = |name: &str| NodeView { name: name.to_owned(), ..NodeView::default() };
+        let job = |id: u64, name: &str| JobView {
+            id,
+            name: name.to_owned(),
+            owner: "ada".to_owned(),
+            request: "ring:2@500M".to_owned(),
+            state: "running".to_owned(),
+            workers: vec![Placed { host: 0, first: 0, count: 1 }, Placed { host: 1, first: 1, count: 1 }],
+            ..JobView::default()
+        };
+        View {
+            nodes: vec![node("host0"), node("host1")],
+            links: vec![LinkView { from: 0, to: 1, capacity_bps: 1_000_000_000, jobs, ..LinkView::default() }],
+            jobs: vec![job(1, "llm"), job(2, "bulk")],
+            ..View::default()
+        }
+    }
+
+    fn said(jobs: Vec<LinkJob>) -> String {
+        let view = view(jobs);
+        explain(&view, &view.jobs[0]).verdict.join("; ")
+    }
+
+    #[test]
+    fn the_job_that_took_the_bandwidth_is_named_and_nobody_where_nobody_did() {
+        let took = said(vec![on_link(1, 500, Some(300), 90_000), on_link(2, 100, Some(650), 9_000)]);
+        assert!(took.contains("it gets 300.0 Mbit/s of the 500.0 Mbit/s"), "{took}");
+        assert!(took.contains("job 2 'bulk' took it: it sends 650.0 Mbit/s and has reserved 100.0"), "{took}");
+        let other = said(vec![on_link(1, 500, Some(300), 90_000), on_link(2, 100, Some(90), 0)]);
+        assert!(other.contains("traffic without a job's DSCP"), "{other}");
+        let idle = said(vec![on_link(1, 500, Some(300), 0), on_link(2, 100, Some(650), 9_000)]);
+        assert_eq!(idle, "nobody: it sends less than it is guaranteed, and nothing of it waits");
+        let holds = said(vec![on_link(1, 500, Some(497), 90_000), on_link(2, 100, Some(480), 9_000)]);
+        assert!(holds.starts_with("nobody: it has what it is guaranteed"), "{holds}");
+        let unknown = said(vec![on_link(1, 500, None, 0)]);
+        assert!(unknown.contains("1 of its 1 links are not measured"), "{unknown}");
+        assert!(said(Vec::new()).contains("all its workers are on host0"));
+    }
+}

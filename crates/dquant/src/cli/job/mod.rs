@@ -1,0 +1,62 @@
+//! `dquant job`: jobs of a cluster, from submission to the question who took their bandwidth.
+
+mod cancel;
+mod explain;
+mod list;
+mod submit;
+mod watch;
+
+use clap::{Args, Subcommand};
+
+use super::Console;
+use crate::exit::{CliError, Exit};
+
+/// Submit, list, explain and cancel jobs of a cluster; replay one
+///
+/// Jobs are written as their pattern with the rate of its edges: ring:8@5G, torus:4x8@5G,2G slots=2.
+/// docs/parfait.md has all patterns, docs/cluster.md the daemons.
+#[derive(Debug, Args)]
+#[command(
+    verbatim_doc_comment,
+    arg_required_else_help = true,
+    after_help = "\
+Examples:
+  dquant job submit 'ring:8@5G' --name llm
+  dquant job list
+  dquant job explain llm
+  dquant job cancel llm"
+)]
+pub(super) struct JobCommand {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    Submit(submit::Submit),
+    List(list::List),
+    Explain(explain::Explain),
+    Cancel(cancel::Cancel),
+    Watch(watch::Watch),
+}
+
+impl JobCommand {
+    pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
+        match self.verb {
+            Verb::Submit(verb) => verb.run(console),
+            Verb::List(verb) => verb.run(console),
+            Verb::Explain(verb) => verb.run(console),
+            Verb::Cancel(verb) => verb.run(console),
+            Verb::Watch(verb) => verb.run(console),
+        }
+    }
+}
+
+/// Who the caller is, as far as a name goes: a job's owner.
+fn caller() -> String {
+    let is_word = |name: &String| {
+        !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+    };
+    let named = ["USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok().filter(is_word));
+    named.unwrap_or_else(|| format!("uid{}", rustix::process::getuid().as_raw()))
+}

@@ -1,0 +1,82 @@
+//! `dquant job watch`: what happens in the cluster, as it happens.
+
+use std::fmt;
+
+use clap::Args;
+use cluster::client::Client;
+use cluster::proto::Event;
+use engine::error::Error;
+use serde::Serialize;
+
+use crate::cli::cluster::BrainsArgs;
+use crate::cli::{Console, Report};
+use crate::exit::{CliError, Exit};
+
+/// Print what happens in the cluster until it is interrupted, or a number of events
+///
+/// Admissions, releases, refusals, leaders, agents and alarms. When the leader changes, its events
+/// begin anew.
+#[derive(Debug, Args)]
+#[command(
+    verbatim_doc_comment,
+    after_help = "\
+Examples:
+  dquant job watch
+  dquant job watch --count 10 --json"
+)]
+pub(super) struct Watch {
+    /// End after so many events
+    #[arg(long, value_name = "N")]
+    count: Option<u64>,
+
+    #[command(flatten)]
+    brains: BrainsArgs,
+}
+
+#[derive(Debug, Serialize)]
+struct Happened {
+    number: u64,
+    unix_ms: u64,
+    kind: String,
+    job: Option<u64>,
+    text: String,
+}
+
+impl Report for Happened {
+    const SCHEMA: &'static str = "dquant.cluster-event/1";
+}
+
+impl fmt::Display for Happened {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:>6}  {:9}  {}", self.number, self.kind, self.text)
+    }
+}
+
+impl Watch {
+    pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
+        let mut client = Client::new(self.brains.brains()?)?;
+        let runtime = engine::runtime::current_thread()?;
+        let mut left = self.count.unwrap_or(u64::MAX);
+        while left > 0 {
+            let mut events = runtime.block_on(client.events(0))?;
+            loop {
+                let event = runtime.block_on(events.message());
+                let Event { number, unix_ms, kind, job, text } = match event {
+                    Ok(Some(event)) => event,
+                    Ok(None) => break,
+                    Err(status) if status.code() == tonic::Code::DataLoss => {
+                        return Err(CliError::from(Error::invalid(status.message())));
+                    }
+                    // The leader is gone: its successor is asked.
+                    Err(_) => break,
+                };
+                console.report(&Happened { number, unix_ms, kind, job, text })?;
+                left -= 1;
+                if left == 0 {
+                    break;
+                }
+            }
+        }
+        Ok(Exit::Good)
+    }
+}
