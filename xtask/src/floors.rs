@@ -142,6 +142,10 @@ const FLOORS: &[(&str, &str)] = &[
          view",
     ),
     (
+        "crates/cluster/src/store",
+        "file",
+    ),
+    (
         "crates/xio/src",
         "dataset
          documents
