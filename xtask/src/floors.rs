@@ -148,6 +148,10 @@ const FLOORS: &[(&str, &str)] = &[
          agent: proto convert enforce client",
     ),
     (
+        "crates/cluster/src/store",
+        "file",
+    ),
+    (
         "crates/xio/src",
         "dataset
          documents

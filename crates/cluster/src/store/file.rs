@@ -1,0 +1,450 @@
+//! The store in one file, for the brains of one machine.
+//!
+//! The file is a redb database with three tables: `meta` (the format and the last term), `snapshot`, and `log`, whose
+//! records are under the number of bytes before them. Each call is one durable transaction, so a process may be killed at
+//! any instant.
+//!
+//! **The lease** is the lock of the file, which the kernel takes back when a process ends, however it ends. Who gets it
+//! raises the term, durably. The others are told who has it by a second file, `PATH.holder`; they never depend on what it
+//! says. After a failed write the file is closed and with it the lease given up: the next claim opens it again, in a new
+//! term, and finds what is really there.
+//!
+//! A new file is made under another name and moved to its place when it is whole, so `PATH` never is half a database.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, TryLockError};
+
+use parfait::brain::{Image, Lease, StorageError};
+use redb::{
+    Builder, Database, DatabaseError, ReadableDatabase, ReadableTable, TableDefinition, TableError,
+};
+
+use super::{Candidate, Failure, Holder, Report, SetupError, Store, Tally, lock};
+
+/// The format that is written, and the only one that is read.
+pub const FORMAT: u64 = 1;
+
+/// Memory for pages that were read: the file is read once, when it is opened.
+const CACHE_BYTES: usize = 16 << 20;
+
+/// More than a holder's file ever has.
+const MAX_HOLDER_BYTES: u64 = 1024;
+
+const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
+const SNAPSHOT: TableDefinition<(), &[u8]> = TableDefinition::new("snapshot");
+const LOG: TableDefinition<u64, &[u8]> = TableDefinition::new("log");
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct FileStore {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    path: PathBuf,
+    /// This brain, while it has the lease. Claims read it without waiting for a write.
+    held: Mutex<Option<Holder>>,
+    log: Mutex<Log>,
+    tally: Tally,
+}
+
+#[derive(Debug, Default)]
+struct Log {
+    /// Open while this brain has the lease.
+    database: Option<Database>,
+    /// The last opening; only its writes are carried out.
+    opening: Option<u64>,
+}
+
+impl FileStore {
+    /// The store in that file, which is made when the first brain claims the lease, if it does not exist.
+    ///
+    /// # Errors
+    /// When the file is of another format, none of a brain, damaged, or cannot be opened.
+    pub fn new(path: &Path) -> Result<FileStore, SetupError> {
+        let shared = Shared {
+            path: path.to_path_buf(),
+            held: Mutex::default(),
+            log: Mutex::default(),
+            tally: Tally::default(),
+        };
+        match shared.open_existing() {
+            Ok(_) | Err(Refusal::Locked | Refusal::Missing) => {
+                Ok(FileStore { shared: Arc::new(shared) })
+            }
+            Err(Refusal::Unusable(error)) => Err(error),
+            Err(Refusal::Failed(failure)) => {
+                Err(SetupError::Unopened { path: path.to_path_buf(), reason: failure.reason })
+            }
+        }
+    }
+
+    /// Carries out a call that waits for the disk.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&Shared) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, Failure> {
+        let shared = self.shared.clone();
+        tokio::task::spawn_blocking(move || call(&shared))
+            .await
+            .unwrap_or_else(|error| Err(Failure::unavailable(error.to_string())))
+    }
+}
+
+impl Store for FileStore {
+    async fn claim(&self, candidate: &Candidate) -> Result<Holder, StorageError> {
+        let held = lock(&self.shared.held).clone();
+        let claimed = match held {
+            Some(holder) => Ok(holder),
+            None => {
+                let candidate = candidate.clone();
+                self.blocking(move |shared| shared.take_lease(&candidate)).await
+            }
+        };
+        self.shared.tally.record(claimed, |counters| counters.claims += 1)
+    }
+
+    async fn resign(&self, candidate: &Candidate) -> Result<(), StorageError> {
+        let number = candidate.number;
+        let resigned = self.blocking(move |shared| shared.resign(number)).await;
+        self.shared.tally.record(resigned, |_| {})
+    }
+
+    async fn open(&self, term: u64, opening: u64) -> Result<Image, StorageError> {
+        let opened = self.blocking(move |shared| shared.open_log(term, opening)).await;
+        self.shared.tally.record(opened, |counters| counters.openings += 1)
+    }
+
+    async fn append(&self, opening: u64, at: u64, record: Vec<u8>) -> Result<(), StorageError> {
+        let length = record.len() as u64;
+        let appended = self.blocking(move |shared| {
+            shared.write(opening, |database| append(database, at, &record))
+        });
+        self.shared.tally.record(appended.await, |counters| {
+            counters.appends += 1;
+            counters.appended_bytes += length;
+        })
+    }
+
+    async fn snapshot(&self, opening: u64, snapshot: Vec<u8>) -> Result<(), StorageError> {
+        let length = snapshot.len() as u64;
+        let stored = self.blocking(move |shared| {
+            shared.write(opening, |database| replace_snapshot(database, &snapshot))
+        });
+        self.shared.tally.record(stored.await, |counters| {
+            counters.snapshots += 1;
+            counters.snapshot_bytes += length;
+        })
+    }
+
+    fn report(&self) -> Report {
+        lock(&self.shared.tally.0).clone()
+    }
+}
+
+/// Why the file is not opened.
+enum Refusal {
+    /// Another process has it.
+    Locked,
+    /// There is none.
+    Missing,
+    /// No later attempt can succeed.
+    Unusable(SetupError),
+    /// A later attempt may succeed.
+    Failed(Failure),
+}
+
+impl Shared {
+    fn take_lease(&self, candidate: &Candidate) -> Result<Holder, Failure> {
+        let mut log = match self.log.try_lock() {
+            Ok(log) => log,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                return Err(Failure::unavailable("the call before is not done"));
+            }
+        };
+        if let Some(holder) = &*lock(&self.held) {
+            return Ok(holder.clone());
+        }
+        let opened = match self.open_existing() {
+            Err(Refusal::Missing) => {
+                self.create(candidate.number)?;
+                self.open_existing()
+            }
+            other => other,
+        };
+        let database = match opened {
+            Ok(database) => database,
+            Err(Refusal::Locked) => return self.other_holder(candidate),
+            Err(Refusal::Missing) => return Err(Failure::unavailable("the file was removed")),
+            Err(Refusal::Unusable(error)) => return Err(Failure::unavailable(error.to_string())),
+            Err(Refusal::Failed(failure)) => return Err(failure),
+        };
+        let term = raise_term(&database).map_err(failure)?;
+        let lease = Lease { holder: candidate.number, term };
+        let holder = Holder { lease, address: candidate.address.clone() };
+        *log = Log { database: Some(database), opening: log.opening };
+        *lock(&self.held) = Some(holder.clone());
+        self.tally.count(|counters| counters.leases_taken += 1);
+        // Without it the others know that someone has the lease, and no more.
+        let _ = self.write_holder(&holder);
+        Ok(holder)
+    }
+
+    fn open_existing(&self) -> Result<Database, Refusal> {
+        let path = self.path.clone();
+        let opened = Builder::new()
+            .set_cache_size(CACHE_BYTES)
+            .set_check_integrity_on_open(true)
+            .open(&path);
+        let database = match opened {
+            Ok(database) => database,
+            Err(DatabaseError::DatabaseAlreadyOpen) => return Err(Refusal::Locked),
+            Err(DatabaseError::Storage(redb::StorageError::Io(error)))
+                if error.kind() == ErrorKind::NotFound =>
+            {
+                return Err(Refusal::Missing);
+            }
+            Err(DatabaseError::Storage(redb::StorageError::Io(error)))
+                if error.kind() != ErrorKind::InvalidData =>
+            {
+                return Err(Refusal::Failed(failure(redb::Error::Io(error))));
+            }
+            Err(error) => {
+                let reason = error.to_string();
+                return Err(Refusal::Unusable(SetupError::Foreign { path, reason }));
+            }
+        };
+        match format(&database) {
+            Ok(FORMAT) => Ok(database),
+            Ok(found) => {
+                Err(Refusal::Unusable(SetupError::Format { path, found, supported: FORMAT }))
+            }
+            Err(error) => {
+                let reason = error.to_string();
+                Err(Refusal::Unusable(SetupError::Foreign { path, reason }))
+            }
+        }
+    }
+
+    /// Makes an empty file. If another brain is faster, its file stays.
+    fn create(&self, number: u64) -> Result<(), Failure> {
+        let new = with_suffix(&self.path, &format!(".new-{number}"));
+        let made =
+            create(&new).map_err(failure).and_then(|()| match fs::hard_link(&new, &self.path) {
+                Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                    Err(failure(redb::Error::Io(error)))
+                }
+                _ => sync_folder(&self.path).map_err(|error| failure(redb::Error::Io(error))),
+            });
+        let _ = fs::remove_file(&new);
+        made
+    }
+
+    fn holder_path(&self) -> PathBuf {
+        with_suffix(&self.path, ".holder")
+    }
+
+    fn write_holder(&self, holder: &Holder) -> io::Result<()> {
+        let path = self.holder_path();
+        let new = with_suffix(&path, ".new");
+        let Holder { lease, address } = holder;
+        let text = format!("{} {} {address}\n", lease.holder, lease.term);
+        let written = fs::write(&new, text).and_then(|()| fs::rename(&new, path));
+        if written.is_err() {
+            let _ = fs::remove_file(new);
+        }
+        written
+    }
+
+    /// Who has the lease, if another has: the file may be missing, or that of the holder before.
+    fn other_holder(&self, candidate: &Candidate) -> Result<Holder, Failure> {
+        let mut text = String::new();
+        let read = File::open(self.holder_path())
+            .and_then(|file| file.take(MAX_HOLDER_BYTES).read_to_string(&mut text));
+        let holder = read.ok().and_then(|_| parse_holder(&text));
+        holder
+            .filter(|holder| holder.lease.holder != candidate.number)
+            .ok_or_else(|| Failure::unavailable("another process has the file"))
+    }
+
+    fn resign(&self, number: u64) -> Result<(), Failure> {
+        let mut log = lock(&self.log);
+        if lock(&self.held).as_ref().is_some_and(|holder| holder.lease.holder == number) {
+            let _ = fs::remove_file(self.holder_path());
+            self.give_up(&mut log);
+        }
+        Ok(())
+    }
+
+    /// Closes the file, which gives the lease back.
+    fn give_up(&self, log: &mut Log) {
+        *lock(&self.held) = None;
+        log.database = None;
+    }
+
+    fn open_log(&self, term: u64, opening: u64) -> Result<Image, Failure> {
+        let mut log = lock(&self.log);
+        let held = lock(&self.held).as_ref().map(|holder| holder.lease.term);
+        if held != Some(term) {
+            return Err(Failure::fenced(format!("the lease of term {term} is lost")));
+        }
+        if let Some(last) = log.opening.filter(|last| *last >= opening) {
+            return Err(Failure::fenced(format!("opening {opening} is overtaken by {last}")));
+        }
+        log.opening = Some(opening);
+        let Some(database) = &log.database else {
+            return Err(Failure::unavailable("the file is closed"));
+        };
+        let read = read_image(database);
+        if read.is_err() {
+            self.give_up(&mut log);
+        }
+        read
+    }
+
+    /// Carries out a write of that opening.
+    fn write(
+        &self,
+        opening: u64,
+        write: impl FnOnce(&Database) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let mut log = lock(&self.log);
+        let database = match &log.database {
+            Some(database) if log.opening == Some(opening) => database,
+            _ => return Err(Failure::fenced(format!("opening {opening} is over"))),
+        };
+        let written = write(database);
+        if written.is_err() {
+            self.give_up(&mut log);
+        }
+        written
+    }
+}
+
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_os_string();
+    name.push(suffix);
+    PathBuf::from(name)
+}
+
+/// Makes a new name in the folder of `path` durable.
+fn sync_folder(path: &Path) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+}
+
+fn parse_holder(text: &str) -> Option<Holder> {
+    let mut words = text.strip_suffix('\n')?.splitn(3, ' ');
+    let lease = Lease { holder: words.next()?.parse().ok()?, term: words.next()?.parse().ok()? };
+    Some(Holder { lease, address: words.next()?.to_string() })
+}
+
+fn failure(error: impl Into<redb::Error>) -> Failure {
+    let error = error.into();
+    let is_full = match &error {
+        redb::Error::Io(error) => matches!(
+            error.kind(),
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge
+        ),
+        _ => false,
+    };
+    let kind = if is_full { StorageError::Full } else { StorageError::Unavailable };
+    Failure { error: kind, reason: error.to_string() }
+}
+
+fn create(path: &Path) -> Result<(), redb::Error> {
+    let database = Builder::new().set_cache_size(CACHE_BYTES).create(path)?;
+    let transaction = database.begin_write()?;
+    {
+        let mut meta = transaction.open_table(META)?;
+        meta.insert("format", FORMAT)?;
+        meta.insert("term", 0)?;
+        transaction.open_table(SNAPSHOT)?;
+        transaction.open_table(LOG)?;
+    }
+    transaction.commit()?;
+    database.close()?;
+    Ok(())
+}
+
+/// The format of the file; 0 where it says none.
+fn format(database: &Database) -> Result<u64, redb::Error> {
+    let transaction = database.begin_read()?;
+    let meta = match transaction.open_table(META) {
+        Err(TableError::TableDoesNotExist(_)) => return Ok(0),
+        other => other?,
+    };
+    Ok(meta.get("format")?.map_or(0, |format| format.value()))
+}
+
+fn raise_term(database: &Database) -> Result<u64, redb::Error> {
+    let transaction = database.begin_write()?;
+    let term = {
+        let mut meta = transaction.open_table(META)?;
+        let last = meta.get("term")?.map_or(0, |term| term.value());
+        let term = last.checked_add(1).ok_or_else(|| {
+            redb::Error::Corrupted("the term of the file cannot be raised".to_string())
+        })?;
+        meta.insert("term", term)?;
+        term
+    };
+    transaction.commit()?;
+    Ok(term)
+}
+
+fn read_image(database: &Database) -> Result<Image, Failure> {
+    let mut image = Image::default();
+    let transaction = database.begin_read().map_err(failure)?;
+    let snapshot = transaction.open_table(SNAPSHOT).map_err(failure)?;
+    if let Some(bytes) = snapshot.get(()).map_err(failure)? {
+        image.snapshot = bytes.value().to_vec();
+    }
+    let log = transaction.open_table(LOG).map_err(failure)?;
+    for piece in log.iter().map_err(failure)? {
+        let (at, bytes) = piece.map_err(failure)?;
+        if at.value() != image.log.len() as u64 {
+            let reason = format!("bytes {} to {} are missing", image.log.len(), at.value());
+            return Err(Failure::unavailable(reason));
+        }
+        image.log.extend_from_slice(bytes.value());
+    }
+    Ok(image)
+}
+
+fn append(database: &Database, at: u64, record: &[u8]) -> Result<(), Failure> {
+    let transaction = database.begin_write().map_err(failure)?;
+    {
+        let mut log = transaction.open_table(LOG).map_err(failure)?;
+        log.retain_in(at.., |_, _| false).map_err(failure)?;
+        let last = log.last().map_err(failure)?;
+        let last = last.map(|(start, bytes)| (start.value(), bytes.value().to_vec()));
+        let end = last.as_ref().map_or(0, |(start, bytes)| start + bytes.len() as u64);
+        match last {
+            _ if end < at => {
+                return Err(Failure::unavailable(format!("byte {at} is behind the log's end")));
+            }
+            Some((start, bytes)) if end > at => {
+                let kept = &bytes[..(at - start) as usize];
+                log.insert(start, kept).map_err(failure)?;
+            }
+            _ => {}
+        }
+        log.insert(at, record).map_err(failure)?;
+    }
+    transaction.commit().map_err(failure)
+}
+
+fn replace_snapshot(database: &Database, snapshot: &[u8]) -> Result<(), Failure> {
+    let transaction = database.begin_write().map_err(failure)?;
+    {
+        let mut table = transaction.open_table(SNAPSHOT).map_err(failure)?;
+        table.insert((), snapshot).map_err(failure)?;
+        let mut log = transaction.open_table(LOG).map_err(failure)?;
+        log.retain(|_, _| false).map_err(failure)?;
+    }
+    transaction.commit().map_err(failure)
+}

@@ -1,0 +1,271 @@
+//! The store in a file: its rules, files that are refused, writers that are killed, and disks that are full.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use cluster::store::file::{FORMAT, FileStore};
+use cluster::store::{SetupError, Store};
+use parfait::brain::{Image, StorageError};
+use rand_pcg::Pcg32;
+use rand_pcg::rand_core::Rng;
+use redb::{Database, TableDefinition};
+
+use crate::conformance::{Site, candidate, conformance, take_lease};
+use crate::scratch::Scratch;
+
+struct Folder(Scratch);
+
+impl Folder {
+    fn new() -> Folder {
+        Folder(Scratch::new("file"))
+    }
+
+    fn file(&self) -> PathBuf {
+        self.0.path().join("brain.state")
+    }
+}
+
+impl Site for Folder {
+    type Store = FileStore;
+
+    fn handle(&self) -> FileStore {
+        FileStore::new(&self.file()).expect("a file")
+    }
+}
+
+conformance!(Some(Folder::new()));
+
+fn refusal(path: &Path) -> SetupError {
+    FileStore::new(path).expect_err("not a store")
+}
+
+#[test]
+fn files_of_others_are_refused_and_not_changed() {
+    let folder = Folder::new();
+    let path = folder.file();
+    for content in [&b"x"[..], b"# a configuration file\n", &[0; 5000]] {
+        fs::write(&path, content).expect("space");
+        assert!(matches!(refusal(&path), SetupError::Foreign { .. }));
+        assert_eq!(fs::read(&path).expect("it is there"), content);
+    }
+    fs::remove_file(&path).expect("it is there");
+    drop(Database::create(&path).expect("a database of something else"));
+    let error = refusal(&path).to_string();
+    assert!(error.contains("of format 0, and this is format 1: run the version"), "{error}");
+
+    let missing = folder.0.path().join("missing/brain.state");
+    let store = FileStore::new(&missing).expect("it may appear");
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let claimed = runtime.block_on(store.claim(&candidate(1)));
+    assert_eq!(claimed, Err(StorageError::Unavailable));
+    let report = store.report();
+    assert!(report.last_failure.is_some_and(|reason| reason.contains("No such file")));
+    assert_eq!(report.counters.unavailable, 1);
+}
+
+#[test]
+fn another_format_is_refused_by_name() {
+    let folder = Folder::new();
+    let database = Database::create(folder.file()).expect("space");
+    let write = database.begin_write().expect("alone");
+    let meta: TableDefinition<&str, u64> = TableDefinition::new("meta");
+    write.open_table(meta).expect("new").insert("format", FORMAT + 1).expect("space");
+    write.commit().expect("space");
+    drop(database);
+    match refusal(&folder.file()) {
+        SetupError::Format { found, supported, .. } => {
+            assert_eq!((found, supported), (FORMAT + 1, FORMAT));
+        }
+        other => panic!("{other}"),
+    }
+}
+
+/// Each byte of the file in turn: what is there afterwards is what was written, or the file is refused.
+#[tokio::test]
+async fn damage_is_found_or_harmless() {
+    let folder = Folder::new();
+    let written = {
+        let store = folder.handle();
+        let term = take_lease(&store, &candidate(1)).await;
+        store.open(term, 1).await.expect("it leads");
+        store.snapshot(1, vec![7; 5000]).await.expect("space");
+        store.append(1, 0, vec![9; 5000]).await.expect("space");
+        store.open(term, 2).await.expect("it leads")
+    };
+    let whole = fs::read(folder.file()).expect("it is there");
+    let mut random = Pcg32::new(1, 2);
+    let (mut refused, mut used) = (0, 0);
+    for _ in 0..150 {
+        let mut damaged = whole.clone();
+        let at = match random.next_u32() % 2 {
+            0 => random.next_u32() as usize % 512,
+            _ => random.next_u32() as usize % whole.len(),
+        };
+        damaged[at] ^= 1 << (random.next_u32() % 8);
+        fs::write(folder.file(), &damaged).expect("space");
+        let Ok(store) = FileStore::new(&folder.file()) else {
+            refused += 1;
+            continue;
+        };
+        let Ok(holder) = store.claim(&candidate(2)).await else {
+            refused += 1;
+            continue;
+        };
+        match store.open(holder.lease.term, 1).await {
+            Ok(image) => assert!(image == written, "byte {at}"),
+            Err(error) => assert_eq!(error, StorageError::Unavailable),
+        }
+        used += 1;
+    }
+    assert!(refused > 0 && used > 0, "{refused} refused, {used} used");
+}
+
+/// The writer's file, and how many writes there are between its snapshots.
+const WRITER_FILE: &str = "DQUANT_TEST_WRITER_FILE";
+const WRITER_PERIOD: &str = "DQUANT_TEST_WRITER_PERIOD";
+
+/// Of writers that are killed, and of those that fill the disk.
+const PERIOD: u64 = 23;
+const NEVER: u64 = u64::MAX;
+
+/// Numbered writes: record `i` is in the log, or a snapshot covers it.
+fn record(number: u64) -> Vec<u8> {
+    let mut record = number.to_le_bytes().to_vec();
+    let length = Pcg32::new(number, 3).next_u32() as usize % 6000;
+    record.extend(std::iter::repeat_n(number as u8, length));
+    record
+}
+
+/// The number of the last write; everything before it has to be there.
+fn last_write(image: &Image, period: u64) -> u64 {
+    let number_of = |bytes: &[u8]| {
+        bytes.first_chunk().map_or(0, |number: &[u8; 8]| u64::from_le_bytes(*number))
+    };
+    let mut last = number_of(&image.snapshot);
+    assert!(last == 0 || last.is_multiple_of(period) && image.snapshot == record(last));
+    let mut log = &image.log[..];
+    while !log.is_empty() {
+        last += 1;
+        assert!(!last.is_multiple_of(period));
+        log = log.strip_prefix(&record(last)[..]).expect("the next record, as a whole");
+    }
+    last
+}
+
+/// What the test below kills: writes until it dies, and says what was confirmed.
+#[tokio::test]
+#[ignore = "a process that another test starts and kills"]
+async fn writer() {
+    let Ok(path) = std::env::var(WRITER_FILE) else { return };
+    let period = std::env::var(WRITER_PERIOD).expect("it is set, too").parse().expect("a number");
+    let store = FileStore::new(Path::new(&path)).expect("a file");
+    let me = candidate(u64::from(std::process::id()));
+    let term = take_lease(&store, &me).await;
+    let image = store.open(term, 1).await.expect("it leads");
+    let mut at = image.log.len() as u64;
+    let mut out = std::io::stdout();
+    for number in last_write(&image, period) + 1.. {
+        let bytes = record(number);
+        let length = bytes.len() as u64;
+        let stored = if number.is_multiple_of(period) {
+            at = 0;
+            store.snapshot(1, bytes).await
+        } else {
+            at += length;
+            store.append(1, at - length, bytes).await
+        };
+        match stored {
+            Ok(()) => writeln!(out, "confirmed {number}").expect("the test reads it"),
+            Err(error) => {
+                writeln!(out, "failed {error:?}").expect("the test reads it");
+                return;
+            }
+        }
+    }
+}
+
+/// Starts the writer, by a command that ends with the program and its arguments.
+fn start_writer(command: &[&str], path: &Path, period: u64) -> Child {
+    let program = std::env::current_exe().expect("this test");
+    let mut words: Vec<_> = command.iter().map(std::ffi::OsString::from).collect();
+    words.push(program.into());
+    words.extend(["file::writer", "--exact", "--ignored", "--nocapture"].map(Into::into));
+    Command::new(&words[0])
+        .args(&words[1..])
+        .env(WRITER_FILE, path)
+        .env(WRITER_PERIOD, period.to_string())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it starts")
+}
+
+/// Number of the last confirmed write, and why it ended by itself, if it did.
+fn follow(writer: &mut Child) -> (u64, Option<String>) {
+    let (mut confirmed, mut failed) = (0, None);
+    for line in BufReader::new(writer.stdout.take().expect("a pipe")).lines() {
+        let line = line.expect("text");
+        if let Some(number) = line.strip_prefix("confirmed ") {
+            // The last line may be cut.
+            confirmed = number.parse().unwrap_or(confirmed);
+        }
+        failed = line.strip_prefix("failed ").map(str::to_string).or(failed);
+    }
+    (confirmed, failed)
+}
+
+/// C8: whatever instant a writer is killed at, what it confirmed is there, and nothing is there in parts.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_writer_loses_nothing() {
+    let kills = std::env::var("DQUANT_KILLS").map_or(40, |text| text.parse().expect("a number"));
+    let folder = Folder::new();
+    let mut random = Pcg32::new(11, 1);
+    let (mut last, mut last_term, mut unconfirmed) = (0, 0, 0);
+    for kill in 0..kills {
+        let mut writer = start_writer(&[], &folder.file(), PERIOD);
+        let after = Duration::from_micros(5_000 + u64::from(random.next_u32() % 60_000));
+        tokio::time::sleep(after).await;
+        writer.kill().expect("it runs");
+        let (confirmed, failed) = follow(&mut writer);
+        writer.wait().expect("it was killed");
+        assert_eq!(failed, None);
+
+        let store = folder.handle();
+        let claimed = store.claim(&candidate(1_000_000 + kill)).await.expect("the lock is free");
+        assert_eq!(claimed.lease.holder, 1_000_000 + kill, "at once");
+        assert!(claimed.lease.term > last_term);
+        last_term = claimed.lease.term;
+        let found = last_write(&store.open(last_term, 1).await.expect("it leads"), PERIOD);
+        assert!(found >= confirmed.max(last), "{found} of {confirmed} confirmed");
+        assert!(confirmed == 0 || found <= confirmed + 1, "more than was sent");
+        unconfirmed += u64::from(confirmed != 0 && found > confirmed);
+        last = found;
+    }
+    println!("{kills} kills, {last} writes, {unconfirmed} found that were not confirmed");
+    assert!(last > 0, "writers were killed before they wrote");
+}
+
+/// Runs the writer until the disk is full, then checks that it said so and that all of it is there.
+async fn fill(command: &[&str], path: &Path) {
+    let mut writer = start_writer(command, path, NEVER);
+    let (confirmed, failed) = follow(&mut writer);
+    writer.wait().expect("it ended");
+    assert_eq!(failed.as_deref(), Some("Full"));
+    assert!(confirmed > 0);
+    let store = FileStore::new(path).expect("the file is whole");
+    let term = take_lease(&store, &candidate(5)).await;
+    let image = store.open(term, 1).await.expect("it leads");
+    let found = last_write(&image, NEVER);
+    assert!(found == confirmed || found == confirmed + 1, "{found} of {confirmed}");
+    store.append(1, image.log.len() as u64, b"more".to_vec()).await.expect("space");
+}
+
+/// A limit of the file's length stands for a full disk where no small disk can be made.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_is_reported_and_loses_nothing() {
+    let folder = Folder::new();
+    let limit = r#"trap "" XFSZ; ulimit -f 4000; exec "$0" "$@""#;
+    fill(&["sh", "-c", limit], &folder.file()).await;
+}
