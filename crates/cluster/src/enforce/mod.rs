@@ -2,6 +2,8 @@
 //!
 //! An [`Enforcer`] takes whole plans, so that applying one again changes nothing and a restart needs no history.
 
+mod netlink;
+
 use parfait::ledger::JobId;
 use parfait::queues::Plan;
 use thiserror::Error;
