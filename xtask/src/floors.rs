@@ -142,6 +142,17 @@ const FLOORS: &[(&str, &str)] = &[
          view",
     ),
     (
+        "crates/cluster/src/enforce",
+        "netlink
+         htb: netlink",
+    ),
+    (
+        "crates/cluster/src/enforce/htb",
+        "tree
+         classifier: tree
+         messages: tree classifier",
+    ),
+    (
         "crates/xio/src",
         "dataset
          documents
