@@ -144,7 +144,13 @@ const FLOORS: &[(&str, &str)] = &[
     (
         "crates/cluster/src/enforce",
         "netlink
+         dcb: netlink
          htb: netlink",
+    ),
+    (
+        "crates/cluster/src/enforce/dcb",
+        "table
+         messages: table",
     ),
     (
         "crates/cluster/src/enforce/htb",

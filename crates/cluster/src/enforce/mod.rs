@@ -4,8 +4,10 @@
 //!
 //! | module | what keeps a plan |
 //! |---|---|
+//! | [`dcb`] | the traffic classes of a NIC: IEEE 802.1Qaz bandwidths, and priorities by DSCP |
 //! | [`htb`] | Linux' hierarchical token bucket: software RoCE over UDP, at senders and at switches that run Linux |
 
+pub mod dcb;
 pub mod htb;
 mod netlink;
 
@@ -77,6 +79,12 @@ pub enum EnforceError {
 }
 
 impl EnforceError {
+    /// An interface is named twice.
+    fn two_plans(interface: &str) -> EnforceError {
+        let cause = std::io::Error::other("there are two for it");
+        EnforceError::Refused { interface: interface.to_owned(), what: "to choose a plan", cause }
+    }
+
     /// The next thing to try.
     pub fn hint(&self) -> &'static str {
         use std::io::ErrorKind::PermissionDenied;

@@ -193,12 +193,19 @@ impl Socket {
             None,
         )
         .map_err(Failure::Socket)?;
-        rustix::net::bind(&fd, &SocketAddrNetlink::new(0, 0)).map_err(Failure::Socket)?;
+        // To the kernel, and from nobody else.
+        rustix::net::connect(&fd, &SocketAddrNetlink::new(0, 0)).map_err(Failure::Socket)?;
         set_socket_timeout(&fd, Timeout::Recv, Some(PATIENCE)).map_err(Failure::Socket)?;
         // Kernels before 4.12 have neither; their errors come without reasons then.
         let _ = set_option(&fd, libc::NETLINK_EXT_ACK);
         let _ = set_option(&fd, libc::NETLINK_CAP_ACK);
         Ok(Socket { fd, sequence: 0 })
+    }
+
+    /// One whose other end, a datagram socket, plays the kernel.
+    #[cfg(test)]
+    pub(super) fn to(fd: OwnedFd) -> Socket {
+        Socket { fd, sequence: 0 }
     }
 
     /// Sends a request and waits for its acknowledgement. Returns the messages before it, without their headers.
@@ -249,11 +256,8 @@ impl Socket {
     fn send(&mut self, request: Request) -> Result<u32, Failure> {
         self.sequence = self.sequence.wrapping_add(1).max(1);
         let bytes = request.finish(self.sequence);
-        let kernel = SocketAddrNetlink::new(0, 0);
-        rustix::io::retry_on_intr(|| {
-            rustix::net::sendto(&self.fd, &bytes, SendFlags::empty(), &kernel)
-        })
-        .map_err(Failure::Socket)?;
+        rustix::io::retry_on_intr(|| rustix::net::send(&self.fd, &bytes, SendFlags::empty()))
+            .map_err(Failure::Socket)?;
         Ok(self.sequence)
     }
 

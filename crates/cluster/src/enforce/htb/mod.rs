@@ -122,9 +122,7 @@ impl Htb {
         for plan in plans {
             let link = self.link(&plan.interface)?;
             if changes.iter().any(|other| other.link.index == link.index) {
-                let cause = io::Error::new(io::ErrorKind::InvalidInput, "there are two for it");
-                let interface = plan.interface.clone();
-                return Err(EnforceError::Refused { interface, what: "to choose a plan", cause });
+                return Err(EnforceError::two_plans(&plan.interface));
             }
             let root = messages::root(qdiscs, link.index);
             let is_foreign = match root {
