@@ -152,6 +152,23 @@ const FLOORS: &[(&str, &str)] = &[
         "file",
     ),
     (
+        "crates/cluster/src/enforce",
+        "netlink
+         dcb: netlink
+         htb: netlink",
+    ),
+    (
+        "crates/cluster/src/enforce/dcb",
+        "table
+         messages: table",
+    ),
+    (
+        "crates/cluster/src/enforce/htb",
+        "tree
+         classifier: tree
+         messages: tree classifier",
+    ),
+    (
         "crates/xio/src",
         "dataset
          documents

@@ -1,6 +1,15 @@
 //! What makes the ports of this machine keep a plan.
 //!
 //! An [`Enforcer`] takes whole plans, so that applying one again changes nothing and a restart needs no history.
+//!
+//! | module | what keeps a plan |
+//! |---|---|
+//! | [`dcb`] | the traffic classes of a NIC: IEEE 802.1Qaz bandwidths, and priorities by DSCP |
+//! | [`htb`] | Linux' hierarchical token bucket: software RoCE over UDP, at senders and at switches that run Linux |
+
+pub mod dcb;
+pub mod htb;
+mod netlink;
 
 use parfait::ledger::JobId;
 use parfait::queues::Plan;
@@ -56,6 +65,47 @@ pub enum EnforceError {
         /// What the kernel answered.
         cause: std::io::Error,
     },
+    /// Somebody else has configured the interface's queues.
+    #[error("interface '{interface}' has a queueing discipline that is not ours: {found}")]
+    Occupied {
+        /// The interface.
+        interface: String,
+        /// The kind and number of what is there.
+        found: String,
+    },
+    /// The kernel's network configuration was not reached.
+    #[error("the network configuration of the kernel cannot be reached: {0}")]
+    Unreachable(std::io::Error),
+}
+
+impl EnforceError {
+    /// An interface is named twice.
+    fn two_plans(interface: &str) -> EnforceError {
+        let cause = std::io::Error::other("there are two for it");
+        EnforceError::Refused { interface: interface.to_owned(), what: "to choose a plan", cause }
+    }
+
+    /// The next thing to try.
+    pub fn hint(&self) -> &'static str {
+        use std::io::ErrorKind::PermissionDenied;
+        match self {
+            EnforceError::NoInterface(_) => {
+                "`ip link` lists the interfaces of this network namespace"
+            }
+            EnforceError::Unsupported { .. } => {
+                "HTB needs sch_htb, sch_fifo and cls_bpf in the kernel, and an Ethernet interface; DCB a NIC whose driver \
+                 has it"
+            }
+            EnforceError::Refused { cause, .. } if cause.kind() == PermissionDenied => {
+                "to change queues takes CAP_NET_ADMIN in the interface's network namespace"
+            }
+            EnforceError::Refused { .. } => "`tc -s class show dev INTERFACE` shows what is there",
+            EnforceError::Occupied { .. } => {
+                "remove it with `tc qdisc del dev INTERFACE root`, or allow that it is replaced"
+            }
+            EnforceError::Unreachable(_) => "netlink sockets need a Linux kernel with CONFIG_NET",
+        }
+    }
 }
 
 /// See the module's text.
