@@ -32,6 +32,9 @@ const LIBRARY: &str = "DQUANT_VERBS_LIBRARY";
 /// Path of the library's view of `/sys/class/infiniband`, if not the default.
 const SYSFS: &str = "DQUANT_SYSFS";
 
+/// What the library marks packets with.
+const DSCP: &str = "DQUANT_DSCP";
+
 /// First bytes of a 64-bit library.
 const ELF_START: [u8; 5] = *b"\x7fELF\x02";
 
@@ -54,6 +57,7 @@ Examples:
   dquant run -- ibv_devinfo -v
   dquant run -- ibv_rc_pingpong -d dq_eth0 -g 0
   dquant run --devices eth0 -- ib_write_bw -x 0 192.0.2.7
+  dquant run --dscp 26 -- ib_write_bw -x 0 192.0.2.7
   dquant run --capture run-%p.pcap -- ibv_ud_pingpong -g 0 192.0.2.7
   dquant run -- mpirun -np 2 --mca pml ucx ./program"
 )]
@@ -65,6 +69,10 @@ pub(super) struct Run {
     /// Record every packet; %d in the name stands for the interface, %p for the process
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
+
+    /// DSCP of every packet, 0-63, whatever the program asks for
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(..=63))]
+    dscp: Option<u8>,
 
     /// The program and its arguments
     #[arg(
@@ -100,6 +108,9 @@ impl Run {
         }
         if let Some(file) = self.capture {
             command.env("DQUANT_CAPTURE", capture(&file)?);
+        }
+        if let Some(dscp) = self.dscp {
+            command.env(DSCP, dscp.to_string());
         }
         // Returns only on failure.
         let error = command.exec();

@@ -25,11 +25,14 @@ fn what_cannot_work_is_refused_before_the_program_starts() {
         (&["--devices", ","], "names no interface", "lo"),
         (&["--capture", "no/folder.pcap"], "cannot write no/folder.pcap", "writable"),
         (&["--capture", "file/x.pcap"], "cannot write file/x.pcap", "writable"),
+        (&["--dscp", "64"], "64 is not in 0..=63", ""),
         (&["--capture", "."], "cannot write .: Is a directory", "writable"),
     ] {
         folder.run(&[&["run"], args, &["--", "true"]].concat()).failed(2, error, hint);
     }
     folder.run(&["run", "--", "no-such-program"]).failed(2, "cannot run no-such-program", "PATH");
+    let class = folder.run(&["run", "--dscp", "26", "--", "sh", "-c", "echo $DQUANT_DSCP"]);
+    assert_eq!(class.good().stdout, "26\n");
     // The device's name is accepted for the interface's, and the exit code is the program's.
     folder.run(&["run", "--devices", "dq_lo", "--", "true"]).good();
     assert_eq!(folder.run(&["run", "--", "false"]).exit, Some(1));
