@@ -139,6 +139,7 @@ const FLOORS: &[(&str, &str)] = &[
         "crates/cluster/src",
         "store
          enforce
+         local
          view",
     ),
     (

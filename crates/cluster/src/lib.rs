@@ -8,9 +8,11 @@
 //! |---|---|
 //! | [`store`] | the lease and the log of brains: in etcd, or in one file |
 //! | [`enforce`] | what makes a machine's ports keep a plan |
+//! | [`local`] | what programs of this machine ask its agent |
 //! | [`view`] | the whole cluster at one moment, for people and programs that look |
 #![deny(unsafe_code)]
 
 pub mod enforce;
+pub mod local;
 pub mod store;
 pub mod view;

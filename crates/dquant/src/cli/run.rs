@@ -20,6 +20,7 @@ use std::process::Command;
 use std::{env, fs, io};
 
 use clap::Args;
+use cluster::local::{self, AskError, Membership};
 use nic::interfaces::interfaces;
 use rustix::fs::{Access, access};
 
@@ -58,6 +59,7 @@ Examples:
   dquant run -- ibv_rc_pingpong -d dq_eth0 -g 0
   dquant run --devices eth0 -- ib_write_bw -x 0 192.0.2.7
   dquant run --dscp 26 -- ib_write_bw -x 0 192.0.2.7
+  dquant run --job llm -- python train.py
   dquant run --capture run-%p.pcap -- ibv_ud_pingpong -g 0 192.0.2.7
   dquant run -- mpirun -np 2 --mca pml ucx ./program"
 )]
@@ -74,6 +76,10 @@ pub(super) struct Run {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(..=63))]
     dscp: Option<u8>,
 
+    /// Take part in this job: the machine's agent says which DSCP its packets have
+    #[arg(long, value_name = "NAME", conflicts_with = "dscp")]
+    job: Option<String>,
+
     /// The program and its arguments
     #[arg(
         value_name = "PROGRAM",
@@ -85,7 +91,7 @@ pub(super) struct Run {
 }
 
 impl Run {
-    pub(super) fn run(self, _console: &mut Console) -> Result<Exit, CliError> {
+    pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
         let library = library()?;
         let (base, own) = own_directory()?;
         leftovers::remove(&own);
@@ -109,7 +115,11 @@ impl Run {
         if let Some(file) = self.capture {
             command.env("DQUANT_CAPTURE", capture(&file)?);
         }
-        if let Some(dscp) = self.dscp {
+        let dscp = match &self.job {
+            Some(name) => Some(membership(name, console)?.dscp),
+            None => self.dscp,
+        };
+        if let Some(dscp) = dscp {
             command.env(DSCP, dscp.to_string());
         }
         // Returns only on failure.
@@ -123,6 +133,20 @@ impl Run {
             _ => failed,
         })
     }
+}
+
+/// What the agent of this machine knows of a job; its DSCP is told the user.
+pub(super) fn membership(name: &str, console: &mut Console) -> Result<Membership, CliError> {
+    let found = local::ask(&local::socket_path(), name).map_err(|error| {
+        let failed = match error {
+            AskError::Refused(_) => CliError::usage(&error),
+            _ => CliError::peer_unreachable(format_args!("job '{name}': {error}")),
+        };
+        failed.hint(error.hint())
+    })?;
+    let Membership { job, dscp, .. } = &found;
+    console.note(format_args!("job {job}, '{name}': packets have DSCP {dscp}"));
+    Ok(found)
 }
 
 /// The interfaces; each exists and can be a device. `dq_eth0` stands for `eth0`.

@@ -6,6 +6,9 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
+
+use cluster::local::{Asker, Membership, Refusal, Server};
 
 use super::verbs_kit::{Meeting, Running, has_verbs};
 use super::{Folder, Ran, skip};
@@ -226,4 +229,34 @@ fn nobody_can_run_programs_and_is_explained_to_root_and_itself_only() {
     let roots = Running::player(&folder, &Meeting::new(), None);
     roots.explained(&folder, "INIT");
     ask(&roots.pid()).failed(3, "only to its own user", "root");
+}
+
+#[test]
+fn a_program_of_a_job_gets_the_dscp_that_the_agent_names() {
+    let folder = Folder::new("run-job");
+    if !has_verbs(&folder, "a_program_of_a_job_gets_the_dscp_that_the_agent_names") {
+        return;
+    }
+    let socket = folder.0.join("agent.sock");
+    let run = |job: &str| {
+        let mut command =
+            folder.command(&["run", "--job", job, "--", "sh", "-c", "echo $DQUANT_DSCP"]);
+        command.env("DQUANT_AGENT", &socket);
+        Ran::new(&command.output().expect("the program starts"))
+    };
+    run("llm").failed(3, "job 'llm': no agent answers at", "dquant agent");
+    let answer = |_: &Asker, name: &str| match name {
+        "llm" => Ok(Membership { job: 7, name: name.to_owned(), dscp: 33, pace_bps: None }),
+        _ => Err(Refusal { error: format!("no job '{name}'"), hint: "list them".to_owned() }),
+    };
+    let _agent = Server::start(&socket, Arc::new(answer)).expect("the folder is ours");
+    let ran = run("llm").good();
+    assert_eq!(ran.stdout, "33\n");
+    assert!(ran.stderr.contains("job 7, 'llm': packets have DSCP 33"), "{ran:?}");
+    run("lmm").failed(2, "no job 'lmm'", "list them");
+    folder.run(&["run", "--job", "llm", "--dscp", "1", "--", "true"]).failed(
+        2,
+        "cannot be used",
+        "",
+    );
 }
