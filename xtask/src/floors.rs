@@ -142,10 +142,11 @@ const FLOORS: &[(&str, &str)] = &[
          tls
          store
          enforce
+         local
          view
          brain: proto convert tls store view
          client: proto tls view brain
-         agent: proto convert enforce client",
+         agent: proto convert enforce client local",
     ),
     (
         "crates/cluster/src/store",

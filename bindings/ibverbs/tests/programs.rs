@@ -7,12 +7,15 @@
 #[path = "../../../testing/skip.rs"]
 mod skip;
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+
+use roce::wire::capture;
 
 /// Exit status of a program that cannot run here, and reports why.
 const SKIPPED: i32 = 77;
@@ -181,7 +184,7 @@ fn settings_that_are_no_good_are_complained_about() {
     }
     let program = make("opening_with_settings", "opening");
     let text = OsStr::new;
-    for (name, good) in [("DQUANT_DEVICES", "lo"), ("DQUANT_WINDOW", "7")] {
+    for (name, good) in [("DQUANT_DEVICES", "lo"), ("DQUANT_WINDOW", "7"), ("DQUANT_DSCP", "63")] {
         assert_eq!(said_with(&program, name, text(good)), "");
     }
     let not_utf8 = OsStr::from_bytes(b"/tmp/\xff.pcap");
@@ -190,6 +193,9 @@ fn settings_that_are_no_good_are_complained_about() {
         ("DQUANT_PATH", text("shm"), 2),
         ("DQUANT_MEMORY", text("pool"), 2),
         ("DQUANT_CONGESTION", text("dcqcn-mlnx:"), 2),
+        ("DQUANT_DSCP", text("64"), 2),
+        ("DQUANT_DSCP", text("-1"), 2),
+        ("DQUANT_DSCP", text(""), 2),
         ("DQUANT_CAPTURE", not_utf8, 2),
         ("DQUANT_DEVICES", text(""), 1),
         ("DQUANT_DEVICES", text(",,,"), 1),
@@ -217,6 +223,78 @@ fn a_stderr_that_takes_nothing_is_no_reason_to_stop() {
     command.arg("a_device_is_opened_twice").stderr(full).env("DQUANT_WINDOW", "nonsense");
     command.env("LD_LIBRARY_PATH", library_dir()).env("DQUANT_SYSFS", dir());
     assert!(command.status().expect("a program that was just made runs").success());
+}
+
+/// DSCPs of a capture, and how many packets have each.
+fn dscps(file: &Path) -> BTreeMap<u8, usize> {
+    let bytes = fs::read(file).expect("a capture");
+    let capture = capture::Capture::parse(&bytes).expect("a capture");
+    let mut found = BTreeMap::new();
+    for record in capture.records() {
+        let bytes = record.expect("whole").bytes;
+        let first = u16::from_be_bytes([bytes[0], bytes[1]]);
+        let traffic_class = if first >> 12 == 4 { first } else { first >> 4 };
+        *found.entry((traffic_class as u8) >> 2).or_insert(0) += 1;
+    }
+    found
+}
+
+/// Runs the program on traffic classes by packets, and returns the DSCPs of what it sent and received, and what it reported.
+fn marks(test: &str, imposed: Option<&str>) -> Option<(BTreeMap<u8, usize>, String)> {
+    if let Some(reason) = obstacle() {
+        skip::note(&format!("programs::{test}"), reason);
+        return None;
+    }
+    let file = dir().join(format!("{test}.pcap"));
+    let program = make(test, "marks");
+    // Each case opens the device anew, and so begins the capture anew.
+    let mut found = BTreeMap::new();
+    let mut said = String::new();
+    for case in [
+        "connections_of_ipv4",
+        "connections_of_ipv6",
+        "a_class_that_changes",
+        "datagrams",
+        "classes_from_the_connection_manager",
+    ] {
+        let _ = fs::remove_file(&file);
+        let mut command = Command::new(&program);
+        command.env("LD_LIBRARY_PATH", library_dir()).env("DQUANT_SYSFS", dir());
+        command.env("DQUANT_DEVICES", "lo").env("DQUANT_CAPTURE", &file).env("DQUANT_PATH", "udp");
+        command.env_remove("DQUANT_DSCP").env_remove("MARKS_EXPECTED");
+        if let Some(dscp) = imposed {
+            command.env("DQUANT_DSCP", dscp).env("MARKS_EXPECTED", dscp);
+        }
+        let output = command.arg(case).output().expect("a program that was just made runs");
+        let err = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{test}: {case}: {}\n{err}", output.status);
+        said.push_str(&err);
+        for (dscp, packets) in dscps(&file) {
+            *found.entry(dscp).or_insert(0) += packets;
+        }
+    }
+    Some((found, said))
+}
+
+#[test]
+fn packets_have_the_traffic_class_of_their_queue_pair() {
+    let test = "packets_have_the_traffic_class_of_their_queue_pair";
+    if let Some((found, said)) = marks(test, None) {
+        // Each packet is in the file twice, sent and received.
+        assert!(found[&26] > 400 && found[&41] >= 10, "{found:?}");
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert_eq!(said, "");
+    }
+}
+
+#[test]
+fn a_program_does_not_leave_the_class_of_its_job() {
+    if let Some((found, said)) = marks("a_program_does_not_leave_the_class_of_its_job", Some("33"))
+    {
+        assert!(found[&33] > 400, "{found:?}");
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(said.contains("DSCP 26 of the program is replaced by 33; hint: "), "{said}");
+    }
 }
 
 /// Tools of the system, preloaded as by `dquant run`, find the device by file names alone.

@@ -11,6 +11,7 @@
 //! | [`tls`] | certificates and keys |
 //! | [`store`] | the lease and the log of brains: in etcd, or in one file |
 //! | [`enforce`] | what makes a machine's ports keep a plan |
+//! | [`local`] | what programs of this machine ask its agent |
 //! | [`view`] | the whole cluster at one moment, for people and programs that look |
 //! | [`brain`] | the daemon that leads or stands by |
 //! | [`agent`] | the daemon of a host or switch |
@@ -23,6 +24,7 @@ pub mod client;
 pub mod convert;
 pub mod enforce;
 pub mod proto;
+pub mod local;
 pub mod store;
 pub mod tls;
 pub mod view;

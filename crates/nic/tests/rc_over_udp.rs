@@ -1,9 +1,10 @@
 //! Reliable-connection queue pairs over real sockets: what the protocol crate proves over a simulated
 //! wire has to hold over UDP too, with and without loss.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
+use nic::capture::Capture;
 use nic::clock;
 use nic::fault::LossyWire;
 use nic::pool::{Pool, PoolRange};
@@ -11,11 +12,13 @@ use nic::udp::{UdpConfig, UdpWire};
 use nic::waiter::Waiter;
 use roce::Duration;
 use roce::device;
-use roce::endpoint::{Connect, Endpoint, EndpointConfig, Mtu, QpConfig};
+use roce::endpoint::{Connect, Endpoint, EndpointConfig, Mtu, QpConfig, Reliability};
 use roce::verbs::{
     Access, Completion, CqId, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, WcOpcode,
     WcStatus,
 };
+use roce::wire::capture;
+use roce::wire::{Opcode, Operation};
 use roce::world::{self, Path, Staging};
 
 const MIB: u64 = 1 << 20;
@@ -47,13 +50,13 @@ impl Host {
         Host { endpoint, wire: LossyWire::new(wire, loss_ppm, seed), pool, region, cq, qpn }
     }
 
-    fn connect(&mut self, peer: &Host) {
+    fn connect(&mut self, peer: &Host, reliability: Reliability, dscp: u8) {
         let remote = peer.wire.inner().local();
-        let path = Path { dscp: 26, ..Path::new(remote) };
+        let path = Path { dscp, ..Path::new(remote) };
         let psn = peer.endpoint.query_qp(peer.qpn).expect("qp").sq_psn;
         let local_psn = self.endpoint.query_qp(self.qpn).expect("qp").sq_psn;
         let connect = Connect::new(path, peer.qpn, psn);
-        let connect = Connect { mtu: Mtu::M4096, local_psn, ..connect };
+        let connect = Connect { mtu: Mtu::M4096, local_psn, reliability, ..connect };
         device::connect(&mut self.endpoint, clock::now(), self.qpn, &connect).expect("connect");
     }
 
@@ -132,19 +135,27 @@ fn run(a: &mut Host, b: &mut Host, count: usize) -> BTreeMap<u64, Completion> {
     done
 }
 
-fn pair(v6: bool, loss_ppm: u32) -> (Host, Host) {
+/// The DSCPs of both ends. They differ, so that a packet marked with the peer's would be found.
+const DSCPS: [u8; 2] = [26, 41];
+
+fn pair(v6: bool, loss_ppm: u32, reliability: Reliability) -> (Host, Host) {
     let locals = if v6 { ["[::1]:0"; 2] } else { ["127.9.2.1:0", "127.9.2.2:0"] };
     let mut a = Host::new(locals[0], loss_ppm, 1);
     let mut b = Host::new(locals[1], loss_ppm, 2);
-    a.connect(&b);
-    b.connect(&a);
+    a.connect(&b, reliability, DSCPS[0]);
+    b.connect(&a, reliability, DSCPS[1]);
     (a, b)
 }
 
-/// WRITEs, READs and SENDs of some MiB in both directions at once; every byte is compared.
 fn transfer(v6: bool, loss_ppm: u32) -> (Host, Host) {
-    let context = format!("v6 {v6}, loss {loss_ppm} ppm");
-    let (mut a, mut b) = pair(v6, loss_ppm);
+    transfer_between(
+        pair(v6, loss_ppm, Reliability::GoBackN),
+        &format!("v6 {v6}, loss {loss_ppm} ppm"),
+    )
+}
+
+/// WRITEs, READs and SENDs of some MiB in both directions at once; every byte is compared.
+fn transfer_between((mut a, mut b): (Host, Host), context: &str) -> (Host, Host) {
     let (written, read, sent) = (a.range(2 * MIB + 13), a.range(2 * MIB), a.range(MIB + 1));
     let (target, source, inbox) = (b.range(2 * MIB + 13), b.range(2 * MIB), b.range(MIB + 1));
     let (back, back_target) = (b.range(MIB), a.range(MIB));
@@ -160,10 +171,10 @@ fn transfer(v6: bool, loss_ppm: u32) -> (Host, Host) {
     let rkey = a.region.rkey;
     b.post(101, SendOp::Write { remote_addr: back_target.addr, rkey }, back);
     let done = run(&mut a, &mut b, 5);
-    b.assert_filled(target, 3, &context);
-    a.assert_filled(read, 7, &context);
-    b.assert_filled(inbox, 5, &context);
-    a.assert_filled(back_target, 11, &context);
+    b.assert_filled(target, 3, context);
+    a.assert_filled(read, 7, context);
+    b.assert_filled(inbox, 5, context);
+    a.assert_filled(back_target, 11, context);
     let received = done[&100];
     assert_eq!((received.opcode, received.imm), (WcOpcode::Recv, Some(0xfeed)), "{context}");
     assert_eq!(u64::from(received.byte_len), sent.len, "{context}");
@@ -191,7 +202,7 @@ fn one_percent_loss_is_repaired() {
 
 #[test]
 fn a_wrong_key_is_refused_across_the_wire() {
-    let (mut a, mut b) = pair(false, 0);
+    let (mut a, mut b) = pair(false, 0, Reliability::GoBackN);
     let (from, to) = (a.range(64), b.range(64));
     let rkey = b.region.rkey ^ 1;
     let sges = a.sges(from);
@@ -216,4 +227,62 @@ fn a_wrong_key_is_refused_across_the_wire() {
     };
     assert_eq!(status, WcStatus::RemoteAccessError);
     assert_eq!(b.pool.bytes(to.addr, 64), [0; 64]);
+}
+
+/// Acknowledgements, NAKs, responses and what is sent again have the DSCP of their sender, as sockets send and receive them.
+#[test]
+fn every_packet_has_the_dscp_of_its_queue_pair() {
+    for (v6, reliability) in [
+        (false, Reliability::GoBackN),
+        (true, Reliability::GoBackN),
+        (false, Reliability::Selective),
+        (true, Reliability::Selective),
+    ] {
+        let context = format!("v6 {v6}, {reliability:?}");
+        let name = format!("nic-dscp-{}-{v6}-{reliability:?}.pcap", std::process::id());
+        let file = std::env::temp_dir().join(name);
+        let (mut a, b) = pair(v6, 20_000, reliability);
+        let capture = Capture::create(&file, u64::MAX).expect("a temporary file");
+        a.wire.inner_mut().capture_to(Some(capture));
+        let (mut a, b) = transfer_between((a, b), &context);
+        a.wire.inner_mut().capture_to(None);
+        let bytes = std::fs::read(&file).expect("it is there");
+        let _ = std::fs::remove_file(&file);
+        let ports = [a, b].map(|host| {
+            let counters = host.endpoint.counters();
+            let again = counters.retransmitted_packets + counters.selective_retransmits;
+            assert!(again > 0, "{context}: {counters:?}");
+            assert!(host.wire.inner().counters().tx.gso_batches > 0, "{context}");
+            host.wire.inner().local().port()
+        });
+        check_dscps(&bytes, ports, &context);
+    }
+}
+
+/// Checks each packet of a capture by its sender's port, and that every kind of packet is in it from both sides. The ports are
+/// not RoCE's own, so the headers are read here.
+fn check_dscps(capture: &[u8], ports: [u16; 2], context: &str) {
+    let records = capture::Capture::parse(capture).expect("a capture").records();
+    let mut seen = BTreeSet::new();
+    for record in records {
+        let bytes = record.expect("whole").bytes;
+        let first = u16::from_be_bytes([bytes[0], bytes[1]]);
+        let (traffic_class, udp) = match first >> 12 {
+            4 => (first & 0xff, &bytes[20..]),
+            _ => (first >> 4 & 0xff, &bytes[40..]),
+        };
+        let from = u16::from_be_bytes([udp[0], udp[1]]);
+        let side = ports.iter().position(|port| *port == from).expect("one of ours");
+        let opcode = Opcode::ALL.iter().find(|opcode| opcode.as_u8() == udp[8]).expect("known");
+        assert_eq!(traffic_class >> 2, DSCPS[side].into(), "{context}: {opcode:?} of side {side}");
+        seen.insert(format!("{:?} of side {side}", opcode.operation()));
+    }
+    let of_a = [Operation::Send, Operation::Write, Operation::ReadRequest, Operation::Acknowledge];
+    let of_b = [Operation::Write, Operation::ReadResponse, Operation::Acknowledge];
+    for (side, operations) in [(0, &of_a[..]), (1, &of_b)] {
+        for operation in operations {
+            let wanted = format!("{operation:?} of side {side}");
+            assert!(seen.contains(&wanted), "{context}: no {wanted}");
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! Address handles, and the conversion of a verbs address to a path.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use roce::world::{Ecn, Path};
 use rustix::io::Errno;
@@ -11,7 +11,7 @@ use super::{Mark, Object, Pd, object};
 use crate::abi::*;
 use crate::engine::Engine;
 use crate::engine::netdev::Interface;
-use crate::process::errors::Outcome;
+use crate::process::errors::{Outcome, say};
 
 /// Hop limit when the program sets 0.
 const DEFAULT_HOP_LIMIT: u8 = 64;
@@ -62,12 +62,27 @@ pub(super) fn path_of(engine: &Engine, attr: &ibv_ah_attr) -> Outcome<Path> {
         return Err(Errno::INVAL);
     }
     Ok(Path {
-        dscp: route.traffic_class >> 2,
+        dscp: dscp_of(engine, route.traffic_class),
         ecn: Ecn::Ect0,
         source,
         hop_limit: if route.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { route.hop_limit },
         ..Path::new(gid::socket_address(dest, interface.index))
     })
+}
+
+/// The DSCP of a traffic class, unless the environment has one: a program must not leave the share of its job. The first time
+/// that makes a difference it is reported.
+fn dscp_of(engine: &Engine, traffic_class: u8) -> u8 {
+    static REPORTED: Once = Once::new();
+    let asked = traffic_class >> 2;
+    let dscp = engine.settings.dscp.unwrap_or(asked);
+    if dscp != asked && asked != 0 {
+        REPORTED.call_once(|| {
+            let hint = Some("it is that of DQUANT_DSCP; without the variable the program chooses");
+            say(format_args!("DSCP {asked} of the program is replaced by {dscp}"), hint);
+        });
+    }
+    dscp
 }
 
 /// The source's index: the requested one, or for an IPv6 group the first of its IP version (programs

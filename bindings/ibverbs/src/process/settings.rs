@@ -20,10 +20,15 @@ pub(crate) const CONGESTION: &str = "DQUANT_CONGESTION";
 pub(crate) const PATH: &str = "DQUANT_PATH";
 /// `private` or `shared`: whether registered memory moves to where processes of this machine can map it.
 pub(crate) const MEMORY: &str = "DQUANT_MEMORY";
+/// DSCP of every queue pair and address handle, whatever the program asks for.
+pub(crate) const DSCP: &str = "DQUANT_DSCP";
 /// File for every packet in and out; `%d` stands for the device, `%p` for the process.
 pub(crate) const CAPTURE: &str = "DQUANT_CAPTURE";
 /// Directory with the view of `/sys/class/infiniband`.
 pub(crate) const SYSFS: &str = "DQUANT_SYSFS";
+
+/// A DSCP has six bits.
+const MAX_DSCP: u8 = 63;
 
 /// Default window: the longest burst that the peer's socket buffer holds with ease.
 const DEFAULT_WINDOW_PACKETS: u32 = 512;
@@ -37,6 +42,8 @@ pub(crate) struct Settings {
     pub(crate) path: PathChoice,
     /// Registered memory moves to where neighbours can map it.
     pub(crate) shares_memory: bool,
+    /// DSCP of every path; the program chooses where there is none.
+    pub(crate) dscp: Option<u8>,
 }
 
 /// How requests to processes of this machine go.
@@ -57,6 +64,7 @@ impl Settings {
             congestion: congestion(),
             path: path(),
             shares_memory: shares_memory(),
+            dscp: dscp(),
         }
     }
 }
@@ -114,6 +122,15 @@ fn shares_memory() -> bool {
             false
         }
     }
+}
+
+fn dscp() -> Option<u8> {
+    let text = text_of(DSCP)?;
+    let dscp = text.parse().ok().filter(|dscp| *dscp <= MAX_DSCP);
+    if dscp.is_none() {
+        complain(DSCP, &text);
+    }
+    dscp
 }
 
 fn congestion() -> Choice {

@@ -20,6 +20,7 @@ use std::process::Command;
 use std::{env, fs, io};
 
 use clap::Args;
+use cluster::local::{self, AskError, Membership};
 use nic::interfaces::interfaces;
 use rustix::fs::{Access, access};
 
@@ -31,6 +32,9 @@ const LIBRARY: &str = "DQUANT_VERBS_LIBRARY";
 
 /// Path of the library's view of `/sys/class/infiniband`, if not the default.
 const SYSFS: &str = "DQUANT_SYSFS";
+
+/// What the library marks packets with.
+const DSCP: &str = "DQUANT_DSCP";
 
 /// First bytes of a 64-bit library.
 const ELF_START: [u8; 5] = *b"\x7fELF\x02";
@@ -54,6 +58,8 @@ Examples:
   dquant run -- ibv_devinfo -v
   dquant run -- ibv_rc_pingpong -d dq_eth0 -g 0
   dquant run --devices eth0 -- ib_write_bw -x 0 192.0.2.7
+  dquant run --dscp 26 -- ib_write_bw -x 0 192.0.2.7
+  dquant run --job llm -- python train.py
   dquant run --capture run-%p.pcap -- ibv_ud_pingpong -g 0 192.0.2.7
   dquant run -- mpirun -np 2 --mca pml ucx ./program"
 )]
@@ -66,6 +72,14 @@ pub(super) struct Run {
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
 
+    /// DSCP of every packet, 0-63, whatever the program asks for
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(..=63))]
+    dscp: Option<u8>,
+
+    /// Take part in this job: the machine's agent says which DSCP its packets have
+    #[arg(long, value_name = "NAME", conflicts_with = "dscp")]
+    job: Option<String>,
+
     /// The program and its arguments
     #[arg(
         value_name = "PROGRAM",
@@ -77,7 +91,7 @@ pub(super) struct Run {
 }
 
 impl Run {
-    pub(super) fn run(self, _console: &mut Console) -> Result<Exit, CliError> {
+    pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
         let library = library()?;
         let (base, own) = own_directory()?;
         leftovers::remove(&own);
@@ -101,6 +115,13 @@ impl Run {
         if let Some(file) = self.capture {
             command.env("DQUANT_CAPTURE", capture(&file)?);
         }
+        let dscp = match &self.job {
+            Some(name) => Some(membership(name, console)?.dscp),
+            None => self.dscp,
+        };
+        if let Some(dscp) = dscp {
+            command.env(DSCP, dscp.to_string());
+        }
         // Returns only on failure.
         let error = command.exec();
         let failed = CliError::because(format_args!("cannot run {}", name.display()), &error);
@@ -112,6 +133,20 @@ impl Run {
             _ => failed,
         })
     }
+}
+
+/// What the agent of this machine knows of a job; its DSCP is told the user.
+pub(super) fn membership(name: &str, console: &mut Console) -> Result<Membership, CliError> {
+    let found = local::ask(&local::socket_path(), name).map_err(|error| {
+        let failed = match error {
+            AskError::Refused(_) => CliError::usage(&error),
+            _ => CliError::peer_unreachable(format_args!("job '{name}': {error}")),
+        };
+        failed.hint(error.hint())
+    })?;
+    let Membership { job, dscp, .. } = &found;
+    console.note(format_args!("job {job}, '{name}': packets have DSCP {dscp}"));
+    Ok(found)
 }
 
 /// The interfaces; each exists and can be a device. `dq_eth0` stands for `eth0`.

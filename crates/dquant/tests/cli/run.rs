@@ -6,6 +6,9 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
+
+use cluster::local::{Asker, Membership, Refusal, Server};
 
 use super::verbs_kit::{Meeting, Running, has_verbs};
 use super::{Folder, Ran, skip};
@@ -25,11 +28,14 @@ fn what_cannot_work_is_refused_before_the_program_starts() {
         (&["--devices", ","], "names no interface", "lo"),
         (&["--capture", "no/folder.pcap"], "cannot write no/folder.pcap", "writable"),
         (&["--capture", "file/x.pcap"], "cannot write file/x.pcap", "writable"),
+        (&["--dscp", "64"], "64 is not in 0..=63", ""),
         (&["--capture", "."], "cannot write .: Is a directory", "writable"),
     ] {
         folder.run(&[&["run"], args, &["--", "true"]].concat()).failed(2, error, hint);
     }
     folder.run(&["run", "--", "no-such-program"]).failed(2, "cannot run no-such-program", "PATH");
+    let class = folder.run(&["run", "--dscp", "26", "--", "sh", "-c", "echo $DQUANT_DSCP"]);
+    assert_eq!(class.good().stdout, "26\n");
     // The device's name is accepted for the interface's, and the exit code is the program's.
     folder.run(&["run", "--devices", "dq_lo", "--", "true"]).good();
     assert_eq!(folder.run(&["run", "--", "false"]).exit, Some(1));
@@ -223,4 +229,34 @@ fn nobody_can_run_programs_and_is_explained_to_root_and_itself_only() {
     let roots = Running::player(&folder, &Meeting::new(), None);
     roots.explained(&folder, "INIT");
     ask(&roots.pid()).failed(3, "only to its own user", "root");
+}
+
+#[test]
+fn a_program_of_a_job_gets_the_dscp_that_the_agent_names() {
+    let folder = Folder::new("run-job");
+    if !has_verbs(&folder, "a_program_of_a_job_gets_the_dscp_that_the_agent_names") {
+        return;
+    }
+    let socket = folder.0.join("agent.sock");
+    let run = |job: &str| {
+        let mut command =
+            folder.command(&["run", "--job", job, "--", "sh", "-c", "echo $DQUANT_DSCP"]);
+        command.env("DQUANT_AGENT", &socket);
+        Ran::new(&command.output().expect("the program starts"))
+    };
+    run("llm").failed(3, "job 'llm': no agent answers at", "dquant agent");
+    let answer = |_: &Asker, name: &str| match name {
+        "llm" => Ok(Membership { job: 7, name: name.to_owned(), dscp: 33, pace_bps: None }),
+        _ => Err(Refusal { error: format!("no job '{name}'"), hint: "list them".to_owned() }),
+    };
+    let _agent = Server::start(&socket, Arc::new(answer)).expect("the folder is ours");
+    let ran = run("llm").good();
+    assert_eq!(ran.stdout, "33\n");
+    assert!(ran.stderr.contains("job 7, 'llm': packets have DSCP 33"), "{ran:?}");
+    run("lmm").failed(2, "no job 'lmm'", "list them");
+    folder.run(&["run", "--job", "llm", "--dscp", "1", "--", "true"]).failed(
+        2,
+        "cannot be used",
+        "",
+    );
 }

@@ -293,7 +293,8 @@ impl Congestion {
                 (None, false)
             }
         };
-        if is_urgent && !self.has_responses {
+        // A DSCP that was asked for may be what a share of the links was reserved for.
+        if is_urgent && !self.has_responses && path.dscp == 0 {
             path.dscp = URGENT_DSCP;
         }
         if let Some(packets) = hint {

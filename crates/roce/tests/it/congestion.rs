@@ -365,6 +365,32 @@ fn nothing_new_leaves_ahead_of_what_was_lost() {
     assert!(resent > 4 && pair.endpoint(0).counters().timeouts > 1, "{resent}");
 }
 
+/// A short message and its acknowledgement take a class of their own, unless the queue pair was given one: a program under a
+/// job's DSCP sends nothing outside it.
+#[test]
+fn urgent_packets_keep_a_dscp_that_was_asked_for() {
+    for (asked, wanted) in [(0, 46), (26, 26)] {
+        let mut fabric = Fabric::new(&FabricConfig::default());
+        let (a, b) = fabric.pair(|connect| {
+            let params = AdvertisedParams { path_bytes: 100 * 1_068, budget_per_mille: 1_000 };
+            connect.congestion = CongestionControl::Advertised(params);
+            connect.path.dscp = asked;
+        });
+        let [source, target] =
+            [0, 1].map(|node| fabric.nodes[node].register(BASE, 10_000, Access::ALL).unwrap());
+        let mut pair = Pair { fabric, ends: [a, b], source, target };
+        pair.write_bytes(5_000);
+        let message = pair.sent(0, Time::ZERO);
+        assert_eq!(message.len(), 5);
+        message.iter().for_each(|packet| pair.deliver(1, at(10), packet, Ecn::Ect0));
+        let acks = pair.sent(1, at(10));
+        assert!(!acks.is_empty());
+        for packet in message.iter().chain(&acks) {
+            assert_eq!(packet.path.dscp, wanted, "{packet:?}");
+        }
+    }
+}
+
 /// Reports of the control plane slow down whom they concern, once; refused ones change nothing, and are counted.
 #[test]
 fn watermarks_cut_what_the_path_delivers_and_impossible_ones_are_refused() {
