@@ -139,7 +139,8 @@ const FLOORS: &[(&str, &str)] = &[
         "crates/cluster/src",
         "store
          enforce
-         view",
+         view
+         web: view",
     ),
     (
         "crates/xio/src",

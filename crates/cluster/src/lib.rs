@@ -9,8 +9,10 @@
 //! | [`store`] | the lease and the log of brains: in etcd, or in one file |
 //! | [`enforce`] | what makes a machine's ports keep a plan |
 //! | [`view`] | the whole cluster at one moment, for people and programs that look |
+//! | [`web`] | the brain's HTTP server: page, JSON, events, metrics |
 #![deny(unsafe_code)]
 
 pub mod enforce;
 pub mod store;
 pub mod view;
+pub mod web;
