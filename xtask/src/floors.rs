@@ -144,7 +144,8 @@ const FLOORS: &[(&str, &str)] = &[
          enforce
          local
          view
-         brain: proto convert tls store view
+         web: view
+         brain: proto convert tls store view web
          client: proto tls view brain
          agent: proto convert enforce client local",
     ),

@@ -283,8 +283,27 @@ impl Client {
     ///
     /// # Errors
     /// When no brain leads.
-    pub async fn events(&mut self, after: u64) -> Result<tonic::Streaming<proto::Event>, Error> {
-        self.ask(async |mut stub| stub.events(proto::EventsRequest { after }).await).await
+    pub async fn events(&mut self, after: u64) -> Result<EventStream, Error> {
+        let request = proto::EventsRequest { after };
+        Ok(EventStream(self.ask(async |mut stub| stub.events(request).await).await?))
+    }
+}
+
+/// Events of one leader.
+#[derive(Debug)]
+pub struct EventStream(tonic::Streaming<proto::Event>);
+
+impl EventStream {
+    /// The next one; `None` once the leader is gone.
+    ///
+    /// # Errors
+    /// When this subscriber was too slow and missed some.
+    pub async fn next(&mut self) -> Result<Option<proto::Event>, Error> {
+        match self.0.message().await {
+            Ok(event) => Ok(event),
+            Err(status) if status.code() == Code::DataLoss => Err(Error::invalid(status.message())),
+            Err(_) => Ok(None),
+        }
     }
 }
 

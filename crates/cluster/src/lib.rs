@@ -16,6 +16,7 @@
 //! | [`brain`] | the daemon that leads or stands by |
 //! | [`agent`] | the daemon of a host or switch |
 //! | [`client`] | calls to whichever brain leads |
+//! | [`web`] | the brain's HTTP server: page, JSON, events, metrics |
 #![deny(unsafe_code)]
 
 pub mod agent;
@@ -23,8 +24,9 @@ pub mod brain;
 pub mod client;
 pub mod convert;
 pub mod enforce;
-pub mod proto;
 pub mod local;
+pub mod proto;
 pub mod store;
 pub mod tls;
 pub mod view;
+pub mod web;

@@ -2,13 +2,13 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | [`events`] | what happened, for those who subscribe |
+//! | `events` | what happens, numbered |
 //! | `picture` | the view of the cluster, made from the book and from what agents report |
 //! | `actor` | the one task that owns the state machine |
 //! | `service` | gRPC |
 
 mod actor;
-pub mod events;
+mod events;
 mod picture;
 mod service;
 
@@ -42,6 +42,7 @@ use crate::proto::brain_server::BrainServer;
 use crate::store::{Candidate, Store};
 use crate::tls;
 use crate::view::View;
+use crate::web::EventLog;
 
 /// Default port of a brain.
 pub const BRAIN_PORT: u16 = 4795;
@@ -194,8 +195,9 @@ pub fn run<S: Store, E: From<Error>>(
             view,
             Arc::clone(&events),
         );
-        extra(Looks { view: looks.clone(), events: Arc::clone(&events) })?;
-        let handle = Handle { inputs, view: looks, events, cluster: Arc::new(config.cluster) };
+        let log = Arc::clone(events.log());
+        extra(Looks { view: looks.clone(), events: Arc::clone(&log) })?;
+        let handle = Handle { inputs, view: looks, events: log, cluster: Arc::new(config.cluster) };
         ready(&Ready {
             role: "brain",
             listen,
@@ -244,7 +246,7 @@ pub struct Looks {
     /// The cluster, whenever it changes.
     pub view: watch::Receiver<Arc<View>>,
     /// What happened.
-    pub events: Arc<Events>,
+    pub events: Arc<EventLog>,
 }
 
 fn machine_config(number: u64, lease: Duration) -> machine::Config {

@@ -10,7 +10,6 @@ use parfait::brain::{Ask, Denial, Request as Wish, Which};
 use parfait::job::Job;
 use parfait::log::{Label, Outcome};
 use parfait::spread::Ecmp;
-use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
@@ -18,11 +17,11 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::Cluster;
 use super::actor::{Answer, Attached, Input, MAX_COMMANDS, NotAttached};
-use super::events::{Events, MAX_EVENTS};
 use crate::convert;
 use crate::proto;
 use crate::proto::brain_server::Brain;
 use crate::view::{ClusterEvent, View};
+use crate::web::{EventLog, MAX_EVENTS};
 
 /// The metadata entry in which a brain that does not lead names the one that does.
 pub const LEADER_ENTRY: &str = "dquant-leader";
@@ -36,6 +35,9 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest note of an agent that is kept.
 const MAX_NOTE_BYTES: usize = 512;
 
+/// Events that a subscriber gets before others may.
+const EVENTS_AT_ONCE: usize = 64;
+
 /// Longest text of a job.
 const MAX_JOB_BYTES: usize = 1024;
 
@@ -44,7 +46,7 @@ const MAX_JOB_BYTES: usize = 1024;
 pub(super) struct Handle {
     pub(super) inputs: mpsc::Sender<Input>,
     pub(super) view: watch::Receiver<Arc<View>>,
-    pub(super) events: Arc<Events>,
+    pub(super) events: Arc<EventLog>,
     pub(super) cluster: Arc<Cluster>,
 }
 
@@ -116,8 +118,8 @@ fn client(client: Option<proto::Client>) -> Result<(u64, u64), Status> {
     Ok((number, sequence))
 }
 
-fn event_message(event: ClusterEvent) -> proto::Event {
-    let ClusterEvent { number, unix_ms, kind, job, text } = event;
+fn event_message(event: &ClusterEvent) -> proto::Event {
+    let ClusterEvent { number, unix_ms, kind, job, text } = event.clone();
     proto::Event { number, unix_ms, kind, job, text }
 }
 
@@ -222,32 +224,34 @@ impl Brain for Service {
         &self,
         call: Request<proto::EventsRequest>,
     ) -> Result<Response<Self::EventsStream>, Status> {
+        let log = Arc::clone(&self.handle.events);
         let after = match call.into_inner().after {
-            0 => self.handle.events.last(),
+            0 => log.last(),
             number => number,
         };
-        let (kept, mut later) = self.handle.events.after(after);
         let (sender, receiver) = mpsc::channel(16);
         tokio::spawn(async move {
-            for event in kept {
-                if sender.send(Ok(event_message(event))).await.is_err() {
-                    return;
-                }
-            }
+            let mut news = log.subscribe();
+            let mut seen = after;
             loop {
-                let event = tokio::select! {
-                    event = later.recv() => event,
-                    () = sender.closed() => return,
+                for event in log.since(seen, EVENTS_AT_ONCE) {
+                    let missed = event.number.saturating_sub(seen + 1);
+                    if missed > 0 && seen > 0 {
+                        let text =
+                            format!("{missed} events were missed: the brain keeps {MAX_EVENTS}");
+                        let _ = sender.send(Err(Status::data_loss(text))).await;
+                        return;
+                    }
+                    seen = event.number;
+                    if sender.send(Ok(event_message(&event))).await.is_err() {
+                        return;
+                    }
+                }
+                let is_open = tokio::select! {
+                    changed = news.changed() => changed.is_ok(),
+                    () = sender.closed() => false,
                 };
-                let event = match event {
-                    Ok(event) => Ok(event_message(event)),
-                    Err(RecvError::Closed) => return,
-                    Err(RecvError::Lagged(missed)) => Err(Status::data_loss(format!(
-                        "{missed} events were missed: the brain keeps {MAX_EVENTS}"
-                    ))),
-                };
-                let is_over = event.is_err();
-                if sender.send(event).await.is_err() || is_over {
+                if !is_open {
                     return;
                 }
             }

@@ -122,3 +122,17 @@ pub trait Enforcer: Send {
     /// When the counters cannot be read.
     fn sent(&mut self) -> Result<Vec<Sent>, EnforceError>;
 }
+
+/// Enforces nothing and measures nothing: for machines where the plan is only to be seen.
+#[derive(Debug)]
+pub struct Nothing;
+
+impl Enforcer for Nothing {
+    fn apply(&mut self, _: &[PortPlan]) -> Result<(), EnforceError> {
+        Ok(())
+    }
+
+    fn sent(&mut self) -> Result<Vec<Sent>, EnforceError> {
+        Ok(Vec::new())
+    }
+}

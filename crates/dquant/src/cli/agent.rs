@@ -1,11 +1,16 @@
 //! `dquant agent`: enforces on this machine what the brain decides.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
-use cluster::agent::{self, Config, PortConfig, Ready};
-use cluster::enforce::{EnforceError, Enforcer};
+use cluster::agent::{self, Config, Jobs, PortConfig, Ready};
+use cluster::enforce::dcb::Dcb;
+use cluster::enforce::htb::Htb;
+use cluster::enforce::{EnforceError, Enforcer, Nothing};
+use cluster::local::{self, Membership, Refusal};
+use engine::error::Error;
 use serde::Serialize;
 
 use super::cluster::BrainsArgs;
@@ -92,8 +97,10 @@ struct PortArg {
 }
 
 fn port(text: &str) -> Result<PortArg, String> {
-    let (number, rest) = text.split_once('=').ok_or("it is not N=INTERFACE[:RATE], such as 1=eth0:1Gbit")?;
-    let port = number.parse().map_err(|_| format!("'{number}' is no port of a topology, 1 to 254"))?;
+    let (number, rest) =
+        text.split_once('=').ok_or("it is not N=INTERFACE[:RATE], such as 1=eth0:1Gbit")?;
+    let port =
+        number.parse().map_err(|_| format!("'{number}' is no port of a topology, 1 to 254"))?;
     let (interface, rate_bps) = match rest.rsplit_once(':') {
         Some((interface, rate)) => {
             (interface, Some(units::rate_bps(rate).map_err(|error| error.to_string())?))
@@ -189,6 +196,30 @@ impl AgentCommand {
     }
 }
 
+/// Tells programs of this machine which DSCP their job has.
+fn serve_local(path: &Path, jobs: Jobs) -> Result<local::Server, Error> {
+    if let Some(folder) = path.parent() {
+        // Where that fails, so does what follows, with the path.
+        let _ = std::fs::create_dir_all(folder);
+    }
+    let answer = move |_: &local::Asker, name: &str| {
+        let known = jobs.named(name).ok_or_else(|| Refusal {
+            error: format!("job '{name}' has nothing on this machine"),
+            hint: match jobs.names() {
+                names if names.is_empty() => {
+                    "no job has anything here: `dquant job list` shows where".to_owned()
+                }
+                names => format!("here are: {}", names.join(", ")),
+            },
+        })?;
+        Ok(Membership { job: known.job, name: name.to_owned(), dscp: known.dscp, pace_bps: None })
+    };
+    local::Server::start(path, Arc::new(answer)).map_err(|error| {
+        Error::because(format_args!("socket {}", path.display()), &error)
+            .hint("choose another --socket, or an empty one for none")
+    })
+}
+
 /// Reports that an agent runs.
 #[derive(Debug, Serialize)]
 struct ReadyReport {
@@ -206,7 +237,7 @@ impl fmt::Display for ReadyReport {
         let Ready { node, enforcer, ports, jobs, .. } = &self.ready;
         write!(f, "agent ready: {node}, enforces with {enforcer}, {jobs} jobs from before")?;
         for PortConfig { port, interface, rate_bps } in ports {
-            write!(f, "\n  port {port}: {interface}, {}", units::Rate(*rate_bps))?;
+            write!(f, "\n  port {port}: {interface}, {:.3} Gbit/s", *rate_bps as f64 / 1e9)?;
         }
         Ok(())
     }
@@ -221,7 +252,9 @@ mod tests {
         let with = port("2=swp1:25Gbit").expect("a port");
         assert_eq!((with.port, &*with.interface, with.rate_bps), (2, "swp1", Some(25_000_000_000)));
         assert_eq!(port("1=eth0").expect("a port").rate_bps, None);
-        for wrong in ["eth0", "x=eth0", "1=", "300=eth0", "1=eth0:fast", "1=a/b", "1=abcdefghijklmnop"] {
+        for wrong in
+            ["eth0", "x=eth0", "1=", "300=eth0", "1=eth0:fast", "1=a/b", "1=abcdefghijklmnop"]
+        {
             assert!(port(wrong).is_err(), "{wrong}");
         }
     }

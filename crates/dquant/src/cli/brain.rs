@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use cluster::brain::{self, BRAIN_PORT, Cluster, Config, Ready};
+use cluster::brain::{self, BRAIN_PORT, Cluster, Config, Looks, Ready};
 use cluster::store::file::FileStore;
+use cluster::web::{Options, Sources, WEB_PORT, WebServer};
 use engine::error::Error;
 use fabric::topology::Capacity;
 use parfait::spread::Ecmp;
@@ -36,7 +37,7 @@ const FILE_LEASE: Duration = Duration::from_secs(2);
 Examples:
   dquant brain --topology fat-tree:8 --slots 8 --state brain.redb --token-file token
   dquant brain --topology cluster.toml --etcd 10.0.0.1:2379,10.0.0.2:2379 --listen 10.0.0.5 --token-file token
-  dquant brain --topology cluster.toml --state brain.redb --switch-agents all --token-file token"
+  dquant brain --topology cluster.toml --state brain.redb --switch-agents all --http 127.0.0.1 --token-file token"
 )]
 pub(super) struct BrainCommand {
     /// The network: a rule such as fat-tree:8, or a file (docs/routing.md)
@@ -73,6 +74,14 @@ pub(super) struct BrainCommand {
 
     #[command(flatten)]
     store: StoreArgs,
+
+    /// Serve the page, its JSON and metrics there; the port is 4796 when none is given
+    #[arg(long, value_name = "HOST[:PORT]")]
+    http: Option<String>,
+
+    /// Whoever reaches the page may look, without the token
+    #[arg(long, requires = "http")]
+    web_open: bool,
 
     #[command(flatten)]
     token: TokenArgs,
@@ -113,6 +122,7 @@ impl BrainCommand {
             die_with_parent()?;
         }
         let token = self.token.required()?;
+        let page_token = token.clone();
         if !self.quiet {
             engine::log::enable();
         }
@@ -146,14 +156,41 @@ impl BrainCommand {
             store,
         };
         let listen = listen_at(&self.listen, BRAIN_PORT)?;
-        let ready = |ready: &Ready| console.report(&ReadyReport { event: "ready", ready: ready.clone() });
+        let http = self.http.as_ref().map(|http| listen_at(http, WEB_PORT)).transpose()?;
+        let mut page = None;
+        let web = |looks: Looks| {
+            let Some(address) = http else { return Ok(()) };
+            page = Some(serve_page(address, looks, (!self.web_open).then(|| page_token.clone()))?);
+            Ok(())
+        };
+        let ready =
+            |ready: &Ready| console.report(&ReadyReport { event: "ready", ready: ready.clone() });
         if let Some(path) = &self.store.state {
-            let config = Config { listen, ..config(FILE_LEASE, format!("file {}", path.display())) };
+            let config =
+                Config { listen, ..config(FILE_LEASE, format!("file {}", path.display())) };
             let open = async || FileStore::new(path).map_err(Error::from_cause);
-            brain::run(config, open, |_| Ok(()), ready)?;
+            brain::run(config, open, web, ready)?;
         }
         Ok(Exit::Good)
     }
+}
+
+/// Serves the page until it is dropped.
+fn serve_page(
+    address: SocketAddr,
+    looks: Looks,
+    token: Option<String>,
+) -> Result<WebServer, Error> {
+    let failed = |error: std::io::Error| {
+        Error::because(format_args!("cannot serve the page on {address}"), &error)
+            .hint("choose another address or port with --http")
+    };
+    let listener = std::net::TcpListener::bind(address).map_err(failed)?;
+    let sources = Sources { view: looks.view, events: looks.events };
+    let server = WebServer::start(listener, sources, Options { token, ..Options::default() });
+    let server = server.map_err(failed)?;
+    engine::log::line(format_args!("the page is at http://{}/", server.address()));
+    Ok(server)
 }
 
 /// Reports that a brain serves.

@@ -7,8 +7,11 @@
 //! Everywhere: results on stdout and narration on stderr, `--json` for one object per line, exit codes from
 //! [`crate::exit`], help that ends with examples, and silence when the reader closes the pipe.
 
+mod agent;
+mod brain;
 mod capture;
 mod cat;
+mod cluster;
 mod console;
 mod convert;
 mod daemons;
@@ -19,6 +22,7 @@ mod documents;
 mod dpu;
 mod explain;
 mod inspect;
+mod job;
 mod local;
 mod perf;
 mod plan;
@@ -66,6 +70,9 @@ Examples:
   dquant perf 10.0.0.5 write
   dquant sim chaos --seeds 0..2000
   dquant subnet plan fat-tree:8
+  dquant brain --topology fat-tree:8 --state brain.redb --token-file token
+  dquant agent --node host0 --port 1=eth0:1Gbit --token-file token
+  dquant job submit 'ring:8@5G' --name llm
   dquant COMMAND --help    options and examples of one command"
 )]
 struct Cli {
@@ -96,6 +103,9 @@ enum Command {
     Perf(perf::PerfCommand),
     Sim(sim::Sim),
     Subnet(subnet::Subnet),
+    Brain(brain::BrainCommand),
+    Agent(agent::AgentCommand),
+    Job(job::JobCommand),
     #[command(hide = true)]
     Trainer(trainer::Trainer),
 }
@@ -120,6 +130,9 @@ impl Command {
             Command::Perf(command) => command.run(console),
             Command::Sim(command) => command.run(console),
             Command::Subnet(command) => command.run(console),
+            Command::Brain(command) => command.run(console),
+            Command::Agent(command) => command.run(console),
+            Command::Job(command) => command.run(console),
             Command::Trainer(command) => command.run(console),
         }
     }
@@ -139,7 +152,7 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
 fn without_help_flags(args: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
     let args: Vec<OsString> = args.collect();
     let is = |at: usize, name: &str| args.get(at).is_some_and(|arg| arg == name);
-    let has_verbs = ["sim", "capture", "plan", "subnet"].iter().any(|name| is(1, name));
+    let has_verbs = ["sim", "capture", "plan", "subnet", "job"].iter().any(|name| is(1, name));
     let asks_for_help = is(1, "help") || has_verbs && is(2, "help");
     let redundant = move |arg: &OsString| asks_for_help && (arg == "--help" || arg == "-h");
     args.into_iter().filter(move |arg| !redundant(arg))

@@ -14,12 +14,10 @@ use crate::exit::{CliError, Exit};
 ///
 /// Its processes are not touched: what they send has no guarantee any more.
 #[derive(Debug, Args)]
-#[command(
-    after_help = "\
+#[command(after_help = "\
 Examples:
   dquant job cancel llm
-  dquant job cancel 17 --force      a job of somebody else"
-)]
+  dquant job cancel 17 --force      a job of somebody else")]
 pub(super) struct Cancel {
     /// The job's name or number
     job: String,
@@ -57,7 +55,8 @@ impl Cancel {
         let outcome =
             self.brains.call(async |client| client.release(number, name, &owner).await)?;
         let job = outcome.map_err(|reason| {
-            CliError::check_failed(reason).hint("`dquant job list` shows jobs and owners; --force releases any")
+            CliError::check_failed(reason)
+                .hint("`dquant job list` shows jobs and owners; --force releases any")
         })?;
         console.report(&Cancelled { job })?;
         Ok(Exit::Good)

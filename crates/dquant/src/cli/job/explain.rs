@@ -157,8 +157,12 @@ fn verdict(view: &View, job: &JobView, links: &[Link]) -> Vec<String> {
     for link in links.iter().filter(|link| link.is == Standing::Below).take(3) {
         let used = rate(link.used_bps.unwrap_or(0));
         let way = format!("{} -> {}", link.from, link.to);
-        let lacks = format!("{way}: it gets {used} of the {} that it is guaranteed", rate(link.reserved_bps));
-        let excess = |other: &&Other| other.used_bps.unwrap_or(0).saturating_sub(other.reserved_bps);
+        let lacks = format!(
+            "{way}: it gets {used} of the {} that it is guaranteed",
+            rate(link.reserved_bps)
+        );
+        let excess =
+            |other: &&Other| other.used_bps.unwrap_or(0).saturating_sub(other.reserved_bps);
         let taker = link.others.iter().max_by_key(excess).filter(|other| excess(other) > 0);
         said.push(match taker {
             Some(other) => format!(
@@ -188,7 +192,10 @@ fn verdict(view: &View, job: &JobView, links: &[Link]) -> Vec<String> {
         });
     }
     if unknown > 0 {
-        said.push(format!("{unknown} of its {} links are not measured: their senders have no agent", links.len()));
+        said.push(format!(
+            "{unknown} of its {} links are not measured: their senders have no agent",
+            links.len()
+        ));
     }
     said
 }
@@ -217,7 +224,12 @@ impl fmt::Display for Explanation {
         for link in &self.links {
             let used = link.used_bps.map_or_else(|| "not measured".to_owned(), rate);
             write!(f, "\n{} -> {}, {}", link.from, link.to, rate(link.capacity_bps))?;
-            write!(f, "\n  {:24} guaranteed {:>12}, sends {used:>12}", "this job", rate(link.reserved_bps))?;
+            write!(
+                f,
+                "\n  {:24} guaranteed {:>12}, sends {used:>12}",
+                "this job",
+                rate(link.reserved_bps)
+            )?;
             if link.backlog_bytes > 0 {
                 write!(f, ", {} kB wait", link.backlog_bytes / 1000)?;
             }
@@ -227,7 +239,11 @@ impl fmt::Display for Explanation {
             for other in &link.others {
                 let used = other.used_bps.map_or_else(|| "not measured".to_owned(), rate);
                 let who = format!("job {} '{}'", other.job, other.name);
-                write!(f, "\n  {who:24} guaranteed {:>12}, sends {used:>12}", rate(other.reserved_bps))?;
+                write!(
+                    f,
+                    "\n  {who:24} guaranteed {:>12}, sends {used:>12}",
+                    rate(other.reserved_bps)
+                )?;
             }
         }
         Ok(())
@@ -240,7 +256,8 @@ impl Explain {
         let number = self.job.parse::<u64>().ok();
         let job = view.jobs.iter().find(|job| Some(job.id) == number || job.name == self.job);
         let job = job.ok_or_else(|| {
-            CliError::usage(format!("there is no job '{}'", self.job)).hint("`dquant job list` shows all")
+            CliError::usage(format!("there is no job '{}'", self.job))
+                .hint("`dquant job list` shows all")
         })?;
         console.report(&explain(&view, job))?;
         Ok(Exit::Good)
@@ -267,12 +284,21 @@ mod tests {
             owner: "ada".to_owned(),
             request: "ring:2@500M".to_owned(),
             state: "running".to_owned(),
-            workers: vec![Placed { host: 0, first: 0, count: 1 }, Placed { host: 1, first: 1, count: 1 }],
+            workers: vec![
+                Placed { host: 0, first: 0, count: 1 },
+                Placed { host: 1, first: 1, count: 1 },
+            ],
             ..JobView::default()
         };
         View {
             nodes: vec![node("host0"), node("host1")],
-            links: vec![LinkView { from: 0, to: 1, capacity_bps: 1_000_000_000, jobs, ..LinkView::default() }],
+            links: vec![LinkView {
+                from: 0,
+                to: 1,
+                capacity_bps: 1_000_000_000,
+                jobs,
+                ..LinkView::default()
+            }],
             jobs: vec![job(1, "llm"), job(2, "bulk")],
             ..View::default()
         }
@@ -285,14 +311,19 @@ mod tests {
 
     #[test]
     fn the_job_that_took_the_bandwidth_is_named_and_nobody_where_nobody_did() {
-        let took = said(vec![on_link(1, 500, Some(300), 90_000), on_link(2, 100, Some(650), 9_000)]);
+        let took =
+            said(vec![on_link(1, 500, Some(300), 90_000), on_link(2, 100, Some(650), 9_000)]);
         assert!(took.contains("it gets 300.0 Mbit/s of the 500.0 Mbit/s"), "{took}");
-        assert!(took.contains("job 2 'bulk' took it: it sends 650.0 Mbit/s and has reserved 100.0"), "{took}");
+        assert!(
+            took.contains("job 2 'bulk' took it: it sends 650.0 Mbit/s and has reserved 100.0"),
+            "{took}"
+        );
         let other = said(vec![on_link(1, 500, Some(300), 90_000), on_link(2, 100, Some(90), 0)]);
         assert!(other.contains("traffic without a job's DSCP"), "{other}");
         let idle = said(vec![on_link(1, 500, Some(300), 0), on_link(2, 100, Some(650), 9_000)]);
         assert_eq!(idle, "nobody: it sends less than it is guaranteed, and nothing of it waits");
-        let holds = said(vec![on_link(1, 500, Some(497), 90_000), on_link(2, 100, Some(480), 9_000)]);
+        let holds =
+            said(vec![on_link(1, 500, Some(497), 90_000), on_link(2, 100, Some(480), 9_000)]);
         assert!(holds.starts_with("nobody: it has what it is guaranteed"), "{holds}");
         let unknown = said(vec![on_link(1, 500, None, 0)]);
         assert!(unknown.contains("1 of its 1 links are not measured"), "{unknown}");

@@ -12,12 +12,10 @@ use crate::exit::{CliError, Exit};
 
 /// List the jobs of the cluster
 #[derive(Debug, Args)]
-#[command(
-    after_help = "\
+#[command(after_help = "\
 Examples:
   dquant job list
-  dquant job list --json --brain 10.0.0.5"
-)]
+  dquant job list --json --brain 10.0.0.5")]
 pub(super) struct List {
     #[command(flatten)]
     brains: BrainsArgs,
@@ -45,9 +43,11 @@ struct Job {
 
 impl Jobs {
     fn new(view: &View) -> Jobs {
-        let name = |host: u32| view.nodes.get(host as usize).map_or("", |node| &node.name).to_owned();
+        let name =
+            |host: u32| view.nodes.get(host as usize).map_or("", |node| &node.name).to_owned();
         let job = |job: &cluster::view::JobView| {
-            let mut hosts: Vec<String> = job.workers.iter().map(|placed| name(placed.host)).collect();
+            let mut hosts: Vec<String> =
+                job.workers.iter().map(|placed| name(placed.host)).collect();
             hosts.sort_unstable();
             hosts.dedup();
             Job {
@@ -84,7 +84,11 @@ impl fmt::Display for Jobs {
         let owners = width(&|job| job.owner.len(), 5);
         let requests = width(&|job| job.request.len(), 7);
         let Jobs { hosts, slots, free_slots, .. } = self;
-        writeln!(f, "{} jobs on {hosts} hosts; {free_slots} of {slots} slots are free", self.jobs.len())?;
+        writeln!(
+            f,
+            "{} jobs on {hosts} hosts; {free_slots} of {slots} slots are free",
+            self.jobs.len()
+        )?;
         write!(
             f,
             "{:>6}  {:names$}  {:owners$}  {:requests$}  {:>4}  {:>7}  {:8}  hosts",

@@ -55,8 +55,10 @@ impl JobCommand {
 /// Who the caller is, as far as a name goes: a job's owner.
 fn caller() -> String {
     let is_word = |name: &String| {
-        !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+        !name.is_empty()
+            && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
     };
-    let named = ["USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok().filter(is_word));
+    let named =
+        ["USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok().filter(is_word));
     named.unwrap_or_else(|| format!("uid{}", rustix::process::getuid().as_raw()))
 }

@@ -5,7 +5,6 @@ use std::fmt;
 use clap::Args;
 use cluster::client::Client;
 use cluster::proto::Event;
-use engine::error::Error;
 use serde::Serialize;
 
 use crate::cli::cluster::BrainsArgs;
@@ -60,16 +59,9 @@ impl Watch {
         while left > 0 {
             let mut events = runtime.block_on(client.events(0))?;
             loop {
-                let event = runtime.block_on(events.message());
-                let Event { number, unix_ms, kind, job, text } = match event {
-                    Ok(Some(event)) => event,
-                    Ok(None) => break,
-                    Err(status) if status.code() == tonic::Code::DataLoss => {
-                        return Err(CliError::from(Error::invalid(status.message())));
-                    }
-                    // The leader is gone: its successor is asked.
-                    Err(_) => break,
-                };
+                // Once the leader is gone, its successor is asked.
+                let Some(event) = runtime.block_on(events.next())? else { break };
+                let Event { number, unix_ms, kind, job, text } = event;
                 console.report(&Happened { number, unix_ms, kind, job, text })?;
                 left -= 1;
                 if left == 0 {

@@ -1,0 +1,360 @@
+//! The brain's HTTP server: the page, the view and its history as JSON, events, metrics, and paths that others add.
+//!
+//! | path | what it serves |
+//! |---|---|
+//! | `/` | the page, one file; it asks for the token itself |
+//! | `/healthz` | 200 for a brain that leads or stands by; with `?leading`, only for the leader |
+//! | `/api/view` | the [`View`] as JSON; with `If-None-Match`, 304 while it has not changed |
+//! | `/api/history?link=N` | what link `N` of the view carried and had reserved in the last ten minutes |
+//! | `/api/events` | server-sent events; `Last-Event-ID` resumes |
+//! | `/metrics` | the same for Prometheus |
+//! | paths of [`Options::hooks`] | what others answer to a POST: Kubernetes' scheduler asks there |
+//!
+//! Everything but the page and the health needs the token, if there is one: `Authorization: Bearer TOKEN`, or the basic
+//! scheme with the token as password. Nothing here changes the cluster.
+//!
+//! The server has a thread of its own with a low priority, and reads what the brain publishes: the brain never waits for
+//! it. Whatever clients do is bounded: connections, requests per second, bytes of headers and bodies, and the time for
+//! each of headers, body and response. A view is written as JSON once per change.
+
+mod access;
+mod answers;
+mod counters;
+mod events;
+mod gate;
+mod guarded;
+mod history;
+mod metrics;
+mod published;
+
+use std::collections::BTreeMap;
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use engine::log;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::time::{MissedTickBehavior, interval, sleep};
+
+use crate::view::View;
+use access::Access;
+use counters::{Count, Counters};
+pub use events::{EventLog, MAX_EVENTS};
+pub use gate::Limits;
+use gate::{Admission, Gate};
+use guarded::Guarded;
+use history::History;
+pub use history::MAX_BYTES as MAX_HISTORY_BYTES;
+use published::Newest;
+
+/// The port where the page is unless told otherwise.
+pub const WEB_PORT: u16 = 4796;
+
+/// Largest body of a request.
+pub const MAX_BODY_BYTES: usize = 4 << 20;
+
+/// Bytes of the headers of a request, and how many there may be.
+const MAX_HEADER_BYTES: usize = 16 << 10;
+const MAX_HEADERS: usize = 64;
+
+/// Subscribers to events, and how many of them one address may have.
+const MAX_SUBSCRIBERS: usize = 64;
+const MAX_SUBSCRIBERS_OF_ADDRESS: usize = 16;
+
+/// Calls of hooks under way.
+const MAX_CALLS: usize = 8;
+
+/// A view that has not changed for so long says nothing about what is used now.
+const STALE: Duration = Duration::from_secs(5);
+
+/// Pause after the kernel refused to hand over a connection.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// How much the server's thread gives way to the brain's: the niceness of Linux, for this thread only.
+const NICENESS: i32 = 10;
+
+/// Answers a POST: from the body, which is JSON, to the response, which is JSON as well.
+pub type Hook = Arc<dyn Fn(&[u8]) -> Result<Vec<u8>, HookError> + Send + Sync>;
+
+/// Why a hook gives no answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HookError {
+    /// What was asked is invalid: status 400.
+    #[error("{0}")]
+    Invalid(String),
+    /// It cannot be answered here or now: status 503.
+    #[error("{0}")]
+    Unavailable(String),
+}
+
+/// What the server shows.
+#[derive(Clone, Debug)]
+pub struct Sources {
+    /// The newest view.
+    pub view: watch::Receiver<Arc<View>>,
+    /// Events.
+    pub events: Arc<EventLog>,
+}
+
+/// How the server serves.
+#[derive(Clone, Default)]
+pub struct Options {
+    /// The token; without one, whoever reaches the server may look.
+    pub token: Option<String>,
+    /// Further paths for POST requests.
+    pub hooks: BTreeMap<String, Hook>,
+    /// Limits of connections and requests.
+    pub limits: Limits,
+}
+
+/// What the tasks of the server share.
+struct Server {
+    newest: Newest,
+    events: Arc<EventLog>,
+    history: Mutex<History>,
+    access: Access,
+    hooks: BTreeMap<String, Hook>,
+    limits: Limits,
+    gate: Arc<Gate>,
+    seats: Arc<Seats>,
+    calls: Arc<Semaphore>,
+    counters: Counters,
+    nonces: Nonces,
+    /// Tells this server from those before it.
+    series: u64,
+}
+
+impl Server {
+    fn history(&self) -> MutexGuard<'_, History> {
+        // Nothing panics while it is held.
+        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Numbers that the page's script carries, a new one for each response.
+#[derive(Debug)]
+struct Nonces {
+    secret: u64,
+    served: AtomicU64,
+}
+
+impl Nonces {
+    fn next(&self) -> String {
+        let number = self.served.fetch_add(1, Ordering::Relaxed);
+        // Without random numbers, which no Linux lacks after boot, they are still new each time.
+        let random = engine::seed::fresh_seed().unwrap_or(self.secret);
+        format!("{random:016x}{:016x}", self.secret.wrapping_add(number))
+    }
+}
+
+/// Subscribers by address.
+#[derive(Debug, Default)]
+struct Seats(Mutex<BTreeMap<IpAddr, usize>>);
+
+/// The place of a subscriber; dropping it frees the place.
+struct Seat(Arc<Seats>, IpAddr);
+
+impl Seats {
+    fn take(self: &Arc<Seats>, origin: IpAddr) -> Option<Seat> {
+        let mut taken = self.taken();
+        let of_address = taken.get(&origin).copied().unwrap_or(0);
+        if taken.values().sum::<usize>() >= MAX_SUBSCRIBERS
+            || of_address >= MAX_SUBSCRIBERS_OF_ADDRESS
+        {
+            return None;
+        }
+        taken.insert(origin, of_address + 1);
+        Some(Seat(Arc::clone(self), origin))
+    }
+
+    fn taken(&self) -> MutexGuard<'_, BTreeMap<IpAddr, usize>> {
+        // Nothing panics while it is held.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let mut taken = self.0.taken();
+        match taken.get_mut(&self.1) {
+            Some(count) if *count > 1 => *count -= 1,
+            _ => drop(taken.remove(&self.1)),
+        }
+    }
+}
+
+/// A server that runs; dropping it ends it.
+pub struct WebServer {
+    address: SocketAddr,
+    server: Arc<Server>,
+    /// Dropped to end the thread.
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl WebServer {
+    /// Serves on `listener`, from a thread of its own.
+    ///
+    /// # Errors
+    /// When descriptors or threads are short.
+    pub fn start(
+        listener: std::net::TcpListener,
+        sources: Sources,
+        options: Options,
+    ) -> io::Result<WebServer> {
+        let address = listener.local_addr()?;
+        listener.set_nonblocking(true)?;
+        let runtime = engine::runtime::current_thread().map_err(io::Error::other)?;
+        let listener = runtime.block_on(async { TcpListener::from_std(listener) })?;
+        let seed = engine::seed::fresh_seed().map_err(io::Error::other)?;
+        let server = Arc::new(Server {
+            newest: Newest::new(sources.view),
+            events: sources.events,
+            history: Mutex::default(),
+            access: Access::new(options.token),
+            hooks: options.hooks,
+            limits: options.limits,
+            gate: Gate::new(options.limits, Instant::now()),
+            seats: Arc::default(),
+            calls: Arc::new(Semaphore::new(MAX_CALLS)),
+            counters: Counters::default(),
+            nonces: Nonces { secret: seed, served: AtomicU64::new(0) },
+            series: unix_ms(),
+        });
+        let (stop, stopped) = oneshot::channel();
+        let shared = Arc::clone(&server);
+        let thread = thread::Builder::new().name("dquant-web".into()).spawn(move || {
+            // A thread that cannot give way still serves.
+            let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICENESS);
+            runtime.block_on(serve(shared, listener, stopped));
+            runtime.shutdown_background();
+        })?;
+        Ok(WebServer { address, server, stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What it has counted, by name: for [`View::counters`].
+    pub fn counters(&self) -> BTreeMap<String, u64> {
+        self.server.counters.by_name()
+    }
+}
+
+impl Drop for WebServer {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // It panicked if this fails, which the panic has reported.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_millis() as u64)
+}
+
+async fn serve(server: Arc<Server>, listener: TcpListener, stopped: oneshot::Receiver<()>) {
+    tokio::select! {
+        _ = stopped => {}
+        () = accept(&server, &listener) => {}
+        () = sample(&server) => {}
+    }
+}
+
+/// Accepts connections for ever.
+async fn accept(server: &Arc<Server>, listener: &TcpListener) {
+    let mut fails = false;
+    loop {
+        match listener.accept().await {
+            Ok((tcp, peer)) => {
+                fails = false;
+                if let Some(place) = server.gate.admit(peer.ip(), &server.counters) {
+                    tokio::spawn(connection(Arc::clone(server), tcp, place));
+                    // A connection that gave way closes its socket before the next one is accepted.
+                    tokio::task::yield_now().await;
+                }
+            }
+            Err(error) => {
+                // Most likely out of descriptors: the connection waits in the kernel, and retrying at once would spin.
+                server.counters.count(Count::AcceptErrors);
+                if !std::mem::replace(&mut fails, true) {
+                    log::line(format_args!("the web server cannot accept connections: {error}"));
+                }
+                sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// Takes a sample of all links, again and again.
+async fn sample(server: &Server) {
+    let mut ticks = interval(Duration::from_secs(1));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    let mut last = None;
+    loop {
+        ticks.tick().await;
+        let newest = server.newest.get();
+        let mut history = server.history();
+        let is_due = last.is_none_or(|last: Instant| {
+            last.elapsed() + Duration::from_millis(500) > history.step()
+        });
+        if is_due {
+            history.sample(&newest.view, newest.age() < STALE, unix_ms());
+            last = Some(Instant::now());
+        }
+    }
+}
+
+/// Serves one connection to its end.
+async fn connection(server: Arc<Server>, tcp: TcpStream, mut place: Admission) {
+    // Responses are small and awaited. A socket that refuses is only slower.
+    let _ = tcp.set_nodelay(true);
+    let (_, never) = oneshot::channel();
+    let evicted = std::mem::replace(&mut place.evicted, never);
+    let place = Arc::new(place);
+    let asked = AtomicU64::new(0);
+    let service = service_fn(|request| {
+        asked.fetch_add(1, Ordering::Relaxed);
+        answers::answer(Arc::clone(&server), Arc::clone(&place), request)
+    });
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(server.limits.header_timeout);
+    http.max_headers(MAX_HEADERS).max_buf_size(MAX_HEADER_BYTES);
+    let guarded = TokioIo::new(Guarded::new(tcp, server.limits.response_timeout));
+    let mut served = pin!(http.serve_connection(guarded, service));
+    let ended = tokio::select! {
+        ended = &mut served => ended,
+        _ = evicted => return,
+    };
+    if let Err(error) = ended
+        && let Some(count) = why_closed(&error, asked.load(Ordering::Relaxed) > 0)
+    {
+        server.counters.count(count);
+    }
+}
+
+/// The reason for which a connection ended, unless the client just went.
+fn why_closed(error: &hyper::Error, has_asked: bool) -> Option<Count> {
+    let cause =
+        std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<io::Error>());
+    if cause.is_some_and(|cause| cause.kind() == ErrorKind::TimedOut) {
+        return Some(Count::ClosedResponse);
+    }
+    if error.is_timeout() {
+        return Some(if has_asked { Count::ClosedIdle } else { Count::ClosedHeaders });
+    }
+    error.is_parse().then_some(Count::ClosedMalformed)
+}
