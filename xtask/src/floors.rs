@@ -143,7 +143,8 @@ const FLOORS: &[(&str, &str)] = &[
     ),
     (
         "crates/cluster/src/store",
-        "file",
+        "file
+         etcd",
     ),
     (
         "crates/xio/src",
