@@ -4,6 +4,7 @@ use std::fs::File;
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use cluster::store::Store;
@@ -33,7 +34,7 @@ const ETCD: &str = "/usr/bin/etcd";
 struct Member {
     client_url: String,
     arguments: Vec<String>,
-    process: Option<Child>,
+    process: Mutex<Option<Child>>,
 }
 
 /// Some members, and their state.
@@ -76,9 +77,9 @@ impl Members {
             let mut arguments: Vec<_> =
                 options.into_iter().map(|(name, value)| format!("--{name}={value}")).collect();
             arguments.extend(more.iter().map(|option| (*option).to_string()));
-            Member { client_url: client.clone(), arguments, process: None }
+            Member { client_url: client.clone(), arguments, process: Mutex::default() }
         });
-        let mut members = Members { members: members.collect(), scratch };
+        let members = Members { members: members.collect(), scratch };
         for number in 0..count {
             members.restart(number);
         }
@@ -95,17 +96,18 @@ impl Members {
     }
 
     /// SIGKILL.
-    pub(crate) fn kill(&mut self, number: usize) {
-        if let Some(mut process) = self.members[number].process.take() {
+    pub(crate) fn kill(&self, number: usize) {
+        let process = self.members[number].process.lock().expect("whole").take();
+        if let Some(mut process) = process {
             process.kill().expect("it is our own");
             process.wait().expect("it is our own");
         }
     }
 
-    pub(crate) fn restart(&mut self, number: usize) {
+    pub(crate) fn restart(&self, number: usize) {
         let log = self.scratch.path().join(format!("m{number}.log"));
         let log = File::options().create(true).append(true).open(log).expect("space");
-        let member = &mut self.members[number];
+        let member = &self.members[number];
         let process = Command::new(ETCD)
             .args(&member.arguments)
             .stdin(Stdio::null())
@@ -113,13 +115,14 @@ impl Members {
             .stderr(log)
             .spawn()
             .expect("etcd can be started");
-        member.process = Some(process);
+        *member.process.lock().expect("whole") = Some(process);
     }
 
     /// Sends a signal by name.
     pub(crate) fn signal(&self, number: usize, name: &str) {
-        let process = self.members[number].process.as_ref().expect("it runs");
-        let sent = Command::new("kill").args(["-s", name, &process.id().to_string()]).status();
+        let process = self.members[number].process.lock().expect("whole");
+        let id = process.as_ref().expect("it runs").id().to_string();
+        let sent = Command::new("kill").args(["-s", name, &id]).status();
         assert!(sent.is_ok_and(|status| status.success()));
     }
 
