@@ -1,13 +1,18 @@
 //! The store in etcd: its rules, members that are gone, and an etcd without space.
 
+use std::fs;
+use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use cluster::store::etcd::{Config, EtcdStore};
 use cluster::store::{SetupError, Store};
 use parfait::brain::StorageError;
+use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
 use crate::conformance::{Site, candidate, conformance, take_lease};
 use crate::members::Members;
+use crate::scratch::Scratch;
 
 impl Site for Members {
     type Store = EtcdStore;
@@ -165,4 +170,87 @@ async fn the_lease_is_kept_during_long_writes() {
     };
     assert_eq!(stored, Ok(()));
     assert!(claims > 2, "{claims} claims");
+}
+
+/// Runs a program that not every machine has; `None` where it is missing.
+fn run(folder: &Path, program: &str, arguments: &str) -> Option<()> {
+    let words = arguments.split_whitespace();
+    match Command::new(program).args(words).current_dir(folder).output() {
+        Ok(output) if output.status.success() => Some(()),
+        Ok(output) => panic!("{program} {arguments}: {}", String::from_utf8_lossy(&output.stderr)),
+        Err(error) => {
+            eprintln!("skipped: {program}: {error}");
+            None
+        }
+    }
+}
+
+/// An authority, and what it signed for both sides.
+fn certificates(folder: &Path) -> Option<()> {
+    let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2";
+    run(folder, "openssl", &format!("req -x509 {key} -keyout ca.key -out ca.pem -subj /CN=ca"))?;
+    fs::write(folder.join("names"), "subjectAltName=IP:127.0.0.1\n").expect("space");
+    for side in ["member", "brain"] {
+        let request = format!("req {key} -keyout {side}.key -out {side}.csr -subj /CN={side}");
+        run(folder, "openssl", &request.replace(" -days 2", ""))?;
+        let sign = "-CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile names";
+        run(folder, "openssl", &format!("x509 -req -in {side}.csr -out {side}.pem {sign}"))?;
+    }
+    Some(())
+}
+
+/// Both sides show certificates.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tls_is_spoken_with_certificates() {
+    let scratch = Scratch::new("tls");
+    let Some(()) = certificates(scratch.path()) else { return };
+    let file = |name: &str| scratch.path().join(name);
+    let read = |name: &str| fs::read(file(name)).expect("it was made");
+    let authority = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read("ca.pem")));
+    let identity = Identity::from_pem(read("brain.pem"), read("brain.key"));
+    let tls = authority.clone().identity(identity);
+    let options = [
+        format!("--cert-file={}", file("member.pem").display()),
+        format!("--key-file={}", file("member.key").display()),
+        format!("--trusted-ca-file={}", file("ca.pem").display()),
+        "--client-cert-auth".to_string(),
+    ];
+    let options: Vec<&str> = options.iter().map(String::as_str).collect();
+    let Some(members) = Members::start_with(1, &options, Some(tls)).await else { return };
+    let store = members.handle();
+    let term = take_lease(&store, &candidate(1)).await;
+    store.open(term, 1).await.expect("it leads");
+    store.append(1, 0, b"over TLS".to_vec()).await.expect("space");
+
+    let config = Config { tls: Some(authority), ..members.config() };
+    let stranger = EtcdStore::new(&config).expect("valid");
+    let refused = stranger.claim(&candidate(2)).await;
+    assert_eq!(refused, Err(StorageError::Unavailable), "it shows no certificate");
+}
+
+/// A user with a password. A member that was restarted knows no tokens, so the store asks for a new one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_user_logs_in_again_when_its_token_is_unknown() {
+    let Some(members) = Members::start(1, &[]).await else { return };
+    let at = format!("--endpoints={}", members.urls()[0]);
+    for command in ["user add root:secret", "user grant-role root root", "auth enable"] {
+        let scratch = Scratch::new("ctl");
+        let Some(()) = run(scratch.path(), "etcdctl", &format!("{at} {command}")) else { return };
+    }
+    let user = |password: &str| Some(("root".to_string(), password.to_string()));
+    let wrong = EtcdStore::new(&Config { user: user("guess"), ..members.config() });
+    let wrong = wrong.expect("valid");
+    assert_eq!(wrong.claim(&candidate(2)).await, Err(StorageError::Unavailable));
+    let reason = wrong.report().last_failure.expect("it failed");
+    assert!(reason.contains("authentication failed"), "{reason}");
+    assert!(members.handle().claim(&candidate(2)).await.is_err(), "without a user");
+
+    let store = EtcdStore::new(&Config { user: user("secret"), ..members.config() });
+    let store = store.expect("valid");
+    let term = take_lease(&store, &candidate(1)).await;
+    store.open(term, 1).await.expect("it leads");
+    members.kill(0);
+    members.restart(0);
+    let again = take_lease(&store, &candidate(1)).await;
+    store.open(again, 2).await.expect("it leads");
 }

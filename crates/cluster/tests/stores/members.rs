@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use cluster::store::Store;
 use cluster::store::etcd::{Config, EtcdStore};
 
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
 
 use crate::conformance::candidate;
 use crate::scratch::Scratch;
@@ -40,6 +40,7 @@ struct Member {
 /// Some members, and their state.
 pub(crate) struct Members {
     members: Vec<Member>,
+    tls: Option<ClientTlsConfig>,
     scratch: Scratch,
 }
 
@@ -52,14 +53,23 @@ fn free_port() -> u16 {
 impl Members {
     /// Starts so many members and waits until they answer; `None` on machines without etcd.
     pub(crate) async fn start(count: usize, more: &[&str]) -> Option<Members> {
+        Members::start_with(count, more, None).await
+    }
+
+    /// As `start`; with `tls`, `more` names the members' certificates.
+    pub(crate) async fn start_with(
+        count: usize,
+        more: &[&str],
+        tls: Option<ClientTlsConfig>,
+    ) -> Option<Members> {
         if !Path::new(ETCD).exists() {
             eprintln!("skipped: no {ETCD} on this machine; Debian's package etcd-server has it");
             return None;
         }
         let scratch = Scratch::new("etcd");
-        let urls: Vec<_> = (0..count)
-            .map(|_| [(); 2].map(|()| format!("http://127.0.0.1:{}", free_port())))
-            .collect();
+        let client_scheme = if tls.is_some() { "https" } else { "http" };
+        let url = |scheme| format!("{scheme}://127.0.0.1:{}", free_port());
+        let urls: Vec<_> = (0..count).map(|_| [client_scheme, "http"].map(url)).collect();
         let cluster: Vec<_> =
             urls.iter().zip(0..).map(|([_, peer], number)| format!("m{number}={peer}")).collect();
         let members = urls.iter().zip(0..).map(|([client, peer], number)| {
@@ -79,7 +89,7 @@ impl Members {
             arguments.extend(more.iter().map(|option| (*option).to_string()));
             Member { client_url: client.clone(), arguments, process: Mutex::default() }
         });
-        let members = Members { members: members.collect(), scratch };
+        let members = Members { members: members.collect(), tls, scratch };
         for number in 0..count {
             members.restart(number);
         }
@@ -92,7 +102,7 @@ impl Members {
     }
 
     pub(crate) fn config(&self) -> Config {
-        Config::new(self.urls())
+        Config { tls: self.tls.clone(), ..Config::new(self.urls()) }
     }
 
     /// SIGKILL.
