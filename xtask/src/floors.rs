@@ -151,7 +151,8 @@ const FLOORS: &[(&str, &str)] = &[
     ),
     (
         "crates/cluster/src/store",
-        "file",
+        "file
+         etcd",
     ),
     (
         "crates/cluster/src/enforce",

@@ -12,6 +12,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
+//! | [`etcd`] | the store in etcd, for brains on several machines |
 //! | [`file`] | the store in one file, for the brains of one machine |
 
 use std::future::Future;
@@ -21,6 +22,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use parfait::brain::{Image, Lease, StorageError};
 use thiserror::Error;
 
+pub mod etcd;
 pub mod file;
 
 /// A brain that wants to lead.
@@ -167,6 +169,14 @@ pub enum SetupError {
         /// The file.
         path: PathBuf,
         /// Why.
+        reason: String,
+    },
+    /// A member of etcd is not named as it has to be, or its certificates are no certificates.
+    #[error("etcd at '{endpoint}': {reason}")]
+    Endpoint {
+        /// How it is named.
+        endpoint: String,
+        /// What is wrong.
         reason: String,
     },
 }
