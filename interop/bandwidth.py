@@ -8,8 +8,8 @@ greedy and has four queue pairs. All packets take the wire, with congestion cont
     cargo build --release -p dquant -p ibverbs && cargo build --release -p cluster --example enforce
     python3 interop/bandwidth.py [--seconds 10] [--rate 1000] [--check]
 
-Printed are bits per second on the wire, as the switch's classes count them (Ethernet frames without preamble and checksum),
-and the payload that perftest reports. Without enforcement the port has the same rate and one queue.
+Printed are Mbit/s on the wire, as the switch's classes count them (Ethernet frames without preamble and checksum), and in
+brackets the payload that perftest reports. Without enforcement the port has the same rate and one queue.
 
 Exit status: 0 with --check, each job is within 2 % of its guarantee and what an idle one leaves is used; 1 it is not; 77 the
 machine lacks something (the reason is printed).
@@ -140,19 +140,21 @@ def measure(options, switch, hosts, active, is_v6):
     return {number: (after[number] - before.get(number, 0)) * 8 / took for number in after}, reported
 
 
-def show(title, options, active, wire, reported, is_enforced):
-    print(f"\n{title}")
-    print("| job | queue pairs | guarantee, Mbit/s | on the wire, Mbit/s | of the guarantee | payload by perftest, Mbit/s |")
-    print("|---|---|---|---|---|---|")
+def head(options):
+    jobs = [f"job {job.number}: {job.guarantee(options.rate) / 1e6:.0f}, {job.queue_pairs} queue pair{'s'[:job.queue_pairs > 1]}"
+            for job in JOBS]
+    print("| | " + " | ".join(jobs) + " | port |")
+    print("|---" * (len(JOBS) + 2) + "|", flush=True)
+
+
+def row(title, active, wire, reported, is_enforced):
+    """Mbit/s on the wire, and in brackets perftest's payload."""
+    cells = []
     for job in JOBS:
-        if job not in active:
-            print(f"| {job.number} | idle | {job.guarantee(options.rate) / 1e6:.0f} | - | - | - |")
-            continue
-        own, goal = wire.get(0x100 | job.dscp, 0.0), job.guarantee(options.rate)
-        shown = (f"{own / 1e6:.1f}", f"{own / goal:.3f}") if is_enforced else ("one queue", "-")
-        print(f"| {job.number} | {job.queue_pairs} | {goal / 1e6:.0f} | {shown[0]} | {shown[1]} | {reported[job.number] / 1e6:.1f} |")
+        own = f"{wire.get(0x100 | job.dscp, 0) / 1e6:.1f} " if is_enforced else ""
+        cells.append(f"{own}({reported[job.number] / 1e6:.1f})" if job in active else "idle")
     total = sum(rate for number, rate in wire.items() if number != 1)
-    print(f"port: {total / 1e6:.1f} of {options.rate} Mbit/s; not of a job: {wire.get(2, 0) / 1e6:.1f} Mbit/s", flush=True)
+    print(f"| {title} | " + " | ".join(cells) + f" | {total / 1e6:.1f} |", flush=True)
 
 
 def holds(options, wire):
@@ -170,19 +172,20 @@ def uses_all(options, wire, active):
 def run(options):
     switch, hosts = network(options.mtu)
     good = True
+    head(options)
     for is_v6 in (False, True):
         name = "IPv6" if is_v6 else "IPv4"
         enforce(options, switch, [])
         wire, reported = measure(options, switch, hosts, JOBS, is_v6)
-        show(f"{name}, without enforcement", options, JOBS, wire, reported, False)
+        row(f"{name}, one queue", JOBS, wire, reported, False)
         enforce(options, switch, JOBS)
         wire, reported = measure(options, switch, hosts, JOBS, is_v6)
-        show(f"{name}, with the plan", options, JOBS, wire, reported, True)
+        row(f"{name}, the plan", JOBS, wire, reported, True)
         good &= holds(options, wire)
         for idle in JOBS:
             active = [job for job in JOBS if job is not idle]
             wire, reported = measure(options, switch, hosts, active, is_v6)
-            show(f"{name}, with the plan, job {idle.number} idle", options, active, wire, reported, True)
+            row(f"{name}, the plan", active, wire, reported, True)
             good &= uses_all(options, wire, active)
     return good
 

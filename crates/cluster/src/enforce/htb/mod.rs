@@ -272,7 +272,8 @@ impl Htb {
     fn accounts(&self, change: &Change) -> BTreeMap<JobId, Account> {
         let before = &change.before.counts;
         let counted = |class: u16| before.get(&class).copied().unwrap_or_default();
-        let old = self.ports.get(&change.plan.interface).filter(|port| port.index == change.link.index);
+        let old =
+            self.ports.get(&change.plan.interface).filter(|port| port.index == change.link.index);
         let account = |job: JobId, class: u16| {
             let fresh = Account { class, base: counted(class), earlier: Counts::default() };
             match old.and_then(|port| port.accounts.get(&job)) {
