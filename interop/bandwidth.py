@@ -3,22 +3,23 @@
 
 Three hosts and a switch are network namespaces: a bridge, whose port towards the receiving host has 1 Gbit/s. Job 1 sends
 from the first host, jobs 2 and 3 from the second one, each with `ib_write_bw` and its own DSCP (--tclass); job 3 is
-greedy and has four queue pairs. All packets take the wire, with congestion control.
+greedy: it has eight queue pairs, the others two. All packets take the wire, with congestion control.
 
     cargo build --release -p dquant -p ibverbs && cargo build --release -p cluster --example enforce
-    python3 interop/bandwidth.py [--seconds 10] [--rate 1000] [--check]
+    python3 interop/bandwidth.py [--seconds 10] [--runs 3] [--rate 1000] [--check]
 
-Printed are bits per second on the wire, as the switch's classes count them (Ethernet frames without preamble and checksum),
-and the payload that perftest reports. Without enforcement the port has the same rate and one queue.
+Printed are Mbit/s on the wire, as the switch's classes count them (Ethernet frames without preamble and checksum), and in
+brackets the payload that perftest counts. Without enforcement the port has the same rate and one queue.
 
-Exit status: 0 with --check, each job is within 2 % of its guarantee and what an idle one leaves is used; 1 it is not; 77 the
-machine lacks something (the reason is printed).
+Exit status: 0 with --check, each job has 98 % of its guarantee at least, and what an idle one leaves is used; 1 it is not; 77
+the machine lacks something (the reason is printed).
 """
 
 import argparse
 import os
 import pathlib
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -28,11 +29,13 @@ import sandbox
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SKIPPED = 77
-RECEIVER, FIRST_PORT = 3, 18600
+RECEIVER, FIRST_PORT, WRITE_BYTES = 3, 18600, 65536
 # Packets are sent through sockets, and paced by the delay that they measure.
 ENVIRONMENT = {"DQUANT_PATH": "udp", "DQUANT_CONGESTION": "auto"}
-# Time until all jobs send, and time at the end in which some may have ended.
-SETTLE_S, SLACK_S = 3, 3
+# Time until all jobs send, and as long at the end, when some may have ended. perftest leaves both out, too.
+SETTLE_S = 3
+# How long perftest may take to end after that.
+END_S = 30
 WITHIN = 0.02
 LEFT_UNUSED = 0.03
 
@@ -46,7 +49,7 @@ class Job:
         return self.part * rate * 1e6
 
 
-JOBS = [Job(1, 1, 10, 0.5, 1), Job(2, 2, 18, 0.3, 1), Job(3, 2, 26, 0.2, 4)]
+JOBS = [Job(1, 1, 10, 0.5, 2), Job(2, 2, 18, 0.3, 2), Job(3, 2, 26, 0.2, 8)]
 
 
 def network(mtu):
@@ -86,8 +89,8 @@ def sent(switch):
 def perftest(options, host, job, address, is_v6, seconds, folder):
     """One side of a job's traffic: the server, or with an address the client."""
     command = [*host.prefix, options.dquant, "run", "--devices", "eth", "--", "ib_write_bw", "-d", "dq_eth", "-x", str(int(is_v6)),
-               "-s", "65536", "-q", str(job.queue_pairs), "-t", "32", "-D", str(seconds), "-p", str(FIRST_PORT + job.number),
-               "--tclass", str(job.dscp << 2), *address]
+               "-s", str(WRITE_BYTES), "-q", str(job.queue_pairs), "-t", "32", "-D", str(seconds), "-f", str(SETTLE_S),
+               "-p", str(FIRST_PORT + job.number), "--tclass", str(job.dscp << 2), *address]
     name = "client" if address else "server"
     log = open(folder / f"{name}{job.number}.log", "w+")
     environment = {**os.environ, **ENVIRONMENT}
@@ -103,19 +106,24 @@ def listens(host, port):
     raise sandbox.Missing(f"no server on port {port}")
 
 
-def payload(log):
-    """Bit/s, from the line of figures that perftest prints: its MB are MiB."""
+def payload(options, process, log):
+    """Bit/s of the measured part, from perftest's count of writes: its own rates rest on a guess of the processor's clock.
+
+    None where that guess failed, since nothing is printed then, as happens on busy machines.
+    """
     log.seek(0)
     text = log.read()
-    rows = re.findall(r"^\s*65536\s+\d+\s+[\d.]+\s+([\d.]+)", text, re.MULTILINE)
-    if not rows:
-        raise sandbox.Missing(f"ib_write_bw printed no figure: {text.strip()[-300:]}")
-    return float(rows[-1]) * 8 * 2**20
+    rows = re.findall(rf"^\s*{WRITE_BYTES}\s+(\d+)\s+[\d.]+\s+[\d.]+", text, re.MULTILINE)
+    if rows:
+        return int(rows[-1]) * WRITE_BYTES * 8 / options.seconds
+    if "Can't produce a report" in text:
+        return None
+    raise sandbox.Missing(f"ib_write_bw ended with status {process.returncode} and no figure: {text.strip()[:2000]}")
 
 
 def measure(options, switch, hosts, active, is_v6):
     """Runs the jobs; returns bit/s on the wire by class number, and perftest's by job."""
-    seconds = SETTLE_S + options.seconds + SLACK_S
+    seconds = SETTLE_S + options.seconds + SETTLE_S
     processes = []
     with tempfile.TemporaryDirectory() as name:
         try:
@@ -130,8 +138,8 @@ def measure(options, switch, hosts, active, is_v6):
             time.sleep(options.seconds)
             after, took = sent(switch), time.monotonic() - begin
             for process, _ in processes:
-                process.wait(timeout=seconds + 30)
-            reported = {job.number: payload(log) for job, (_, log) in zip(active, clients)}
+                process.wait(timeout=seconds + END_S)
+            reported = {job.number: payload(options, *client) for job, client in zip(active, clients)}
         finally:
             for process, log in processes:
                 process.kill()
@@ -140,24 +148,39 @@ def measure(options, switch, hosts, active, is_v6):
     return {number: (after[number] - before.get(number, 0)) * 8 / took for number in after}, reported
 
 
-def show(title, options, active, wire, reported, is_enforced):
-    print(f"\n{title}")
-    print("| job | queue pairs | guarantee, Mbit/s | on the wire, Mbit/s | of the guarantee | payload by perftest, Mbit/s |")
-    print("|---|---|---|---|---|---|")
+def middle(values):
+    """The median of those that are known."""
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def median(options, switch, hosts, is_v6):
+    """Medians of several runs of all jobs: one in which the processors were busy elsewhere tells nothing of the plan."""
+    runs = [measure(options, switch, hosts, JOBS, is_v6) for _ in range(options.runs)]
+    return tuple({key: middle(run[part][key] for run in runs) for key in runs[0][part]} for part in range(2))
+
+
+def head(options):
+    jobs = [f"job {job.number}: {job.guarantee(options.rate) / 1e6:.0f}, {job.queue_pairs} queue pair{'s'[:job.queue_pairs > 1]}"
+            for job in JOBS]
+    print("| | " + " | ".join(jobs) + " | port |")
+    print("|---" * (len(JOBS) + 2) + "|", flush=True)
+
+
+def row(title, active, wire, reported, is_enforced):
+    """Mbit/s on the wire, and in brackets perftest's payload."""
+    cells = []
     for job in JOBS:
-        if job not in active:
-            print(f"| {job.number} | idle | {job.guarantee(options.rate) / 1e6:.0f} | - | - | - |")
-            continue
-        own, goal = wire.get(0x100 | job.dscp, 0.0), job.guarantee(options.rate)
-        shown = (f"{own / 1e6:.1f}", f"{own / goal:.3f}") if is_enforced else ("one queue", "-")
-        print(f"| {job.number} | {job.queue_pairs} | {goal / 1e6:.0f} | {shown[0]} | {shown[1]} | {reported[job.number] / 1e6:.1f} |")
+        own = f"{wire.get(0x100 | job.dscp, 0) / 1e6:.1f} " if is_enforced else ""
+        payload_shown = f"({reported[job.number] / 1e6:.1f})" if reported.get(job.number) else "(unknown)"
+        cells.append(own + payload_shown if job in active else "idle")
     total = sum(rate for number, rate in wire.items() if number != 1)
-    print(f"port: {total / 1e6:.1f} of {options.rate} Mbit/s; not of a job: {wire.get(2, 0) / 1e6:.1f} Mbit/s", flush=True)
+    print(f"| {title} | " + " | ".join(cells) + f" | {total / 1e6:.1f} |", flush=True)
 
 
 def holds(options, wire):
-    """Whether each job has its guarantee."""
-    return all(abs(wire[0x100 | job.dscp] / job.guarantee(options.rate) - 1) <= WITHIN for job in JOBS)
+    """Whether each job has its guarantee. One may have more: what another did not send in time."""
+    return all(wire[0x100 | job.dscp] >= (1 - WITHIN) * job.guarantee(options.rate) for job in JOBS)
 
 
 def uses_all(options, wire, active):
@@ -170,19 +193,20 @@ def uses_all(options, wire, active):
 def run(options):
     switch, hosts = network(options.mtu)
     good = True
+    head(options)
     for is_v6 in (False, True):
         name = "IPv6" if is_v6 else "IPv4"
         enforce(options, switch, [])
         wire, reported = measure(options, switch, hosts, JOBS, is_v6)
-        show(f"{name}, without enforcement", options, JOBS, wire, reported, False)
+        row(f"{name}, one queue", JOBS, wire, reported, False)
         enforce(options, switch, JOBS)
-        wire, reported = measure(options, switch, hosts, JOBS, is_v6)
-        show(f"{name}, with the plan", options, JOBS, wire, reported, True)
+        wire, reported = median(options, switch, hosts, is_v6)
+        row(f"{name}, the plan", JOBS, wire, reported, True)
         good &= holds(options, wire)
         for idle in JOBS:
             active = [job for job in JOBS if job is not idle]
             wire, reported = measure(options, switch, hosts, active, is_v6)
-            show(f"{name}, with the plan, job {idle.number} idle", options, active, wire, reported, True)
+            row(f"{name}, the plan", active, wire, reported, True)
             good &= uses_all(options, wire, active)
     return good
 
@@ -193,6 +217,7 @@ def main():
     parser.add_argument("--dquant", default=str(target / "dquant"), help="the program [default: the release build]")
     parser.add_argument("--enforce", default=str(target / "examples" / "enforce"), help="the driver [default: the release build]")
     parser.add_argument("--seconds", type=int, default=10, help="measured part of each run [default: 10]")
+    parser.add_argument("--runs", type=int, default=3, help="runs of all jobs with the plan, of which the median counts [default: 3]")
     parser.add_argument("--rate", type=int, default=1000, help="of the port, in Mbit/s [default: 1000]")
     parser.add_argument("--mtu", type=int, default=9000, help="of all interfaces [default: 9000]")
     parser.add_argument("--check", action="store_true", help="exit status 1 unless guarantees hold")

@@ -163,7 +163,9 @@ const FLOORS: &[(&str, &str)] = &[
     (
         "crates/cluster/src/enforce/dcb",
         "table
-         messages: table",
+         messages: table
+         nic
+         oracle: table messages nic",
     ),
     (
         "crates/cluster/src/enforce/htb",

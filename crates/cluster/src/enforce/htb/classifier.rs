@@ -84,3 +84,118 @@ fn encode((code, if_true, if_false, operand): &Instruction) -> Vec<u8> {
     bytes.extend(operand.to_ne_bytes());
     bytes
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAJOR: u16 = 0xabcd;
+
+    /// What the program returns for a packet, as the kernel runs it: a load from behind the end returns 0.
+    fn run(packet: &[u8], protocol: u32) -> u32 {
+        execute(&program(MAJOR), packet, protocol).unwrap_or(0)
+    }
+
+    fn execute(program: &[u8], packet: &[u8], protocol: u32) -> Option<u32> {
+        let code: Vec<&[u8; 8]> = program.as_chunks().0.iter().collect();
+        let load = |at: u32, len: usize| {
+            let at = at as usize;
+            let bytes = packet.get(at..at + len)?;
+            Some(bytes.iter().fold(0, |value, byte| value << 8 | u32::from(*byte)))
+        };
+        let (mut a, mut x, mut at) = (0, 0, 0);
+        loop {
+            let [op_low, op_high, if_true, if_false, operand @ ..] = *code[at];
+            let k = u32::from_ne_bytes(operand);
+            let branch = |is_true: bool| usize::from(if is_true { if_true } else { if_false });
+            at += 1;
+            match u16::from_ne_bytes([op_low, op_high]) {
+                op::LOAD_U16 if k == PACKET_PROTOCOL => a = protocol,
+                op::LOAD_U16 => a = load(k, 2)?,
+                op::LOAD_U8 => a = load(k, 1)?,
+                op::LOAD_U16_BEHIND_X => a = load(x + k, 2)?,
+                op::X_IS_IP_HEADER_LENGTH => x = 4 * (load(k, 1)? & 0xf),
+                op::IF_EQUAL => at += branch(a == k),
+                op::IF_ANY => at += branch(a & k != 0),
+                op::SHIFT_RIGHT => a >>= k,
+                op::AND => a &= k,
+                op::OR => a |= k,
+                op::RETURN => return Some(k),
+                op::RETURN_A => return Some(a),
+                other => panic!("no such instruction: {other:#x}"),
+            }
+        }
+    }
+
+    /// A packet of 20 bytes behind its UDP header; with `options`, of so many words.
+    fn ipv4(dscp: u8, options: u8, port: u16) -> Vec<u8> {
+        let mut packet = vec![0; 12];
+        packet.extend([8, 0, 0x45 + options, dscp << 2 | 2, 0, 0, 0, 0, 0x40, 0, 64, 17]);
+        packet.resize(packet.len() + 10 + 4 * usize::from(options) + 2, 0xff);
+        packet.extend(port.to_be_bytes());
+        packet.resize(packet.len() + 24, 0);
+        packet
+    }
+
+    fn ipv6(dscp: u8, next: u8, port: u16) -> Vec<u8> {
+        let mut packet = vec![0; 12];
+        let class = dscp << 2 | 1;
+        packet.extend([
+            0x86,
+            0xdd,
+            0x60 | class >> 4,
+            class << 4 | 0xf,
+            0xff,
+            0xff,
+            0,
+            0,
+            next,
+            64,
+        ]);
+        packet.resize(packet.len() + 32 + 2, 0xff);
+        packet.extend(port.to_be_bytes());
+        packet.resize(packet.len() + 24, 0);
+        packet
+    }
+
+    fn class(dscp: u8) -> u32 {
+        u32::from(MAJOR) << 16 | u32::from(JOBS) | u32::from(dscp)
+    }
+
+    #[test]
+    fn every_code_point_has_its_class() {
+        for dscp in 0..64 {
+            assert_eq!(run(&ipv4(dscp, 0, 4791), ETHERTYPE_IPV4), class(dscp));
+            assert_eq!(run(&ipv4(dscp, 3, 4791), ETHERTYPE_IPV4), class(dscp), "with options");
+            assert_eq!(run(&ipv6(dscp, 17, 4791), ETHERTYPE_IPV6), class(dscp));
+        }
+    }
+
+    #[test]
+    fn what_is_no_roce_packet_has_none() {
+        let changed = |at: usize, value: u8| {
+            let mut packet = ipv4(10, 0, 4791);
+            packet[at] = value;
+            packet
+        };
+        assert_eq!(run(&ipv4(10, 0, 4790), ETHERTYPE_IPV4), 0);
+        assert_eq!(run(&changed(23, 6), ETHERTYPE_IPV4), 0, "TCP");
+        assert_eq!(run(&changed(20, 0x20), ETHERTYPE_IPV4), 0, "the first fragment");
+        assert_eq!(run(&changed(21, 1), ETHERTYPE_IPV4), 0, "a later fragment");
+        assert_eq!(run(&ipv4(10, 0, 4791), 0x8100), 0, "a VLAN");
+        assert_eq!(run(&ipv6(10, 44, 4791), ETHERTYPE_IPV6), 0, "a fragment of IPv6");
+        assert_eq!(run(&ipv6(10, 17, 4792), ETHERTYPE_IPV6), 0);
+    }
+
+    #[test]
+    fn packets_cut_off_have_none_before_their_port() {
+        for (packet, protocol, port_ends) in
+            [(ipv4(10, 0, 4791), ETHERTYPE_IPV4, 38), (ipv6(10, 17, 4791), ETHERTYPE_IPV6, 58)]
+        {
+            for len in 0..packet.len() {
+                let wanted = if len < port_ends { 0 } else { class(10) };
+                assert_eq!(run(&packet[..len], protocol), wanted, "{len} bytes");
+            }
+        }
+    }
+}

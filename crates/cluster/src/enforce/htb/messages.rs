@@ -314,3 +314,58 @@ pub(super) fn counts(message: &[u8]) -> Option<(u16, Counts)> {
     };
     Some((number(message)?, counts))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The kernel describes a class with the attributes by which it was made.
+    fn described(number: u16, class: &Class) -> Vec<u8> {
+        put_class(7, number, class).finish(1)[16..].to_vec()
+    }
+
+    #[test]
+    fn classes_come_back_as_they_were_made() {
+        for rate in [1, 125_000_000, u32::MAX.into(), 1 << 32, u64::MAX] {
+            let made = Class {
+                rate,
+                ceil: rate.saturating_add(1),
+                burst_ticks: 3,
+                ceil_burst_ticks: 4,
+                quantum_bytes: 5,
+                priority: 6,
+            };
+            assert_eq!(class(&described(tree::JOBS | 10, &made)), Some((tree::JOBS | 10, made)));
+        }
+    }
+
+    #[test]
+    fn descriptions_that_are_cut_off_are_no_trees() {
+        let some = Class {
+            rate: 1 << 33,
+            ceil: 1 << 34,
+            burst_ticks: 3,
+            ceil_burst_ticks: 4,
+            quantum_bytes: 5,
+            priority: 6,
+        };
+        let whole = described(tree::OTHERS, &some);
+        let queue = put_queue(7, tree::OTHERS, 1000).finish(1)[16..].to_vec();
+        let filter = classify(7).finish(1)[16..].to_vec();
+        let described = qdisc(&queue).expect("whole");
+        let found = tree(&[described], 7, &[whole.clone()], &[filter.clone()]);
+        assert_eq!((found.leaves[&tree::OTHERS].limit_bytes, found.has_filter), (Some(1000), true));
+        for len in 0..whole.len() {
+            let cut = tree(&[], 7, &[whole[..len].to_vec()], &[]);
+            // Without its wide rates a class looks slower, and is changed again.
+            assert!(cut.leaves.values().all(|leaf| leaf.class != some), "{len} bytes");
+        }
+        for len in 0..filter.len() {
+            assert!(!tree(&[], 7, &[], &[filter[..len].to_vec()]).has_filter, "{len} bytes");
+        }
+        for len in 0..queue.len() {
+            assert!(qdisc(&queue[..len]).is_none_or(|qdisc| qdisc.limit.is_none()), "{len} bytes");
+            assert!(link(&queue[..len]).is_none() && counts(&queue[..len]).is_none());
+        }
+    }
+}

@@ -47,7 +47,7 @@ pub struct Htb {
     socket: Socket,
     /// Whether queues that somebody else configured may be replaced.
     replaces: bool,
-    /// The plans in force, by interface.
+    /// The plans in force, by interface as it is named in them.
     ports: BTreeMap<String, Port>,
 }
 
@@ -272,7 +272,8 @@ impl Htb {
     fn accounts(&self, change: &Change) -> BTreeMap<JobId, Account> {
         let before = &change.before.counts;
         let counted = |class: u16| before.get(&class).copied().unwrap_or_default();
-        let old = self.ports.get(&change.link.name).filter(|port| port.index == change.link.index);
+        let old =
+            self.ports.get(&change.plan.interface).filter(|port| port.index == change.link.index);
         let account = |job: JobId, class: u16| {
             let fresh = Account { class, base: counted(class), earlier: Counts::default() };
             match old.and_then(|port| port.accounts.get(&job)) {
@@ -336,7 +337,7 @@ impl Enforcer for Htb {
         }
         let port = |change: &Change| {
             let port = Port { index: change.link.index, accounts: self.accounts(change) };
-            (change.link.name.clone(), port)
+            (change.plan.interface.clone(), port)
         };
         self.ports = changes.iter().map(port).collect();
         Ok(())

@@ -287,6 +287,25 @@ mod tests {
     }
 
     #[test]
+    fn a_pace_is_a_ceiling() {
+        let jobs = [(1, 10, 500 * MBIT), (2, 12, 300 * MBIT), (3, 14, 190 * MBIT)];
+        let whole = plan(1000 * MBIT, &jobs);
+        let guarantees: Vec<Guarantee> = whole.bindings().iter().map(|own| own.guarantee).collect();
+        // Three jobs in one queue: all but one are paced.
+        let port = Port { queues: 1, ..*whole.port() };
+        let plan = Plan::new(port, Scheme::Paced, &guarantees).expect("a plan");
+        let tree = Tree::of(&plan);
+        let paced: Vec<&Binding> =
+            plan.bindings().iter().filter(|own| own.pace_bps.is_some()).collect();
+        assert_eq!(paced.len(), 2);
+        for own in plan.bindings() {
+            let class = tree.leaves[&(JOBS | u16::from(own.guarantee.dscp.value()))].class;
+            assert_eq!(class.rate, own.guarantee.bps / 8);
+            assert_eq!(class.ceil, own.pace_bps.map_or(125_000_000, |pace| pace / 8));
+        }
+    }
+
+    #[test]
     fn no_class_is_without_a_rate_whatever_the_port() {
         for (rate_bps, bps) in [(8, 1), (1000, 999), (u64::MAX, u64::MAX), (u64::MAX, 1)] {
             let tree = Tree::of(&plan(rate_bps, &[(1, 10, bps)]));
