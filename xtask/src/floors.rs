@@ -125,7 +125,8 @@ const FLOORS: &[(&str, &str)] = &[
          demand: runs family pattern
          groups
          spread
-         network: groups spread
+         outage
+         network: groups spread outage
          loads: runs demand spread network
          ledger: runs demand spread network loads
          placement: runs pattern job demand network loads ledger

@@ -13,6 +13,7 @@
 //! | [`demand`] | what crosses a link: Parfait's, TAG's and a hose's reservation |
 //! | [`groups`] | hosts below the same switches |
 //! | [`spread`] | which links the packets of a pair of hosts take |
+//! | [`outage`] | what of a topology is down |
 //! | [`network`] | hosts with slots, and what links can carry |
 //! | [`loads`] | what a placed job puts on each link |
 //! | [`ledger`] | who holds which slots and how much of each link |
@@ -39,6 +40,7 @@ pub mod ledger;
 pub mod loads;
 pub mod log;
 pub mod network;
+pub mod outage;
 pub mod pattern;
 pub mod placement;
 pub mod planted;

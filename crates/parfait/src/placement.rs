@@ -139,8 +139,7 @@ fn link_cost(ledger: &Ledger, load: Load) -> Option<u64> {
 
 /// The cost of so many slots in a group that may be empty.
 fn open_cost(ledger: &Ledger, group: u32, slots: u64) -> u64 {
-    let groups = ledger.network().groups();
-    let all = u64::from(ledger.network().slots()) * groups.hosts_of(group).len() as u64;
+    let all = ledger.network().slots_of(group).max(1);
     if ledger.free_slots(group) < all { 0 } else { OPENED * all.saturating_sub(slots) / all }
 }
 
