@@ -130,6 +130,7 @@ const FLOORS: &[(&str, &str)] = &[
          loads: runs demand spread network
          ledger: runs demand spread network loads
          placement: runs pattern job demand network loads ledger
+         repair: network loads ledger placement
          queues: job loads ledger
          planted
          log: runs job demand network loads ledger

@@ -119,6 +119,11 @@ pub struct Admission {
 }
 
 impl Admission {
+    /// Slots that each worker has.
+    pub fn slots_per_worker(&self) -> u32 {
+        self.slots_per_worker
+    }
+
     /// Whether it is a job that has slots, but whose bandwidth is not reserved: see [`Ledger::hold`].
     pub fn is_degraded(&self) -> bool {
         !self.pieces.is_empty() && self.basis.is_none()

@@ -18,6 +18,7 @@
 //! | [`loads`] | what a placed job puts on each link |
 //! | [`ledger`] | who holds which slots and how much of each link |
 //! | [`placement`] | which hosts a job gets |
+//! | [`repair`] | hosts or links gone or back: who is hit, and the cheapest repair |
 //! | [`queues`] | which queue of a port a job gets, and its weight |
 //! | [`log`] | the ledger of admissions as an append-only log |
 //! | [`agent`] | what the agent of a host does: the last good plan of the highest term |
@@ -45,5 +46,6 @@ pub mod pattern;
 pub mod placement;
 pub mod planted;
 pub mod queues;
+pub mod repair;
 pub mod runs;
 pub mod spread;

@@ -171,22 +171,21 @@ impl Network {
 
     /// Leaves the links of a tree that work, if it is still one with the same groups whose links are used evenly. Links
     /// below which all hosts are lost carry nothing, so these count as there.
-    fn narrow(
-        topology: &Topology,
-        clos: &mut Clos,
-        outage: &Outage,
-        lost: &[bool],
-    ) -> Option<()> {
+    fn narrow(topology: &Topology, clos: &mut Clos, outage: &Outage, lost: &[bool]) -> Option<()> {
         let groups = &clos.groups;
         let is_lost = |host: u32| lost[groups.hosts()[host as usize].index()];
-        let unused = (0..groups.len() as u32)
-            .filter(|group| groups.hosts_of(*group).all(is_lost))
-            .flat_map(|group| clos.up[group as usize].iter());
-        let leads_to_dead = |(link, low): &(LinkId, NodeId)| {
-            topology.link(*link).is_none_or(|link| outage.has_node(link.beyond(*low).node))
-        };
-        let unused: BTreeSet<LinkId> =
-            unused.filter(|up| !leads_to_dead(up)).map(|(link, _)| *link).collect();
+        let all_lost = |group: u32| groups.hosts_of(group).all(is_lost);
+        let mut unused = BTreeSet::new();
+        for group in (0..groups.root()).filter(|group| all_lost(*group)) {
+            // What leads up to a dead switch that others use does not count: it is gone for all of them.
+            let is_inside = all_lost(groups.parent(group));
+            let leads_to_dead = |link: LinkId, low: NodeId| {
+                topology.link(link).is_none_or(|link| outage.has_node(link.beyond(low).node))
+            };
+            let up = clos.up[group as usize].iter();
+            let kept = up.filter(|(link, low)| is_inside || !leads_to_dead(*link, *low));
+            unused.extend(kept.map(|(link, _)| *link));
+        }
         let left = outage.reduced(topology, |link| unused.contains(&link));
         clos.up = Clos::of(&left).filter(|left| left.groups == clos.groups)?.up;
         Some(())

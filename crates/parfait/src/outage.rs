@@ -61,11 +61,7 @@ impl Outage {
     }
 
     /// The topology without the links that do not work, but for those that are to stay.
-    pub(crate) fn reduced(
-        &self,
-        topology: &Topology,
-        stays: impl Fn(LinkId) -> bool,
-    ) -> Topology {
+    pub(crate) fn reduced(&self, topology: &Topology, stays: impl Fn(LinkId) -> bool) -> Topology {
         let mut reduced = topology.clone();
         for (link, _) in topology.links() {
             if self.takes(topology, link) && !stays(link) {

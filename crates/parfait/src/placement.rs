@@ -9,6 +9,7 @@
 //! | [`search`] | Monte Carlo tree search by cost |
 //! | [`greedy`] | what others do: first fit, best fit by distance, Oktopus' and CloudMirror's greedy |
 //! | [`exhaustive`] | every way there is, for small cases |
+//! | [`migration`] | placed jobs that move: away from hosts, or to where they fit, with as few workers as possible |
 //!
 //! The cost of a placement is that of what it takes away from later jobs: of each directed link the share that it
 //! reserves of what is left there, so that scarce links are dear, and of each empty host or group of hosts that it opens,
@@ -16,6 +17,7 @@
 
 pub mod exhaustive;
 pub mod greedy;
+pub mod migration;
 pub mod search;
 
 use alloc::vec::Vec;
@@ -35,6 +37,8 @@ pub struct Request {
     demands: Vec<(Order, Demand)>,
     /// Workers that should not be parted if it can be avoided: a row, a group, a tensor-parallel ring.
     unit: u32,
+    /// Hosts that it must not have, in order.
+    avoided: Vec<u32>,
 }
 
 impl Request {
@@ -54,7 +58,20 @@ impl Request {
             _ => 1,
         };
         let demands = demands.collect::<Result<_, PatternError>>()?;
-        Ok(Request { slots_per_worker, abstraction, demands, unit })
+        Ok(Request { slots_per_worker, abstraction, demands, unit, avoided: Vec::new() })
+    }
+
+    /// The same, but on none of these hosts, nor of those that it avoids already.
+    pub fn avoiding(mut self, hosts: impl IntoIterator<Item = u32>) -> Request {
+        self.avoided.extend(hosts);
+        self.avoided.sort_unstable();
+        self.avoided.dedup();
+        self
+    }
+
+    /// Whether it must not have a host.
+    pub fn avoids(&self, host: u32) -> bool {
+        self.avoided.binary_search(&host).is_ok()
     }
 
     /// Slots that each worker takes.
@@ -83,9 +100,21 @@ impl Request {
         self.demands.iter().map(|(order, _)| *order)
     }
 
+    /// Free slots of the hosts of a group that it does not avoid.
+    fn free_slots(&self, ledger: &Ledger, group: u32) -> u64 {
+        let free = ledger.free_slots(group);
+        if self.avoided.is_empty() {
+            return free;
+        }
+        let hosts = ledger.network().groups().hosts_of(group);
+        let first = self.avoided.partition_point(|host| *host < hosts.start);
+        let avoided = self.avoided[first..].iter().take_while(|host| **host < hosts.end);
+        free - avoided.map(|host| ledger.free_slots(*host)).sum::<u64>()
+    }
+
     /// Workers that the free slots of a group hold, at most.
     fn room(&self, ledger: &Ledger, group: u32) -> u32 {
-        let free = ledger.free_slots(group);
+        let free = self.free_slots(ledger, group);
         let room =
             if self.slots_per_worker <= 1 { free } else { free / u64::from(self.slots_per_worker) };
         u32::try_from(room).unwrap_or(u32::MAX)
