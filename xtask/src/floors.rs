@@ -121,7 +121,8 @@ const FLOORS: &[(&str, &str)] = &[
         "runs
          family: runs
          pattern
-         job: pattern
+         separation
+         job: pattern separation
          demand: runs family pattern
          groups
          spread

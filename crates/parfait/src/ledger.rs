@@ -84,6 +84,20 @@ pub enum Refusal {
         /// Workers that hosts hold together.
         held: u64,
     },
+    /// Hosts have too little room where workers are kept apart from each other or from other jobs.
+    #[error(
+        "{workers} workers are to be placed with '{separation}' and {avoided} hosts left out: other hosts hold {held}"
+    )]
+    Separated {
+        /// Workers of the job.
+        workers: u32,
+        /// Workers that hosts may have together.
+        held: u64,
+        /// What the job asks for.
+        separation: String,
+        /// Hosts that it must not have.
+        avoided: usize,
+    },
     /// The way to place found nothing, although the closest hosts would hold the job.
     #[error(
         "no hosts were found, although some hold it: try another way to place, or more iterations"

@@ -9,6 +9,7 @@
 //! | [`runs`] | runs of consecutive ranks |
 //! | [`family`] | families of edges between workers, counted in closed form |
 //! | [`pattern`] | patterns of jobs, and their names |
+//! | [`separation`] | how far workers are kept apart |
 //! | [`job`] | a job as it is submitted |
 //! | [`demand`] | what crosses a link: Parfait's, TAG's and a hose's reservation |
 //! | [`groups`] | hosts below the same switches |
@@ -48,4 +49,5 @@ pub mod planted;
 pub mod queues;
 pub mod repair;
 pub mod runs;
+pub mod separation;
 pub mod spread;

@@ -21,7 +21,7 @@ use rand_pcg::rand_core::Rng;
 use crate::ledger::{JobId, Ledger, Refusal};
 use crate::loads::{Load, Loader};
 use crate::network::Network;
-use crate::placement::migration::{Limits, Move, Standing, Stuck, relocate};
+use crate::placement::migration::{Limits, Move, Standing, Stuck, apart, relocate};
 use crate::placement::search::Memory;
 use crate::placement::{Request, cost};
 
@@ -173,7 +173,7 @@ pub fn repair(struck: &Struck, standings: &[Standing<'_>], limits: Limits) -> Re
     let mut best: Option<(Repair, Worth)> = None;
     for number in 0..ORDERS {
         let seed = limits.seed.wrapping_add(u64::from(number) << 32);
-        let repair = settle(struck, &hit, Limits { seed, ..limits });
+        let repair = settle(struck, standings, &hit, Limits { seed, ..limits });
         let worth = Worth::of(&repair, &hit, workers);
         if best.as_ref().is_none_or(|(_, best)| worth < *best) {
             best = Some((repair, worth));
@@ -223,7 +223,12 @@ fn own_cost(ledger: &mut Ledger, job: JobId) -> Option<u64> {
 }
 
 /// Settles jobs in this order.
-fn settle(struck: &Struck, hit: &[Standing<'_>], limits: Limits) -> Repair {
+fn settle(
+    struck: &Struck,
+    standings: &[Standing<'_>],
+    hit: &[Standing<'_>],
+    limits: Limits,
+) -> Repair {
     let mut ledger = struck.ledger.clone();
     let (mut steps, mut degraded) = (Vec::new(), Vec::new());
     let mut memory = Memory::new();
@@ -234,7 +239,7 @@ fn settle(struck: &Struck, hit: &[Standing<'_>], limits: Limits) -> Repair {
             _ => 0,
         };
         let own = Limits { most_moved: left, ..limits };
-        match settle_one(&mut ledger, standing, own, &mut memory) {
+        match settle_one(&mut ledger, standings, standing, own, &mut memory) {
             Ok(step) => {
                 left -= step.workers();
                 steps.push(step);
@@ -251,11 +256,13 @@ fn settle(struck: &Struck, hit: &[Standing<'_>], limits: Limits) -> Repair {
 /// Gives a job that is held in the ledger its place and bandwidth; one that finds none stays held.
 fn settle_one(
     ledger: &mut Ledger,
+    standings: &[Standing<'_>],
     standing: &Standing<'_>,
     limits: Limits,
     memory: &mut Memory,
 ) -> Result<Move, Stuck> {
-    let request = Request::new(standing.job, standing.abstraction)?;
+    let avoided = apart(ledger, (standing.id, standing.name, standing.job), standings);
+    let request = Request::new(standing.job, standing.abstraction)?.avoiding(avoided);
     let slots = standing.job.slots_per_worker;
     ledger.release(standing.id)?;
     let found = relocate(ledger, &request, standing, limits, memory);

@@ -82,6 +82,7 @@ fn standings(placed: &Placed) -> Vec<Standing<'_>> {
         .iter()
         .map(|(id, (job, order, pieces))| Standing {
             id: *id,
+            name: "",
             job,
             abstraction: ABSTRACTION,
             order: *order,

@@ -29,6 +29,8 @@ const SEARCH_ITERATIONS: u32 = 300;
 pub struct Standing<'a> {
     /// Its number in the ledger.
     pub id: JobId,
+    /// Its name; may be empty.
+    pub name: &'a str,
     /// The job.
     pub job: &'a Job,
     /// How its links are reserved.
@@ -98,6 +100,22 @@ pub enum Stuck {
     /// It is no job.
     #[error(transparent)]
     Job(#[from] JobError),
+}
+
+/// Hosts that a job must not have: those of jobs that it is kept apart from, or that are kept apart from it. Where the
+/// others are is what the ledger says.
+pub fn apart(
+    ledger: &Ledger,
+    (id, name, job): (JobId, &str, &Job),
+    others: &[Standing<'_>],
+) -> Vec<u32> {
+    let is_apart = |other: &&Standing<'_>| {
+        let names = job.separation.names(other.id, other.name);
+        other.id != id && (names || other.job.separation.names(id, name))
+    };
+    let others = others.iter().filter(is_apart);
+    let held = others.filter_map(|other| ledger.admissions().get(&other.id));
+    held.flat_map(|held| held.pieces.iter().map(|piece| piece.host)).collect()
 }
 
 /// The hosts of all workers, by their rank in the pattern.
