@@ -10,11 +10,13 @@
 //! | [`greedy`] | what others do: first fit, best fit by distance, Oktopus' and CloudMirror's greedy |
 //! | [`exhaustive`] | every way there is, for small cases |
 //! | [`migration`] | placed jobs that move: away from hosts, or to where they fit, with as few workers as possible |
+//! | [`defragmentation`] | placed jobs that move so that others have room |
 //!
 //! The cost of a placement is that of what it takes away from later jobs: of each directed link the share that it
 //! reserves of what is left there, so that scarce links are dear, and of each empty host or group of hosts that it opens,
 //! the share that it leaves unused.
 
+pub mod defragmentation;
 pub mod exhaustive;
 pub mod greedy;
 pub mod migration;

@@ -388,3 +388,76 @@ impl Shifting<'_> {
         }
     }
 }
+
+/// What a plan of moves leads to.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The ledger afterwards.
+    pub ledger: Ledger,
+    /// Moves, in an order in which each fits: what a job leaves is free for the next, and not before.
+    pub steps: Vec<Move>,
+    /// Jobs that should have moved and could not; they are where they were.
+    pub stuck: Vec<(JobId, Stuck)>,
+}
+
+impl Plan {
+    /// How many workers change their host.
+    pub fn workers_moved(&self) -> u32 {
+        self.steps.iter().map(Move::workers).sum()
+    }
+}
+
+/// Takes a job out of the ledger and puts it where `choose` says.
+///
+/// # Errors
+/// As of `choose`, or when the ledger refuses; then the job is where it was.
+fn migrate(
+    ledger: &mut Ledger,
+    standing: &Standing<'_>,
+    request: &Request,
+    choose: impl FnOnce(&Ledger) -> Result<Move, Stuck>,
+) -> Result<Move, Stuck> {
+    let mut without = ledger.clone();
+    without.release(standing.id)?;
+    let step = choose(&without)?;
+    let (demand, slots) = (request.demand(step.order), request.slots_per_worker());
+    without.admit(standing.id, demand, slots, standing.abstraction, &step.pieces)?;
+    *ledger = without;
+    Ok(step)
+}
+
+/// Moves all workers away from hosts, as before these are serviced. Jobs without workers there are not moved, and of others
+/// as few workers as possible. Jobs with the fewest workers there go first.
+pub fn drain(ledger: &Ledger, standings: &[Standing<'_>], hosts: &[u32], limits: Limits) -> Plan {
+    let there = |standing: &Standing<'_>| -> u32 {
+        let own = standing.pieces.iter().filter(|piece| hosts.contains(&piece.host));
+        own.map(|piece| piece.run.len()).sum()
+    };
+    let mut leaving: Vec<&Standing<'_>> =
+        standings.iter().filter(|standing| there(standing) > 0).collect();
+    leaving.sort_by_key(|standing| (there(standing), standing.id));
+    let mut plan = Plan { ledger: ledger.clone(), steps: Vec::new(), stuck: Vec::new() };
+    let (mut memory, mut left) = (Memory::new(), limits.most_moved);
+    for standing in leaving {
+        let own = Limits { most_moved: left, ..limits };
+        let others = apart(&plan.ledger, (standing.id, standing.name, standing.job), standings);
+        let avoided = hosts.iter().copied().chain(others);
+        let step = match Request::new(standing.job, standing.abstraction) {
+            Ok(request) => {
+                let request = request.avoiding(avoided);
+                let choose =
+                    |without: &Ledger| relocate(without, &request, standing, own, &mut memory);
+                migrate(&mut plan.ledger, standing, &request, choose)
+            }
+            Err(error) => Err(error.into()),
+        };
+        match step {
+            Ok(step) => {
+                left -= step.workers();
+                plan.steps.push(step);
+            }
+            Err(why) => plan.stuck.push((standing.id, why)),
+        }
+    }
+    plan
+}
