@@ -121,14 +121,17 @@ const FLOORS: &[(&str, &str)] = &[
         "runs
          family: runs
          pattern
-         job: pattern
+         separation
+         job: pattern separation
          demand: runs family pattern
          groups
          spread
-         network: groups spread
+         outage
+         network: groups spread outage
          loads: runs demand spread network
          ledger: runs demand spread network loads
          placement: runs pattern job demand network loads ledger
+         repair: network loads ledger placement
          queues: job loads ledger
          planted
          log: runs job demand network loads ledger queues

@@ -20,7 +20,7 @@ use fabric::topology::{Kind, LinkId, NodeId, Topology};
 pub const NO_GROUP: u32 = u32::MAX;
 
 /// See the module's text. Groups of a level come after those of the level below; level 0 is the hosts.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Groups {
     /// Hosts as nodes, in the order of their groups.
     hosts: Vec<NodeId>,
@@ -223,7 +223,8 @@ impl Clos {
     pub fn of(topology: &Topology) -> Option<Clos> {
         let height = heights(topology)?;
         let hosts: Vec<NodeId> = topology.hosts().collect();
-        let highest = height.iter().copied().max().unwrap_or(0);
+        let reached = height.iter().copied().filter(|height| *height != u16::MAX);
+        let highest = reached.max().unwrap_or(0);
         let mut sets = Sets::new(height.len());
         let mut labels: Vec<Vec<u32>> = Vec::new();
         for level in 1..=highest {
@@ -283,8 +284,8 @@ fn by_height(height: &[u16], ends: [fabric::topology::End; 2]) -> (NodeId, NodeI
     if height[a.index()] < height[b.index()] { (a, b) } else { (b, a) }
 }
 
-/// Links from each node down to the nearest host; `None` if a link joins two of the same height, or a node reaches no
-/// host.
+/// Links from each node down to the nearest host, [`u16::MAX`] of a switch without links; `None` if a link joins two of the
+/// same height, or a node with links reaches no host.
 fn heights(topology: &Topology) -> Option<Vec<u16>> {
     let mut height = alloc::vec![u16::MAX; topology.nodes().len()];
     let mut reached: Vec<NodeId> = topology.hosts().collect();
@@ -304,7 +305,8 @@ fn heights(topology: &Topology) -> Option<Vec<u16>> {
         a == b
     };
     let has_host = topology.nodes().all(|(id, node)| {
-        height[id.index()] != u16::MAX && (node.kind() == Kind::Switch || height[id.index()] == 0)
+        let is_reached = height[id.index()] != u16::MAX || node.links().next().is_none();
+        is_reached && (node.kind() == Kind::Switch || height[id.index()] == 0)
     });
     (has_host && !topology.links().any(|(_, link)| is_level(link))).then_some(height)
 }
@@ -324,7 +326,7 @@ fn is_even(topology: &Topology, height: &[u16], level: u16, below: &[u32], label
     // Nodes of each group that links could lead from, and of each group that they could lead to.
     let (mut lows, mut highs) = (BTreeMap::new(), BTreeMap::new());
     for (node, _) in topology.nodes() {
-        if height[node.index()] + 1 == level {
+        if height[node.index()] == level - 1 {
             *lows.entry(below[node.index()]).or_insert(0_u32) += 1;
         }
         if height[node.index()] == level {

@@ -11,14 +11,19 @@
 //! | `slots` | slots of a host that each worker takes, such as GPUs | 1 |
 //! | `burst` | bytes that a worker may send at once before its rate holds; suffixes k, M, G | 64k |
 //! | `latency` | `low`, `normal` or `bulk`: in which order queues are given out where there are too few | `normal` |
+//! | `spread` | `hosts:N`, `leaves:N`: over how many workers are spread evenly | any |
+//! | `most` | `host:K`, `leaf:K`: how many workers a host, or all hosts below a leaf, have at most | any |
+//! | `apart` | names or numbers of jobs whose hosts it must not have, with commas | none |
 
 use alloc::string::{String, ToString};
+use alloc::vec::Vec;
 use core::fmt;
 use core::str::FromStr;
 
 use thiserror::Error;
 
 use crate::pattern::{Pattern, PatternError, quantity};
+use crate::separation::Separation;
 
 /// Most slots that a worker may take.
 pub const MAX_SLOTS_PER_WORKER: u32 = 1 << 12;
@@ -42,7 +47,7 @@ pub enum Latency {
 }
 
 /// See the module's text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
     /// Workers and their edges.
     pub pattern: Pattern,
@@ -52,6 +57,8 @@ pub struct Job {
     pub burst_bytes: u64,
     /// How much it minds waiting.
     pub latency: Latency,
+    /// How far its workers are kept apart.
+    pub separation: Separation,
 }
 
 /// Why a text is no job.
@@ -61,7 +68,10 @@ pub enum JobError {
     #[error(transparent)]
     Pattern(#[from] PatternError),
     /// There is no such key, or it has no value.
-    #[error("'{0}' is not slots=NUMBER, burst=BYTES or latency=low|normal|bulk")]
+    #[error(
+        "'{0}' is not slots=NUMBER, burst=BYTES, latency=low|normal|bulk, spread=hosts:NUMBER, spread=leaves:NUMBER, \
+         most=host:NUMBER, most=leaf:NUMBER or apart=JOB,JOB"
+    )]
     Unreadable(String),
     /// A key is there twice.
     #[error("'{0}' is said twice")]
@@ -88,6 +98,13 @@ impl Job {
             slots_per_worker: 1,
             burst_bytes: DEFAULT_BURST_BYTES,
             latency: Latency::Normal,
+            separation: Separation {
+                hosts: 0,
+                leaves: 0,
+                most_per_host: 0,
+                most_per_leaf: 0,
+                apart: Vec::new(),
+            },
         }
     }
 
@@ -103,7 +120,11 @@ impl Job {
             false => Err(JobError::Range { key, value, least, most }),
         };
         in_range("slots", slots, 1, MAX_SLOTS_PER_WORKER.into())?;
-        in_range("burst", self.burst_bytes, 0, MAX_BURST_BYTES)
+        in_range("burst", self.burst_bytes, 0, MAX_BURST_BYTES)?;
+        let workers = u64::from(self.pattern.workers()?);
+        let Separation { hosts, leaves, .. } = self.separation;
+        in_range("spread over hosts", hosts.into(), 0, workers)?;
+        in_range("spread over leaves", leaves.into(), 0, workers)
     }
 
     /// Sets one `KEY=VALUE`.
@@ -117,7 +138,7 @@ impl Job {
                 let all = [Latency::Low, Latency::Normal, Latency::Bulk];
                 self.latency = all.into_iter().find(|latency| latency.to_string() == value)?;
             }
-            _ => return None,
+            _ => self.separation.set(key, value)?,
         }
         Some(())
     }
@@ -145,7 +166,7 @@ impl fmt::Display for Job {
         if self.latency != Latency::Normal {
             write!(f, " latency={}", self.latency)?;
         }
-        Ok(())
+        write!(f, "{}", self.separation)
     }
 }
 
@@ -173,9 +194,13 @@ mod tests {
 
     #[test]
     fn jobs_are_written_as_they_are_read() {
-        for text in
-            ["ring:16@5G", "mesh:8@300M slots=2", "ring:4@1G slots=8 burst=1000 latency=bulk"]
-        {
+        for text in [
+            "ring:16@5G",
+            "mesh:8@300M slots=2",
+            "ring:4@1G slots=8 burst=1000 latency=bulk",
+            "ring:8@1G spread=hosts:4,leaves:2 most=host:2,leaf:7 apart=train.a-1,17",
+            "ring:8@1G most=leaf:3",
+        ] {
             assert_eq!(text.parse::<Job>().expect(text).to_string(), text);
         }
         let job: Job = "ring:4@1G latency=low burst=2M slots=3".parse().expect("any order");
@@ -195,6 +220,17 @@ mod tests {
             ("ring:4@1G slots=5000", "slots=5000 is not between 1 and 4096"),
             ("ring:4@1G burst=13G", "burst=13000000000 is not between 0 and 12500000000"),
             ("ring:4@1G burst=-1", "'burst=-1' is not"),
+            ("ring:4@1G spread=4", "'spread=4' is not"),
+            ("ring:4@1G spread=hosts:0", "'spread=hosts:0' is not"),
+            ("ring:4@1G spread=hosts:+2", "'spread=hosts:+2' is not"),
+            ("ring:4@1G spread=hosts:2,hosts:3", "'spread=hosts:2,hosts:3' is not"),
+            ("ring:4@1G spread=racks:2", "'spread=racks:2' is not"),
+            ("ring:4@1G spread=hosts:5", "spread over hosts=5 is not between 0 and 4"),
+            ("ring:4@1G most=hosts:2", "'most=hosts:2' is not"),
+            ("ring:4@1G apart=", "'apart=' is not"),
+            ("ring:4@1G apart=a,,b", "'apart=a,,b' is not"),
+            ("ring:4@1G apart=a,a", "'apart=a,a' is not"),
+            ("ring:4@1G apart=ä", "'apart=ä' is not"),
         ];
         for (text, reason) in refused {
             let error = text.parse::<Job>().expect_err(text).to_string();

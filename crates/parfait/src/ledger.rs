@@ -84,6 +84,20 @@ pub enum Refusal {
         /// Workers that hosts hold together.
         held: u64,
     },
+    /// Hosts have too little room where workers are kept apart from each other or from other jobs.
+    #[error(
+        "{workers} workers are to be placed with '{separation}' and {avoided} hosts left out: other hosts hold {held}"
+    )]
+    Separated {
+        /// Workers of the job.
+        workers: u32,
+        /// Workers that hosts may have together.
+        held: u64,
+        /// What the job asks for.
+        separation: String,
+        /// Hosts that it must not have.
+        avoided: usize,
+    },
     /// The way to place found nothing, although the closest hosts would hold the job.
     #[error(
         "no hosts were found, although some hold it: try another way to place, or more iterations"
@@ -114,8 +128,20 @@ pub struct Admission {
     /// What it reserves.
     pub loads: Vec<Load>,
     slots_per_worker: u32,
-    /// What the loads follow from; none for a reservation of links.
+    /// What the loads follow from; none for a reservation of links, or a degraded job.
     basis: Option<(Demand, Abstraction)>,
+}
+
+impl Admission {
+    /// Slots that each worker has.
+    pub fn slots_per_worker(&self) -> u32 {
+        self.slots_per_worker
+    }
+
+    /// Whether it is a job that has slots, but whose bandwidth is not reserved: see [`Ledger::hold`].
+    pub fn is_degraded(&self) -> bool {
+        !self.pieces.is_empty() && self.basis.is_none()
+    }
 }
 
 /// See the module's text.
@@ -133,10 +159,9 @@ pub struct Ledger {
 impl Ledger {
     /// One in which everything is free.
     pub fn new(network: Network) -> Ledger {
-        let groups = network.groups();
-        let slots = |group| u64::from(network.slots()) * groups.hosts_of(group).len() as u64;
+        let groups = 0..network.groups().len() as u32;
         Ledger {
-            free_slots: (0..groups.len() as u32).map(slots).collect(),
+            free_slots: groups.map(|group| network.slots_of(group)).collect(),
             reserved_bps: alloc::vec![0; network.trunks()],
             admissions: BTreeMap::new(),
             loader: Loader::new(),
@@ -262,6 +287,51 @@ impl Ledger {
         Ok(())
     }
 
+    /// Keeps the slots of a job whose bandwidth cannot be reserved: it is *degraded*. On hosts that are lost it has none.
+    ///
+    /// # Errors
+    /// When the number is taken, or a host is not there or has too few free slots.
+    pub fn hold(
+        &mut self,
+        id: JobId,
+        slots_per_worker: u32,
+        pieces: &[Piece],
+    ) -> Result<(), Refusal> {
+        if self.admissions.contains_key(&id) {
+            return Err(Refusal::Duplicate(id));
+        }
+        let hosts = self.network.hosts();
+        if let Some(piece) = pieces.iter().find(|piece| piece.host >= hosts) {
+            return Err(Refusal::NoHost { host: piece.host, hosts });
+        }
+        let on_lost = |piece: &&Piece| self.network.is_lost(piece.host);
+        let held: Vec<Piece> = pieces.iter().filter(|piece| !on_lost(piece)).copied().collect();
+        self.check_slots(slots_per_worker, &held)?;
+        let (pieces, loads) = (pieces.to_vec(), Vec::new());
+        self.take(id, Admission { pieces, loads, slots_per_worker, basis: None });
+        Ok(())
+    }
+
+    /// Moves a job to another place, or reserves its bandwidth anew at the one that it has.
+    ///
+    /// # Errors
+    /// As of [`admit`](Ledger::admit), or when there is no such job; it keeps what it had.
+    pub fn relocate(
+        &mut self,
+        id: JobId,
+        demand: &Demand,
+        slots_per_worker: u32,
+        abstraction: Abstraction,
+        pieces: &[Piece],
+    ) -> Result<(), Refusal> {
+        let before = self.release(id)?;
+        let moved = self.admit(id, demand, slots_per_worker, abstraction, pieces);
+        if moved.is_err() {
+            self.take(id, before);
+        }
+        moved
+    }
+
     /// Reserves bits per second on directed links for something that is no job. Links that carry even parts of the same
     /// traffic are reserved alike: each as much as the one of them that is to have most.
     ///
@@ -302,6 +372,11 @@ impl Ledger {
         Ok(admission)
     }
 
+    /// Gives back what was [released](Ledger::release) a moment ago, with nothing between.
+    pub(crate) fn restore(&mut self, id: JobId, admission: Admission) {
+        self.take(id, admission);
+    }
+
     /// Takes what was checked.
     fn take(&mut self, id: JobId, admission: Admission) {
         for load in &admission.loads {
@@ -314,7 +389,11 @@ impl Ledger {
         self.admissions.insert(id, admission);
     }
 
+    /// Changes the free slots of a host and of all groups that have it; a lost host has none to change.
     fn for_ancestors(&mut self, host: u32, mut change: impl FnMut(&mut u64)) {
+        if self.network.is_lost(host) {
+            return;
+        }
         let mut group = host;
         while let Some(free) = self.free_slots.get_mut(group as usize) {
             change(free);

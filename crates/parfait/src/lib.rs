@@ -9,14 +9,17 @@
 //! | [`runs`] | runs of consecutive ranks |
 //! | [`family`] | families of edges between workers, counted in closed form |
 //! | [`pattern`] | patterns of jobs, and their names |
+//! | [`separation`] | how far workers are kept apart |
 //! | [`job`] | a job as it is submitted |
 //! | [`demand`] | what crosses a link: Parfait's, TAG's and a hose's reservation |
 //! | [`groups`] | hosts below the same switches |
 //! | [`spread`] | which links the packets of a pair of hosts take |
+//! | [`outage`] | what of a topology is down |
 //! | [`network`] | hosts with slots, and what links can carry |
 //! | [`loads`] | what a placed job puts on each link |
 //! | [`ledger`] | who holds which slots and how much of each link |
 //! | [`placement`] | which hosts a job gets |
+//! | [`repair`] | hosts or links gone or back: who is hit, and the cheapest repair |
 //! | [`queues`] | which queue of a port a job gets, and its weight |
 //! | [`log`] | the ledger of admissions as an append-only log |
 //! | [`agent`] | what the agent of a host does: the last good plan of the highest term |
@@ -39,9 +42,12 @@ pub mod ledger;
 pub mod loads;
 pub mod log;
 pub mod network;
+pub mod outage;
 pub mod pattern;
 pub mod placement;
 pub mod planted;
 pub mod queues;
+pub mod repair;
 pub mod runs;
+pub mod separation;
 pub mod spread;

@@ -4,8 +4,12 @@
 //! ([`Clos`]) these are all links out of a group of hosts, and all links into it, so the load of a trunk follows
 //! from the job's workers in the group. Everywhere else each directed link is a trunk of its own, and its load is the
 //! sum over pairs of hosts ([`Spread`]).
+//!
+//! Where something is down ([`Outage`]), hosts, groups and links keep their numbers. A host that is down, or cut off from
+//! most others, is *lost*: it has no slots. Links that are down carry nothing. What is left of a tree is one still if its
+//! links are used evenly, as where all links to a top switch are gone, and is computed pair by pair otherwise.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
@@ -15,6 +19,7 @@ use fabric::topology::{End, Link, LinkId, NodeId, Topology, TopologyError};
 use thiserror::Error;
 
 use crate::groups::{Clos, Groups};
+use crate::outage::Outage;
 use crate::spread::{DirectedLink, Ecmp, Spread};
 
 /// Most slots of a host, so that no sum of slots can overflow.
@@ -75,6 +80,10 @@ pub(crate) enum Loads {
 pub struct Network {
     groups: Groups,
     slots: u32,
+    /// By host.
+    lost: Vec<bool>,
+    /// By group: slots of its hosts that are not lost.
+    all_slots: Vec<u64>,
     names: Vec<String>,
     loads: Loads,
     /// By trunk: what each of its links can carry.
@@ -104,6 +113,20 @@ impl Network {
         routing: Routing<'_>,
         reservable: impl Fn(LinkId, &Link) -> u64,
     ) -> Result<Network, NetworkError> {
+        Network::with_outage(topology, slots, routing, reservable, &Outage::none())
+    }
+
+    /// The same with something down. The topology is the whole one; tables are those that lead around what is down.
+    ///
+    /// # Errors
+    /// As of [`new`](Network::new); a tree that is not one any more can be too large to be routed pair by pair.
+    pub fn with_outage(
+        topology: &Topology,
+        slots: u32,
+        routing: Routing<'_>,
+        reservable: impl Fn(LinkId, &Link) -> u64,
+        outage: &Outage,
+    ) -> Result<Network, NetworkError> {
         topology.check()?;
         if slots == 0 || slots > MAX_SLOTS {
             return Err(NetworkError::Slots(slots));
@@ -113,17 +136,32 @@ impl Network {
         if count > MAX_HOSTS {
             return Err(too_large());
         }
+        let reservable = |id: LinkId, link: &Link| match outage.takes(topology, id) {
+            true => 0,
+            false => reservable(id, link),
+        };
+        let lost = outage.lost_hosts(topology, matches!(routing, Routing::Relayed(_)));
+        let mut groups = None;
         if let Routing::Ecmp(ecmp) = routing
-            && let Some(clos) = Clos::of(topology)
+            && let Some(mut clos) = Clos::of(topology)
         {
-            return Ok(Network::tree(topology, slots, clos, ecmp, reservable));
+            let is_tree =
+                outage.is_empty() || Network::narrow(topology, &mut clos, outage, &lost).is_some();
+            if is_tree {
+                return Ok(Network::tree(topology, slots, clos, ecmp, reservable, &lost));
+            }
+            groups = Some(clos.groups);
         }
-        let groups = Groups::by_ports(topology);
+        let groups = groups.unwrap_or_else(|| Groups::by_ports(topology));
         let hosts = groups.hosts();
+        let lost: Vec<bool> = hosts.iter().map(|host| lost[host.index()]).collect();
+        let left = outage.reduced(topology, |_| false);
         let spread = match routing {
-            Routing::Ecmp(ecmp) => Spread::shortest(topology, hosts, ecmp, false),
-            Routing::Relayed(ecmp) => Spread::shortest(topology, hosts, ecmp, true),
-            Routing::Tables(channels, tables) => Spread::tables(topology, hosts, channels, tables),
+            Routing::Ecmp(ecmp) => Spread::shortest(&left, hosts, ecmp, false, &lost),
+            Routing::Relayed(ecmp) => Spread::shortest(&left, hosts, ecmp, true, &lost),
+            Routing::Tables(channels, tables) => {
+                Spread::tables(topology, hosts, channels, tables, &lost)
+            }
         };
         let by_tables = matches!(routing, Routing::Tables(..));
         let spread =
@@ -131,7 +169,29 @@ impl Network {
                 true => NetworkError::NoPath,
                 false => too_large(),
             })?;
-        Ok(Network::pairs(topology, slots, groups, spread, reservable))
+        Ok(Network::pairs(topology, slots, groups, spread, reservable, lost))
+    }
+
+    /// Leaves the links of a tree that work, if it is still one with the same groups whose links are used evenly. Links
+    /// below which all hosts are lost carry nothing, so these count as there.
+    fn narrow(topology: &Topology, clos: &mut Clos, outage: &Outage, lost: &[bool]) -> Option<()> {
+        let groups = &clos.groups;
+        let is_lost = |host: u32| lost[groups.hosts()[host as usize].index()];
+        let all_lost = |group: u32| groups.hosts_of(group).all(is_lost);
+        let mut unused = BTreeSet::new();
+        for group in (0..groups.root()).filter(|group| all_lost(*group)) {
+            // What leads up to a dead switch that others use does not count: it is gone for all of them.
+            let is_inside = all_lost(groups.parent(group));
+            let leads_to_dead = |link: LinkId, low: NodeId| {
+                topology.link(link).is_none_or(|link| outage.has_node(link.beyond(low).node))
+            };
+            let up = clos.up[group as usize].iter();
+            let kept = up.filter(|(link, low)| is_inside || !leads_to_dead(*link, *low));
+            unused.extend(kept.map(|(link, _)| *link));
+        }
+        let left = outage.reduced(topology, |link| unused.contains(&link));
+        clos.up = Clos::of(&left).filter(|left| left.groups == clos.groups)?.up;
+        Some(())
     }
 
     fn tree(
@@ -140,14 +200,16 @@ impl Network {
         clos: Clos,
         ecmp: Ecmp,
         reservable: impl Fn(LinkId, &Link) -> u64,
+        lost: &[bool],
     ) -> Network {
         let Clos { groups, up } = clos;
+        let lost = groups.hosts().iter().map(|host| lost[host.index()]).collect();
         let parts = up.iter().map(|links| match ecmp {
             Ecmp::Even => links.len().max(1) as u32,
             Ecmp::Worst => 1,
         });
         let loads = Loads::Groups(parts.collect());
-        let mut network = Network::without_trunks(topology, slots, groups, loads);
+        let mut network = Network::without_trunks(topology, slots, groups, loads, lost);
         for links in &up {
             let mut capacity = if links.is_empty() { 0 } else { u64::MAX };
             let trunk = network.capacity_bps.len() as u32;
@@ -176,8 +238,10 @@ impl Network {
         groups: Groups,
         spread: Spread,
         reservable: impl Fn(LinkId, &Link) -> u64,
+        lost: Vec<bool>,
     ) -> Network {
-        let mut network = Network::without_trunks(topology, slots, groups, Loads::Pairs(spread));
+        let loads = Loads::Pairs(spread);
+        let mut network = Network::without_trunks(topology, slots, groups, loads, lost);
         let count = network.trunk_of.len();
         network.capacity_bps = alloc::vec![0; count];
         network.widths = alloc::vec![1; count];
@@ -211,7 +275,18 @@ impl Network {
         (self.trunk_first, self.trunk_links) = (first, links);
     }
 
-    fn without_trunks(topology: &Topology, slots: u32, groups: Groups, loads: Loads) -> Network {
+    fn without_trunks(
+        topology: &Topology,
+        slots: u32,
+        groups: Groups,
+        loads: Loads,
+        lost: Vec<bool>,
+    ) -> Network {
+        let slots_of = |group| {
+            let hosts = groups.hosts_of(group).filter(|host| !lost[*host as usize]);
+            u64::from(slots) * hosts.count() as u64
+        };
+        let all_slots = (0..groups.len() as u32).map(slots_of).collect();
         let names = topology.nodes().map(|(_, node)| node.name().to_string()).collect();
         let last = topology.links().map(|(id, _)| id.index() + 1).max().unwrap_or(0);
         let first = topology.hosts().next().map(|node| End { node, port: 0 });
@@ -225,6 +300,8 @@ impl Network {
         Network {
             groups,
             slots,
+            lost,
+            all_slots,
             names,
             loads,
             capacity_bps: Vec::new(),
@@ -247,7 +324,17 @@ impl Network {
         self.slots
     }
 
-    /// How many hosts it has.
+    /// Slots of all hosts of a group that are not lost.
+    pub fn slots_of(&self, group: u32) -> u64 {
+        self.all_slots[group as usize]
+    }
+
+    /// Whether a host is down, or cut off from most others.
+    pub fn is_lost(&self, host: u32) -> bool {
+        self.lost[host as usize]
+    }
+
+    /// How many hosts it has, lost ones among them.
     pub fn hosts(&self) -> u32 {
         self.groups.hosts().len() as u32
     }

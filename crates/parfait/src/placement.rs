@@ -9,15 +9,20 @@
 //! | [`search`] | Monte Carlo tree search by cost |
 //! | [`greedy`] | what others do: first fit, best fit by distance, Oktopus' and CloudMirror's greedy |
 //! | [`exhaustive`] | every way there is, for small cases |
+//! | [`migration`] | placed jobs that move: away from hosts, or to where they fit, with as few workers as possible |
+//! | [`defragmentation`] | placed jobs that move so that others have room |
 //!
 //! The cost of a placement is that of what it takes away from later jobs: of each directed link the share that it
 //! reserves of what is left there, so that scarce links are dear, and of each empty host or group of hosts that it opens,
 //! the share that it leaves unused.
 
+pub mod defragmentation;
 pub mod exhaustive;
 pub mod greedy;
+pub mod migration;
 pub mod search;
 
+use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
 use crate::demand::{Abstraction, Demand, Order};
@@ -35,6 +40,13 @@ pub struct Request {
     demands: Vec<(Order, Demand)>,
     /// Workers that should not be parted if it can be avoided: a row, a group, a tensor-parallel ring.
     unit: u32,
+    /// Hosts that it must not have, in order.
+    avoided: Vec<u32>,
+    /// Workers that a host, and a leaf, may have.
+    most_per_host: u32,
+    most_per_leaf: u32,
+    /// How its separation is written.
+    separation: String,
 }
 
 impl Request {
@@ -54,7 +66,32 @@ impl Request {
             _ => 1,
         };
         let demands = demands.collect::<Result<_, PatternError>>()?;
-        Ok(Request { slots_per_worker, abstraction, demands, unit })
+        let (most_per_host, most_per_leaf) = job.separation.most(pattern.workers()?);
+        let separation = job.separation.to_string();
+        let avoided = Vec::new();
+        Ok(Request {
+            slots_per_worker,
+            abstraction,
+            demands,
+            unit,
+            avoided,
+            most_per_host,
+            most_per_leaf,
+            separation,
+        })
+    }
+
+    /// The same, but on none of these hosts, nor of those that it avoids already.
+    pub fn avoiding(mut self, hosts: impl IntoIterator<Item = u32>) -> Request {
+        self.avoided.extend(hosts);
+        self.avoided.sort_unstable();
+        self.avoided.dedup();
+        self
+    }
+
+    /// Whether it must not have a host.
+    pub fn avoids(&self, host: u32) -> bool {
+        self.avoided.binary_search(&host).is_ok()
     }
 
     /// Slots that each worker takes.
@@ -83,27 +120,84 @@ impl Request {
         self.demands.iter().map(|(order, _)| *order)
     }
 
+    /// Free slots of the hosts of a group that it does not avoid.
+    fn free_slots(&self, ledger: &Ledger, group: u32) -> u64 {
+        let free = ledger.free_slots(group);
+        if self.avoided.is_empty() {
+            return free;
+        }
+        let hosts = ledger.network().groups().hosts_of(group);
+        let first = self.avoided.partition_point(|host| *host < hosts.start);
+        let avoided = self.avoided[first..].iter().take_while(|host| **host < hosts.end);
+        free - avoided.map(|host| ledger.free_slots(*host)).sum::<u64>()
+    }
+
     /// Workers that the free slots of a group hold, at most.
     fn room(&self, ledger: &Ledger, group: u32) -> u32 {
-        let free = ledger.free_slots(group);
+        let free = self.free_slots(ledger, group);
         let room =
             if self.slots_per_worker <= 1 { free } else { free / u64::from(self.slots_per_worker) };
-        u32::try_from(room).unwrap_or(u32::MAX)
+        let room = u32::try_from(room).unwrap_or(u32::MAX);
+        if self.is_separated() { room.min(self.most_of(ledger, group)) } else { room }
     }
 
-    /// Whether each host has the slots; pieces of one host count together.
+    /// Whether hosts or leaves may have so many workers only.
+    fn is_separated(&self) -> bool {
+        self.most_per_host.min(self.most_per_leaf) < u32::MAX
+    }
+
+    /// Workers that a group may have, whatever its slots.
+    fn most_of(&self, ledger: &Ledger, group: u32) -> u32 {
+        let groups = ledger.network().groups();
+        let hosts = groups.hosts_of(group);
+        if groups.is_host(group) {
+            return self.most_per_host.min(self.most_per_leaf);
+        }
+        let leaves = groups.level(1);
+        let leaf_of = |host: u32| groups.parent(host);
+        // Leaves are sorted as their hosts are.
+        let leaves = match leaves.contains(&group) {
+            true => 1,
+            false => leaf_of(hosts.end - 1) - leaf_of(hosts.start) + 1,
+        };
+        let by_hosts = self.most_per_host.saturating_mul(hosts.len() as u32);
+        by_hosts.min(self.most_per_leaf.saturating_mul(leaves))
+    }
+
+    /// Whether each host has the slots, and each leaf few enough workers; pieces of one host count together.
     fn fits_slots(&self, ledger: &Ledger, pieces: &[Piece]) -> bool {
-        pieces.iter().all(|piece| {
-            let own = pieces.iter().filter(|other| other.host == piece.host);
-            own.map(|piece| piece.run.len()).sum::<u32>() <= self.room(ledger, piece.host)
-        })
+        let groups = ledger.network().groups();
+        let fits = |group: u32, level_of: &dyn Fn(u32) -> u32| {
+            let own = pieces.iter().filter(|other| level_of(other.host) == group);
+            own.map(|piece| piece.run.len()).sum::<u32>() <= self.room(ledger, group)
+        };
+        pieces.iter().all(|piece| fits(piece.host, &|host| host))
+            && (self.most_per_leaf == u32::MAX
+                || pieces
+                    .iter()
+                    .all(|piece| fits(groups.parent(piece.host), &|host| groups.parent(host))))
     }
 
-    /// Refuses what all free slots together do not hold.
+    /// Refuses what all free slots together do not hold, or not as far apart as it is to be.
     fn check_slots(&self, ledger: &Ledger) -> Result<(), Refusal> {
-        let free = ledger.free_slots(ledger.network().groups().root());
+        let groups = ledger.network().groups();
+        let free = ledger.free_slots(groups.root());
         let needed = u64::from(self.workers()) * u64::from(self.slots_per_worker);
-        if needed <= free { Ok(()) } else { Err(Refusal::AllSlots { needed, free }) }
+        if needed > free {
+            return Err(Refusal::AllSlots { needed, free });
+        }
+        if !self.is_separated() && self.avoided.is_empty() {
+            return Ok(());
+        }
+        let of_leaf = |leaf: u32| {
+            let rooms = groups.hosts_of(leaf).map(|host| u64::from(self.room(ledger, host)));
+            rooms.sum::<u64>().min(self.most_per_leaf.into())
+        };
+        let held: u64 = groups.level(1).map(of_leaf).sum();
+        let (workers, avoided) = (self.workers(), self.avoided.len());
+        let separation = self.separation.trim_start().to_string();
+        let holds = held >= workers.into();
+        holds.then_some(()).ok_or(Refusal::Separated { workers, held, separation, avoided })
     }
 }
 
@@ -139,8 +233,7 @@ fn link_cost(ledger: &Ledger, load: Load) -> Option<u64> {
 
 /// The cost of so many slots in a group that may be empty.
 fn open_cost(ledger: &Ledger, group: u32, slots: u64) -> u64 {
-    let groups = ledger.network().groups();
-    let all = u64::from(ledger.network().slots()) * groups.hosts_of(group).len() as u64;
+    let all = ledger.network().slots_of(group).max(1);
     if ledger.free_slots(group) < all { 0 } else { OPENED * all.saturating_sub(slots) / all }
 }
 

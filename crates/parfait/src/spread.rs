@@ -10,8 +10,9 @@ use fabric::channels::Channels;
 use fabric::routes::Tables;
 use fabric::topology::{Kind, NodeId, Topology};
 
-/// Everything that a pair of hosts sends, as parts.
-pub const WHOLE: u64 = 1 << 40;
+/// Everything that a pair of hosts sends, as parts. It can be divided by what links are usually many of (powers of two and
+/// 3, 5, 7, 11 and 13), so that parts that meet again have no rounding: a link that is full stays so when paths change.
+pub const WHOLE: u64 = (1 << 20) * 81 * 25 * 7 * 11 * 13;
 
 /// A direction of a link: twice the number of the link, and one more from its second end to its first.
 pub type DirectedLink = u32;
@@ -75,7 +76,8 @@ impl Spread {
         product.is_some_and(|product| product <= most)
     }
 
-    /// Shortest paths between these hosts. `hosts_forward` lets paths lead through hosts.
+    /// Shortest paths between these hosts. `hosts_forward` lets paths lead through hosts. Hosts that are lost, by number,
+    /// need no paths.
     ///
     /// `None` if there are too many hosts and nodes, or a host does not reach another.
     pub fn shortest(
@@ -83,6 +85,7 @@ impl Spread {
         hosts: &[NodeId],
         ecmp: Ecmp,
         hosts_forward: bool,
+        lost: &[bool],
     ) -> Option<Spread> {
         let count = topology.nodes().len();
         if !Spread::fits(hosts.len(), count, false) {
@@ -104,7 +107,8 @@ impl Spread {
         }
         let is_reached = |destination: usize| {
             let own = &shortest.distance[destination * count..][..count];
-            shortest.nodes.iter().all(|node| own[*node as usize] != u16::MAX)
+            let mut others = shortest.nodes.iter().zip(lost).filter(|(_, is_lost)| !**is_lost);
+            lost[destination] || others.all(|(node, _)| own[*node as usize] != u16::MAX)
         };
         if !(0..hosts.len()).all(is_reached) {
             return None;
@@ -116,12 +120,15 @@ impl Spread {
     /// The paths of forwarding tables. A host with several ports sends an equal part through each, to the port of the
     /// same place at the other host.
     ///
+    /// Hosts that are lost, by number, need no paths.
+    ///
     /// `None` if a path ends before its host, or there are more pairs of hosts than can be kept.
     pub fn tables(
         topology: &Topology,
         hosts: &[NodeId],
         channels: &Channels,
         tables: &Tables,
+        lost: &[bool],
     ) -> Option<Spread> {
         if !Spread::fits(hosts.len(), 0, true) {
             return None;
@@ -132,8 +139,12 @@ impl Spread {
         };
         let ports: Vec<Vec<u32>> = hosts.iter().map(ports_of).collect();
         let mut kept = Kept { first: alloc::vec![0], links: Vec::new() };
-        for from in &ports {
-            for to in &ports {
+        for (from, from_lost) in ports.iter().zip(lost) {
+            for (to, to_lost) in ports.iter().zip(lost) {
+                if *from_lost || *to_lost {
+                    kept.first.push(kept.links.len() as u32);
+                    continue;
+                }
                 let part = WHOLE.div_ceil(from.len().max(1) as u64);
                 for (at, source) in from.iter().enumerate().filter(|_| from != to) {
                     let target = *to.get(at % to.len().max(1))?;
@@ -206,18 +217,20 @@ impl Shortest {
         let distance = &self.distance[to as usize * count..][..count];
         let mut here = alloc::vec![(self.nodes[from as usize], WHOLE)];
         let mut hops = distance[here[0].0 as usize];
-        while hops > 0 {
+        while hops > 0 && !here.is_empty() {
             let mut beyond: Vec<(u32, u64)> = Vec::new();
             for (node, amount) in &here {
                 let is_next = |next: u32| {
                     distance[next as usize] == hops - 1 && (hops == 1 || self.relays[next as usize])
                 };
                 let out = self.out[*node as usize].iter().filter(|(_, next)| is_next(*next));
-                let part = match self.ecmp {
-                    Ecmp::Even => amount.div_ceil(out.clone().count().max(1) as u64),
-                    Ecmp::Worst => WHOLE,
-                };
-                for (link, next) in out {
+                let count = out.clone().count().max(1) as u64;
+                for (at, (link, next)) in (0..).zip(out) {
+                    // The first links have what does not divide, so that all parts together are the amount.
+                    let part = match self.ecmp {
+                        Ecmp::Even => amount / count + u64::from(at < amount % count),
+                        Ecmp::Worst => WHOLE,
+                    };
                     visit(*link, part);
                     match beyond.iter_mut().find(|(node, _)| node == next) {
                         Some((_, sum)) => *sum += part,

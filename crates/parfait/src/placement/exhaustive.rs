@@ -55,5 +55,5 @@ fn assigned(ledger: &Ledger, request: &Request, number: u64, pieces: &mut Vec<Pi
             return false;
         }
     }
-    true
+    request.fits_slots(ledger, pieces)
 }

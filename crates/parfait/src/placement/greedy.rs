@@ -30,6 +30,8 @@ pub fn first_fit(ledger: &mut Ledger, request: &Request) -> Result<Placement, Re
     for host in 0..ledger.network().hosts() {
         let left = demand.workers() - next;
         let most = request.room(ledger, host).min(left);
+        let leaf = ledger.network().groups().parent(host);
+        let most = most.min(request.most_per_leaf - beside(ledger, &pieces, leaf));
         let count = held(ledger, request, demand, host, next, most);
         if count > 0 {
             pieces.push(Piece { host, run: Run::new(next, next + count) });
@@ -40,6 +42,14 @@ pub fn first_fit(ledger: &mut Ledger, request: &Request) -> Result<Placement, Re
         }
     }
     Err(why_not(ledger, request))
+}
+
+/// Workers that a leaf has already.
+fn beside(ledger: &Ledger, pieces: &[Piece], leaf: u32) -> u32 {
+    let groups = ledger.network().groups();
+    // Hosts are taken in order, so those of the leaf are the last ones.
+    let own = pieces.iter().rev().take_while(|piece| groups.parent(piece.host) == leaf);
+    own.map(|piece| piece.run.len()).sum()
 }
 
 /// Best fit by distance; see the module's text. The links may not hold it.
@@ -75,8 +85,8 @@ fn fewest(
     pieces: &mut Vec<Piece>,
 ) -> u32 {
     let groups = ledger.network().groups();
+    let count = count.min(request.room(ledger, group));
     if groups.is_host(group) {
-        let count = count.min(request.room(ledger, group));
         let first = pieces.last().map_or(0, |last| last.run.end);
         if count > 0 {
             pieces.push(Piece { host: group, run: Run::new(first, first + count) });
@@ -137,7 +147,9 @@ fn lowest_group(ledger: &mut Ledger, request: &Request, next: Next) -> Result<Pl
             let children = ledger.network().groups().children(group);
             let room = match level {
                 0 => request.room(ledger, group),
-                _ => children.fold(0_u32, |sum, child| sum.saturating_add(holds[child as usize])),
+                _ => children
+                    .fold(0_u32, |sum, child| sum.saturating_add(holds[child as usize]))
+                    .min(request.room(ledger, group)),
             };
             if room >= workers {
                 let mut pieces = Vec::new();
