@@ -342,6 +342,7 @@ const FLOORS: &[(&str, &str)] = &[
          planning: exit
          demo: exit
          perf: exit paces
+         replay: exit perf
          cli: *",
     ),
     (
@@ -355,6 +356,13 @@ const FLOORS: &[(&str, &str)] = &[
          responder: control ends requester test
          client: control ends histogram host requester test
          server: client control ends host responder test",
+    ),
+    (
+        "crates/dquant/src/replay",
+        "schedule
+         content
+         meeting
+         rank: content meeting schedule",
     ),
     (
         "crates/dquant/src/paces",

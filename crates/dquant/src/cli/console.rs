@@ -45,6 +45,11 @@ impl Console {
         Console { out: BufWriter::new(io::stdout()), err, json, colour, progress_shown: false }
     }
 
+    /// Whether results are for programs, which get more of them than people can read.
+    pub fn is_json(&self) -> bool {
+        self.json
+    }
+
     /// Writes one result.
     ///
     /// # Errors

@@ -68,6 +68,7 @@ Examples:
   dquant run -- ibv_devinfo -v
   dquant explain 4711
   dquant perf 10.0.0.5 write
+  dquant job replay ring:3@100M --all
   dquant sim chaos --seeds 0..2000
   dquant subnet plan fat-tree:8
   dquant brain --topology fat-tree:8 --state brain.redb --token-file token
@@ -101,6 +102,7 @@ enum Command {
     Run(run::Run),
     Explain(explain::Explain),
     Perf(perf::PerfCommand),
+    Job(job::Job),
     Sim(sim::Sim),
     Subnet(subnet::Subnet),
     Brain(brain::BrainCommand),
@@ -128,6 +130,7 @@ impl Command {
             Command::Run(command) => command.run(console),
             Command::Explain(command) => command.run(console),
             Command::Perf(command) => command.run(console),
+            Command::Job(command) => command.run(console),
             Command::Sim(command) => command.run(console),
             Command::Subnet(command) => command.run(console),
             Command::Brain(command) => command.run(console),

@@ -4,10 +4,12 @@
 //! runs, the connection does not block: packets are moved by the same thread.
 
 use std::io::{self, ErrorKind, Read, Write};
+use std::marker::PhantomData;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::test::Test;
@@ -113,23 +115,24 @@ pub enum Message {
     Finished(Verdict),
 }
 
-/// The connection to the other side.
+/// The connection to the other side, which carries messages of one kind.
 #[derive(Debug)]
-pub struct Control {
+pub struct Control<M = Message> {
     stream: TcpStream,
     received: Vec<u8>,
     is_blocking: bool,
+    kind: PhantomData<fn() -> M>,
 }
 
-impl Control {
+impl<M: Serialize + DeserializeOwned> Control<M> {
     /// Takes over a connection.
     ///
     /// # Errors
     /// When the connection is gone.
-    pub fn new(stream: TcpStream) -> io::Result<Control> {
+    pub fn new(stream: TcpStream) -> io::Result<Control<M>> {
         stream.set_nodelay(true)?;
         stream.set_write_timeout(Some(REPLY_LIMIT))?;
-        Ok(Control { stream, received: Vec::new(), is_blocking: true })
+        Ok(Control { stream, received: Vec::new(), is_blocking: true, kind: PhantomData })
     }
 
     /// The address of this side.
@@ -157,7 +160,7 @@ impl Control {
     ///
     /// # Errors
     /// When the other side is gone.
-    pub fn send(&mut self, message: &Message) -> io::Result<()> {
+    pub fn send(&mut self, message: &M) -> io::Result<()> {
         let mut line = serde_json::to_vec(message)?;
         line.push(b'\n');
         self.set_blocking(true)?;
@@ -168,7 +171,7 @@ impl Control {
     ///
     /// # Errors
     /// When the other side is gone, says nothing in time, or nothing that is understood.
-    pub fn receive(&mut self) -> io::Result<Message> {
+    pub fn receive(&mut self) -> io::Result<M> {
         self.receive_within(REPLY_LIMIT)
     }
 
@@ -176,7 +179,7 @@ impl Control {
     ///
     /// # Errors
     /// As [`receive`](Control::receive).
-    pub fn receive_within(&mut self, limit: Duration) -> io::Result<Message> {
+    pub fn receive_within(&mut self, limit: Duration) -> io::Result<M> {
         let until = Instant::now() + limit;
         self.set_blocking(true)?;
         loop {
@@ -201,7 +204,7 @@ impl Control {
     ///
     /// # Errors
     /// As [`receive`](Control::receive).
-    pub fn poll(&mut self) -> io::Result<Option<Message>> {
+    pub fn poll(&mut self) -> io::Result<Option<M>> {
         self.set_blocking(false)?;
         if let Some(message) = self.next_line()? {
             return Ok(Some(message));
@@ -236,7 +239,7 @@ impl Control {
         }
     }
 
-    fn next_line(&mut self) -> io::Result<Option<Message>> {
+    fn next_line(&mut self) -> io::Result<Option<M>> {
         let Some(end) = self.received.iter().position(|byte| *byte == b'\n') else {
             let is_long = self.received.len() > MAX_LINE;
             return if is_long { Err(nonsense("a line without end")) } else { Ok(None) };
@@ -248,7 +251,7 @@ impl Control {
 }
 
 fn nonsense(why: &str) -> io::Error {
-    io::Error::new(ErrorKind::InvalidData, format!("not a message of dquant perf: {why}"))
+    io::Error::new(ErrorKind::InvalidData, format!("not a message of this protocol: {why}"))
 }
 
 /// A lost connection as an error for the user.
@@ -282,7 +285,7 @@ mod tests {
     #[test]
     fn messages_arrive_as_they_were_sent() {
         let (mut control, other) = pair();
-        let mut peer = Control::new(other).expect("a connection");
+        let mut peer: Control = Control::new(other).expect("a connection");
         assert_eq!(peer.poll().expect("connected"), None);
         let end = End {
             address: "127.0.0.1:4791".parse().expect("literal"),

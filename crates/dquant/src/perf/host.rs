@@ -22,7 +22,7 @@ const SLACK: u64 = 1 << 16;
 
 /// Our own device at this address. Port 4791 belongs to the first; others get a free one. It reaches a peer of this
 /// machine without packets, unless there is a reason against it.
-pub(super) fn software(
+pub(crate) fn software(
     ip: IpAddr,
     memory: u64,
     seed: u64,
@@ -101,7 +101,7 @@ pub(super) fn loaded(choice: &DeviceChoice, memory: u64) -> Result<Loaded, CliEr
 }
 
 /// The path MTU that this side can use towards the other, in payload bytes.
-pub(super) fn mtu<F: Fabric>(fabric: &F, peer: SocketAddr) -> u32 {
+pub(crate) fn mtu<F: Fabric>(fabric: &F, peer: SocketAddr) -> u32 {
     fabric
         .largest_mtu()
         .min(mtu_towards(fabric.local().ip(), SocketAddr::new(peer.ip(), ROCE_PORT)))
@@ -132,7 +132,7 @@ pub(super) fn path<F: Fabric>(fabric: &F, is_loaded: bool) -> MessagePath {
 }
 
 /// Packets sent again so far; none where the device does not tell.
-pub(super) fn retransmitted<F: Fabric>(fabric: &F) -> Option<u64> {
+pub(crate) fn retransmitted<F: Fabric>(fabric: &F) -> Option<u64> {
     let mut total = None;
     fabric.counters(&mut |name, value| {
         if matches!(name, "roce.retransmitted_packets" | "roce.selective_retransmits") {

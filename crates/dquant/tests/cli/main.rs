@@ -13,6 +13,7 @@ mod perf;
 mod perf_roce_v1;
 mod perf_xdp;
 mod plan;
+mod replay;
 mod run;
 mod scenarios;
 #[path = "../../../../testing/seeds.rs"]

@@ -3,6 +3,7 @@
 mod cancel;
 mod explain;
 mod list;
+mod replay;
 mod submit;
 mod watch;
 
@@ -24,7 +25,8 @@ Examples:
   dquant job submit 'ring:8@5G' --name llm
   dquant job list
   dquant job explain llm
-  dquant job cancel llm"
+  dquant job cancel llm
+  dquant job replay 'ring:3@100M' --all"
 )]
 pub(super) struct JobCommand {
     #[command(subcommand)]
@@ -38,6 +40,7 @@ enum Verb {
     Explain(explain::Explain),
     Cancel(cancel::Cancel),
     Watch(watch::Watch),
+    Replay(replay::Replay),
 }
 
 impl JobCommand {
@@ -48,6 +51,7 @@ impl JobCommand {
             Verb::Explain(verb) => verb.run(console),
             Verb::Cancel(verb) => verb.run(console),
             Verb::Watch(verb) => verb.run(console),
+            Verb::Replay(verb) => verb.run(console),
         }
     }
 }
