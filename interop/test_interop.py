@@ -7,10 +7,12 @@ import socket
 import struct
 import sys
 import tempfile
+import threading
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
+import browser
 import build
 import cases
 import conformance
@@ -284,6 +286,57 @@ class Conformance(unittest.TestCase):
         lines = CELLS.splitlines(keepends=True)
         for text in ("", "".join(lines[:3]), "".join(lines[:2] + lines[-1:])):
             self.assertEqual(self.states(text, None)[-1], cases.FAIL)
+
+
+class Sockets(unittest.TestCase):
+    """The WebSocket with which the browser is steered, against a peer that is written here."""
+
+    def peer(self, stream, heard):
+        while b"\r\n\r\n" not in heard[0]:
+            heard[0] += stream.recv(4096)
+        stream.sendall(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
+        # A message in two fragments with a ping between them, one of 300 and one of 70,000 bytes, and the end.
+        stream.sendall(b"\x01\x03abc" + b"\x89\x02hi" + b"\x80\x03def")
+        stream.sendall(b"\x81\x7e" + struct.pack(">H", 300) + b"x" * 300)
+        stream.sendall(b"\x81\x7f" + struct.pack(">Q", 70000) + b"y" * 70000 + b"\x88\x00")
+        heard[1] = stream.recv(4096)
+
+    def test_fragments_pings_and_lengths(self):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            heard = [b"", b""]
+
+            def serve():
+                with server.accept()[0] as stream:
+                    self.peer(stream, heard)
+
+            thread = threading.Thread(target=serve)
+            thread.start()
+            port = server.getsockname()[1]
+            client = browser.WebSocket(f"ws://127.0.0.1:{port}/devtools", 30)
+            self.assertEqual(client.receive(), "abcdef")
+            self.assertEqual(client.receive(), "x" * 300)
+            self.assertEqual(client.receive(), "y" * 70000)
+            with self.assertRaises(browser.Failed):
+                client.receive()
+            thread.join()
+            client.stream.close()
+        self.assertIn(b"GET /devtools HTTP/1.1\r\n", heard[0])
+        pong, masked = heard[1][:2], heard[1][6:]
+        self.assertEqual(pong, b"\x8a\x82")
+        self.assertEqual(bytes(byte ^ heard[1][2 + at] for at, byte in enumerate(masked)), b"hi")
+
+    def test_a_server_that_speaks_something_else_is_refused(self):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            def serve():
+                with server.accept()[0] as stream:
+                    stream.recv(4096)
+                    stream.sendall(b"HTTP/1.1 404 Not Found\r\n\r\n")
+
+            thread = threading.Thread(target=serve)
+            thread.start()
+            with self.assertRaises(browser.Failed):
+                browser.WebSocket(f"ws://127.0.0.1:{server.getsockname()[1]}/", 30)
+            thread.join()
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ use crate::log::{
 };
 use crate::network::Network;
 use crate::placement::Request as PlacementRequest;
+use crate::placement::migration::{Standing, apart};
 use crate::placement::search::{self, Memory};
 use crate::planted::{Bug, Planted};
 
@@ -948,6 +949,10 @@ pub fn place_job(
     job: Job,
 ) -> Result<Held, String> {
     let request = PlacementRequest::new(&job, abstraction).map_err(|error| error.to_string())?;
+    // The number that it would get is nobody's yet.
+    let own = (book.next_index(), label.name.as_str(), &job);
+    let others: Vec<Standing<'_>> = book.standings().collect();
+    let request = request.avoiding(apart(book.ledger(), own, &others));
     let placement = search::place(book.ledger(), &request, memory, book.next_index(), iterations);
     let placement = placement.map_err(|refusal| refusal.to_string())?;
     let demand = request.demand(placement.order);

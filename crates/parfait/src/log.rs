@@ -30,6 +30,7 @@ use crate::job::Job;
 use crate::ledger::{JobId, Ledger, Refusal};
 use crate::loads::{Load, Piece};
 use crate::network::Network;
+use crate::placement::migration::Standing;
 use crate::queues::Dscp;
 use crate::runs::Run;
 
@@ -278,6 +279,18 @@ impl Book {
     /// Admitted jobs, by their numbers.
     pub fn jobs(&self) -> &BTreeMap<JobId, Held> {
         &self.jobs
+    }
+
+    /// Jobs as migration and repair see them, by number.
+    pub fn standings(&self) -> impl Iterator<Item = Standing<'_>> {
+        self.jobs.iter().map(|(id, held)| Standing {
+            id: *id,
+            name: &held.label.name,
+            job: &held.job,
+            abstraction: held.abstraction,
+            order: held.order,
+            pieces: &held.pieces,
+        })
     }
 
     /// The job with that name.

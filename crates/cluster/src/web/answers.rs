@@ -221,7 +221,9 @@ fn history(server: &Server, request: &Request<Incoming>) -> Result<Reply, Refusa
     };
     let number: usize =
         number.ok_or_else(|| refused(StatusCode::BAD_REQUEST, "no link is named"))?;
-    let history = server.history();
+    let newest = server.newest.get();
+    let mut history = server.history();
+    history.begin(&newest.view, newest.age() < super::STALE, super::unix_ms());
     let found = history.of_link(number).map(|found| serde_json::to_vec(&found).unwrap_or_default());
     drop(history);
     let json = found.ok_or_else(|| refused(StatusCode::NOT_FOUND, "there is no such link"))?;

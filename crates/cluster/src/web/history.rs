@@ -77,6 +77,13 @@ impl Sample {
 }
 
 impl History {
+    /// Begins the history of a view's topology if it has not begun.
+    pub(super) fn begin(&mut self, view: &View, is_current: bool, unix_ms: u64) {
+        if !self.is_of(view) {
+            self.sample(view, is_current, unix_ms);
+        }
+    }
+
     /// Takes a sample. A view of another topology begins a new history.
     pub(super) fn sample(&mut self, view: &View, is_current: bool, unix_ms: u64) {
         if !self.is_of(view) {

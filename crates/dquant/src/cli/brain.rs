@@ -7,8 +7,11 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use cluster::brain::{self, BRAIN_PORT, Cluster, Config, Looks, Ready};
+use cluster::store::etcd::{self, EtcdStore};
 use cluster::store::file::FileStore;
+use cluster::tls;
 use cluster::web::{Options, Sources, WEB_PORT, WebServer};
+use engine::control::peer::with_port;
 use engine::error::Error;
 use fabric::topology::Capacity;
 use parfait::spread::Ecmp;
@@ -23,6 +26,12 @@ use crate::units;
 
 /// A lease that is not renewed holds so long in one file, where only a killed process leaves it.
 const FILE_LEASE: Duration = Duration::from_secs(2);
+
+/// When a brain gives up leading without news from etcd: less than the 2 s that etcd grants where 1 s is asked for.
+const ETCD_LEASE: Duration = Duration::from_millis(1500);
+
+/// Where etcd serves clients.
+const ETCD_PORT: u16 = 2379;
 
 /// Run a brain: place jobs so that their bandwidth holds, and keep the ledger
 ///
@@ -75,6 +84,9 @@ pub(super) struct BrainCommand {
     #[command(flatten)]
     store: StoreArgs,
 
+    #[command(flatten)]
+    etcd: EtcdArgs,
+
     /// Serve the page, its JSON and metrics there; the port is 4796 when none is given
     #[arg(long, value_name = "HOST[:PORT]")]
     http: Option<String>,
@@ -105,6 +117,63 @@ struct StoreArgs {
     /// File with the ledger, for a single brain
     #[arg(long, value_name = "FILE")]
     state: Option<PathBuf>,
+
+    /// Members of the etcd with the ledger; the port is 2379 when none is given
+    #[arg(long, value_name = "HOST[:PORT],...", value_delimiter = ',')]
+    etcd: Vec<String>,
+}
+
+/// How etcd is spoken to.
+#[derive(Debug, Args)]
+struct EtcdArgs {
+    /// What all keys in etcd begin with; the brains of one cluster have the same
+    #[arg(long, value_name = "PREFIX", default_value = "/dquant/brain/", requires = "etcd")]
+    etcd_prefix: String,
+
+    /// Authority that signed etcd's certificate, as PEM
+    #[arg(long, value_name = "FILE", requires = "etcd")]
+    etcd_ca: Option<PathBuf>,
+
+    /// Certificate for etcd, as PEM
+    #[arg(long, value_name = "FILE", requires = "etcd_key")]
+    etcd_cert: Option<PathBuf>,
+
+    /// Key of that certificate, as PEM
+    #[arg(long, value_name = "FILE", requires = "etcd_cert")]
+    etcd_key: Option<PathBuf>,
+
+    /// Name and password for etcd, as NAME:PASSWORD
+    #[arg(
+        long,
+        value_name = "NAME:PASSWORD",
+        env = "DQUANT_ETCD_USER",
+        hide_env_values = true,
+        requires = "etcd"
+    )]
+    etcd_user: Option<String>,
+}
+
+impl EtcdArgs {
+    fn config(&self, members: &[String]) -> Result<etcd::Config, CliError> {
+        let files = tls::Files {
+            authority: self.etcd_ca.clone(),
+            certificate: self.etcd_cert.clone(),
+            key: self.etcd_key.clone(),
+        };
+        let tls = files.client()?;
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        let url = |member: &String| format!("{scheme}://{}", with_port(member, ETCD_PORT));
+        let user = self.etcd_user.as_ref().map(|user| {
+            let split = user.split_once(':').map(|(name, word)| (name.to_owned(), word.to_owned()));
+            split.ok_or_else(|| CliError::usage("--etcd-user takes NAME:PASSWORD"))
+        });
+        Ok(etcd::Config {
+            prefix: self.etcd_prefix.clone(),
+            tls,
+            user: user.transpose()?,
+            ..etcd::Config::new(members.iter().map(url).collect())
+        })
+    }
 }
 
 /// How jobs count on equal paths.
@@ -169,6 +238,12 @@ impl BrainCommand {
             let config =
                 Config { listen, ..config(FILE_LEASE, format!("file {}", path.display())) };
             let open = async || FileStore::new(path).map_err(Error::from_cause);
+            brain::run(config, open, web, ready)?;
+        } else {
+            let etcd = self.etcd.config(&self.store.etcd)?;
+            let place = format!("etcd {}", self.store.etcd.join(","));
+            let config = Config { listen, ..config(ETCD_LEASE, place) };
+            let open = async || EtcdStore::new(&etcd).map_err(Error::from_cause);
             brain::run(config, open, web, ready)?;
         }
         Ok(Exit::Good)

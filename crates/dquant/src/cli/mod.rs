@@ -102,7 +102,6 @@ enum Command {
     Run(run::Run),
     Explain(explain::Explain),
     Perf(perf::PerfCommand),
-    Job(job::Job),
     Sim(sim::Sim),
     Subnet(subnet::Subnet),
     Brain(brain::BrainCommand),
@@ -135,7 +134,6 @@ impl Command {
             Command::Subnet(command) => command.run(console),
             Command::Brain(command) => command.run(console),
             Command::Agent(command) => command.run(console),
-            Command::Job(command) => command.run(console),
             Command::Trainer(command) => command.run(console),
         }
     }
