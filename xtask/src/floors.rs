@@ -128,13 +128,15 @@ const FLOORS: &[(&str, &str)] = &[
          spread
          outage
          network: groups spread outage
+         site: spread outage network
          loads: runs demand spread network
          ledger: runs demand spread network loads
          placement: runs pattern job demand network loads ledger
          repair: network loads ledger placement
          queues: job loads ledger
          planted
-         log: runs job demand network loads ledger queues
+         log: runs job demand outage network site loads ledger placement repair queues
+         mending: ledger placement repair log
          agent: planted job ledger queues
          brain: *",
     ),

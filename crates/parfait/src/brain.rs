@@ -39,11 +39,13 @@ use crate::ledger::JobId;
 use crate::log::{
     Batch, Book, Change, Entry, Held, Label, LogError, Outcome, Reserved, fingerprint, shortened,
 };
+use crate::mending::{self, Part};
 use crate::network::Network;
 use crate::placement::Request as PlacementRequest;
 use crate::placement::migration::{Standing, apart};
 use crate::placement::search::{self, Memory};
 use crate::planted::{Bug, Planted};
+use crate::site::Ground;
 
 /// Most requests that wait for the write before them.
 pub const MAX_WAITING: usize = 1024;
@@ -96,6 +98,20 @@ pub enum Ask {
         job: Which,
         /// Only if this is its owner.
         owner: Option<String>,
+    },
+    /// Parts of the network went down, or came back: who is hit is repaired.
+    Outage {
+        /// The parts.
+        parts: Vec<Part>,
+        /// Whether they are down.
+        is_down: bool,
+        /// Most workers that may be moved.
+        most_moved: u32,
+    },
+    /// To move jobs so that there is more room for those to come.
+    Defragment {
+        /// Most workers that may be moved.
+        most_moved: u32,
     },
 }
 
@@ -256,6 +272,10 @@ pub struct Counters {
     pub released: u64,
     /// Requests refused by the ledger.
     pub refused: u64,
+    /// Outages and ends of outages, and times that jobs were moved to make room.
+    pub repairs: u64,
+    /// Workers that were moved by these.
+    pub workers_moved: u64,
     /// Requests answered before, or waiting.
     pub repeated: u64,
     /// Requests denied: another brain leads.
@@ -334,7 +354,7 @@ enum Role {
 #[derive(Debug)]
 pub struct Brain {
     config: Config,
-    network: Network,
+    ground: Ground,
     /// Nodes that get plans: all hosts, and switches with an agent.
     governed: BTreeSet<NodeId>,
     role: Role,
@@ -358,12 +378,14 @@ pub struct Brain {
 
 impl Brain {
     /// One that knows nothing but the network. Hosts get plans, and so do these switches.
-    pub fn new(config: Config, network: Network, switches: &[NodeId]) -> Brain {
+    pub fn new(config: Config, ground: impl Into<Ground>, switches: &[NodeId]) -> Brain {
+        let ground = ground.into();
+        let network = &ground.network;
         let hosts = (0..network.hosts()).map(|host| network.node_of(host));
         Brain {
             config,
             governed: hosts.chain(switches.iter().copied()).collect(),
-            network,
+            ground,
             role: Role::Standby,
             claims: VecDeque::new(),
             claimed_ns: None,
@@ -455,7 +477,7 @@ impl Brain {
 
     /// The network.
     pub fn network(&self) -> &Network {
-        &self.network
+        &self.ground.network
     }
 
     /// The agent of a node can be reached again: it need not wait for its plan until the next time that plans are sent
@@ -732,8 +754,8 @@ impl Brain {
     /// Replays the log. The first write is the leader's own entry: it cuts a torn end, and once it is durable, no leader
     /// before this one can have written anything that is not in the book.
     fn begin(&mut self, term: u64, opening: u64, image: &Image, now_ns: u64) {
-        let recovered = Book::recover(self.network.clone(), &image.snapshot, &image.log);
-        let change = Change::Lead { hosts: fingerprint(&self.network) };
+        let recovered = Book::recover(self.ground.clone(), &image.snapshot, &image.log);
+        let change = Change::Lead { hosts: fingerprint(&self.ground.network) };
         let entry = Entry { client: 0, sequence: 0, change };
         let begun = recovered.and_then(|(mut book, found)| {
             let first = book.next_index();
@@ -803,7 +825,9 @@ impl Brain {
                 self.counters.stale += 1;
                 continue;
             }
-            let change = decide(&mut leader.book, &self.config, &mut self.memory, ask);
+            let mut changes =
+                decide(&mut leader.book, &self.config, &mut self.memory, ask).into_iter();
+            let Some(change) = changes.next() else { continue };
             if let Change::Release(job) = &change {
                 nodes.extend(senders(&leader.book, *job));
             }
@@ -818,8 +842,21 @@ impl Brain {
             if let Change::Admit(_) = &entry.change {
                 nodes.extend(senders(&leader.book, index));
             }
+            let is_executed = !matches!(outcome, Outcome::Refused(_));
             entries.push(entry);
             answers.push((client, sequence, outcome));
+            for change in changes.take_while(|_| is_executed) {
+                // Paths of any job may have changed.
+                nodes.extend(self.governed.iter().copied());
+                let entry = Entry { client: 0, sequence: 0, change };
+                if leader.book.apply(leader.term, &entry).is_err() {
+                    break;
+                }
+                entries.push(entry);
+            }
+            if let Some(Entry { change: Change::Outage { .. }, .. }) = entries.last() {
+                nodes.extend(self.governed.iter().copied());
+            }
         }
         if entries.is_empty() {
             return;
@@ -847,6 +884,10 @@ impl Brain {
                 Outcome::Admitted(_) => self.counters.admitted += 1,
                 Outcome::Released(_) => self.counters.released += 1,
                 Outcome::Refused(_) => self.counters.refused += 1,
+                Outcome::Repaired { moved, .. } => {
+                    self.counters.repairs += 1;
+                    self.counters.workers_moved += u64::from(*moved);
+                }
             }
             self.effects.push_back(Effect::Answer { client, sequence, answer: Ok(outcome) });
         }
@@ -890,29 +931,39 @@ fn is_over(from_ns: u64, length_ns: u64, now_ns: u64) -> bool {
     now_ns.checked_sub(from_ns).is_none_or(|passed| passed >= length_ns)
 }
 
-/// What a request changes.
-fn decide(book: &mut Book, config: &Config, memory: &mut Memory, ask: Ask) -> Change {
-    let refuse = |reason: String| Change::Refuse(shortened(reason));
-    match ask {
+/// What a request changes: the first change is its own, the others follow from it.
+fn decide(book: &mut Book, config: &Config, memory: &mut Memory, ask: Ask) -> Vec<Change> {
+    let decided = match ask {
         Ask::Admit { label, job, unchanged_since } => {
-            if unchanged_since.is_some_and(|index| index != book.changed_index()) {
-                return refuse("jobs came or went since the placement was computed".to_string());
-            }
-            admit(book, config, memory, label, job).unwrap_or_else(refuse)
-        }
-        Ask::Release { job, owner } => {
-            let (number, said) = match job {
-                Which::Number(job) => (Some(job), job.to_string()),
-                Which::Name(name) => (book.job_named(&name), alloc::format!("'{name}'")),
-            };
-            match number.and_then(|job| Some((job, book.jobs().get(&job)?))) {
-                None => refuse(alloc::format!("there is no job {said}")),
-                Some((job, held)) if owner.is_some_and(|owner| owner != held.label.owner) => {
-                    refuse(alloc::format!("job {job} belongs to '{}'", held.label.owner))
-                }
-                Some((job, _)) => Change::Release(job),
+            match unchanged_since.is_some_and(|index| index != book.changed_index()) {
+                true => Err("jobs came or went since the placement was computed".to_string()),
+                false => admit(book, config, memory, label, job).map(|change| alloc::vec![change]),
             }
         }
+        Ask::Release { job, owner } => release(book, job, owner).map(|change| alloc::vec![change]),
+        Ask::Outage { parts, is_down, most_moved } => {
+            mending::outage(book, &parts, is_down, most_moved)
+        }
+        Ask::Defragment { most_moved } => mending::defragment(book, most_moved),
+    };
+    decided.unwrap_or_else(|reason| alloc::vec![Change::Refuse(shortened(reason))])
+}
+
+/// Whether a job is there and may be released.
+///
+/// # Errors
+/// Says why not.
+fn release(book: &Book, job: Which, owner: Option<String>) -> Result<Change, String> {
+    let (number, said) = match job {
+        Which::Number(job) => (Some(job), job.to_string()),
+        Which::Name(name) => (book.job_named(&name), alloc::format!("'{name}'")),
+    };
+    match number.and_then(|job| Some((job, book.jobs().get(&job)?))) {
+        None => Err(alloc::format!("there is no job {said}")),
+        Some((job, held)) if owner.is_some_and(|owner| owner != held.label.owner) => {
+            Err(alloc::format!("job {job} belongs to '{}'", held.label.owner))
+        }
+        Some((job, _)) => Ok(Change::Release(job)),
     }
 }
 

@@ -14,6 +14,7 @@
 //! | [`demand`] | what crosses a link: Parfait's, TAG's and a hose's reservation |
 //! | [`groups`] | hosts below the same switches |
 //! | [`spread`] | which links the packets of a pair of hosts take |
+//! | [`site`] | what a network is made from, so that it can be made anew with something down |
 //! | [`outage`] | what of a topology is down |
 //! | [`network`] | hosts with slots, and what links can carry |
 //! | [`loads`] | what a placed job puts on each link |
@@ -41,6 +42,7 @@ pub mod job;
 pub mod ledger;
 pub mod loads;
 pub mod log;
+pub mod mending;
 pub mod network;
 pub mod outage;
 pub mod pattern;
@@ -50,4 +52,5 @@ pub mod queues;
 pub mod repair;
 pub mod runs;
 pub mod separation;
+pub mod site;
 pub mod spread;

@@ -19,20 +19,26 @@
 //! - R3: a damaged record with a whole one behind it is damage of what was acknowledged: nothing is recovered. The same
 //!   holds for records of another version and for logs of other hosts. Each refusal says why.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::{String, ToString};
+use alloc::sync::Arc;
 use alloc::vec::Vec;
+
+use fabric::topology::{LinkId, NodeId};
 
 use thiserror::Error;
 
 use crate::demand::{Abstraction, Demand, Order};
 use crate::job::Job;
-use crate::ledger::{JobId, Ledger, Refusal};
+use crate::ledger::{Admission, JobId, Ledger, Refusal};
 use crate::loads::{Load, Piece};
 use crate::network::Network;
+use crate::outage::Outage;
 use crate::placement::migration::Standing;
 use crate::queues::Dscp;
+use crate::repair::{Cause, Struck, strike};
 use crate::runs::Run;
+use crate::site::{Ground, Site};
 
 /// The version of the format that is written, and the only one that is read.
 pub const VERSION: u16 = 2;
@@ -132,6 +138,40 @@ pub enum Change {
     Release(JobId),
     /// Nothing; the client got this answer, and gets it again if it repeats the request.
     Refuse(String),
+    /// This is down, and nothing else; nodes and links by their index. Who is hit follows from it; entries behind it say
+    /// what is done about it.
+    Outage {
+        /// Hosts and switches.
+        nodes: Vec<u32>,
+        /// Links.
+        links: Vec<u32>,
+        /// Workers that are moved by the entries behind it, for the answer.
+        moved: u32,
+        /// Jobs that are degraded after these, for the answer.
+        degraded: u32,
+    },
+    /// Moves behind this one were asked for.
+    Moves {
+        /// Workers that are moved, for the answer.
+        moved: u32,
+    },
+    /// A job gets another place, or its bandwidth back where it is.
+    Move(Moved),
+    /// A job gets another DSCP, since it meets one with its own.
+    Mark(JobId, Dscp),
+}
+
+/// A job's new place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Moved {
+    /// The job.
+    pub job: JobId,
+    /// Its DSCP there.
+    pub dscp: Dscp,
+    /// In which order its workers are placed.
+    pub order: Order,
+    /// Where they are.
+    pub pieces: Vec<Piece>,
 }
 
 /// What people call a job, and who submitted it.
@@ -191,6 +231,15 @@ pub enum Outcome {
     Released(JobId),
     /// Why nothing changed.
     Refused(String),
+    /// What went down or came back is known.
+    Repaired {
+        /// Jobs that were hit.
+        hit: u32,
+        /// Workers that were moved.
+        moved: u32,
+        /// Jobs without their guarantee now.
+        degraded: u32,
+    },
 }
 
 /// A client's last request.
@@ -218,6 +267,8 @@ pub struct Reserved {
 /// All that the log says: the ledger, its jobs, and the last answer to each client.
 #[derive(Clone, Debug)]
 pub struct Book {
+    site: Option<Arc<Site>>,
+    outage: Outage,
     ledger: Ledger,
     jobs: BTreeMap<JobId, Held>,
     names: BTreeMap<String, JobId>,
@@ -257,8 +308,11 @@ pub fn fingerprint(network: &Network) -> u32 {
 
 impl Book {
     /// One in which nothing has happened.
-    pub fn new(network: Network) -> Book {
+    pub fn new(ground: impl Into<Ground>) -> Book {
+        let Ground { network, site } = ground.into();
         Book {
+            site,
+            outage: Outage::none(),
             on_trunk: alloc::vec![Vec::new(); network.trunks()],
             ledger: Ledger::new(network),
             jobs: BTreeMap::new(),
@@ -303,11 +357,10 @@ impl Book {
         &self.on_trunk[trunk as usize]
     }
 
-    /// A code point that no job has where this one would be. Which is tried first differs from entry to entry, so that
-    /// packets of a job that has just ended are not taken for those of a new one.
+    /// A DSCP that no job has where this one would be.
     ///
     /// # Errors
-    /// When the place is impossible, or all code points are taken on its links.
+    /// When the place is impossible, or all are taken on its links.
     pub fn free_dscp(
         &mut self,
         demand: &Demand,
@@ -317,17 +370,7 @@ impl Book {
     ) -> Result<Dscp, String> {
         let loads = self.ledger.check(demand, slots_per_worker, abstraction, pieces);
         let loads = loads.map_err(|refusal| refusal.to_string())?;
-        let mut taken = 0_u64;
-        for load in &loads {
-            let here = self.on_trunk[load.trunk as usize].iter();
-            taken |= here.fold(0, |bits, one| bits | 1 << one.dscp.value());
-        }
-        let all: Vec<Dscp> = Dscp::all().collect();
-        let first = (self.next_index % all.len() as u64) as usize;
-        let mut turned = all[first..].iter().chain(&all[..first]);
-        let free = turned.find(|dscp| taken & 1 << dscp.value() == 0);
-        free.copied()
-            .ok_or_else(|| alloc::format!("all {} DSCPs are taken by jobs on its links", all.len()))
+        self.choose(self.taken(&loads, JobId::MAX))
     }
 
     /// The last answer to each client.
@@ -356,6 +399,8 @@ impl Book {
         self.jobs == other.jobs
             && self.clients == other.clients
             && (self.next_index, self.term) == (other.next_index, other.term)
+            && self.outage == other.outage
+            && self.ledger.network().trunks() == other.ledger.network().trunks()
             && trunks
                 .into_iter()
                 .all(|t| self.ledger.reserved_bps(t) == other.ledger.reserved_bps(t))
@@ -411,7 +456,185 @@ impl Book {
                 self.changed_index = index;
                 Ok(Outcome::Admitted(index))
             }
+            Change::Outage { nodes, links, moved, degraded } => {
+                let outage = self.outage_of(nodes, links).ok_or_else(|| {
+                    refused("the topology has not what is said to be down".to_string())
+                })?;
+                let hit = self.strike(outage).map_err(refused)?;
+                self.changed_index = index;
+                Ok(Outcome::Repaired { hit, moved: *moved, degraded: *degraded })
+            }
+            Change::Moves { moved } => Ok(Outcome::Repaired { hit: 0, moved: *moved, degraded: 0 }),
+            Change::Move(moved) => {
+                self.relocate(moved).map_err(refused)?;
+                self.changed_index = index;
+                Ok(Outcome::Admitted(moved.job))
+            }
+            Change::Mark(job, dscp) => {
+                self.mark(*job, *dscp).map_err(refused)?;
+                self.changed_index = index;
+                Ok(Outcome::Admitted(*job))
+            }
         }
+    }
+
+    /// What is down, by index; `None` if the topology has not all of it.
+    fn outage_of(&self, nodes: &[u32], links: &[u32]) -> Option<Outage> {
+        let mut outage = Outage::none();
+        if nodes.is_empty() && links.is_empty() {
+            return Some(outage);
+        }
+        let topology = &self.site.as_ref()?.topology;
+        let (down, links): (BTreeSet<u32>, BTreeSet<u32>) =
+            (nodes.iter().copied().collect(), links.iter().copied().collect());
+        let all = topology.nodes().map(|(id, _)| id);
+        let known = all.filter(|id| down.contains(&(id.index() as u32)));
+        let nodes = known.filter(|id| outage.set_node(*id, true)).count();
+        let all = topology.links().map(|(id, _)| id);
+        let known = all.filter(|id| links.contains(&(id.index() as u32)));
+        let found = known.filter(|id| outage.set_link(*id, true)).count();
+        (nodes == down.len() && found == links.len()).then_some(outage)
+    }
+
+    /// What is known to be down.
+    pub fn outage(&self) -> &Outage {
+        &self.outage
+    }
+
+    /// What the network is made from.
+    pub fn site(&self) -> Option<&Site> {
+        self.site.as_deref()
+    }
+
+    /// Whether a job has lost its guarantee.
+    pub fn is_degraded(&self, job: JobId) -> bool {
+        self.ledger.admissions().get(&job).is_some_and(Admission::is_degraded)
+    }
+
+    /// The ledger with that down, and who is hit: jobs that were degraded before are among them.
+    ///
+    /// # Errors
+    /// When there is no site, or no network is left.
+    pub fn struck(&self, outage: &Outage) -> Result<Struck, String> {
+        let site = self.site.as_ref().ok_or("what is down is not known without a topology")?;
+        let network = site.network(outage).map_err(|error| error.to_string())?;
+        let was_degraded = |standing: &Standing<'_>| self.is_degraded(standing.id);
+        let intact: Vec<Standing<'_>> =
+            self.standings().filter(|standing| !was_degraded(standing)).collect();
+        let mut struck = strike(network, &intact).map_err(|refusal| refusal.to_string())?;
+        for standing in self.standings().filter(was_degraded) {
+            let slots = standing.job.slots_per_worker;
+            let held = struck.ledger.hold(standing.id, slots, standing.pieces);
+            held.map_err(|refusal| refusal.to_string())?;
+            struck.hits.insert(standing.id, Cause::Place);
+        }
+        Ok(struck)
+    }
+
+    /// Puts something out of action, or back; how many jobs lost their guarantee by it.
+    fn strike(&mut self, outage: Outage) -> Result<u32, String> {
+        let struck = self.struck(&outage)?;
+        let is_new = |job: &&JobId| !self.is_degraded(**job);
+        let hit = struck.hits.keys().filter(is_new).count() as u32;
+        (self.ledger, self.outage) = (struck.ledger, outage);
+        self.lay_out();
+        Ok(hit)
+    }
+
+    /// Notes anew who has what on which trunk.
+    fn lay_out(&mut self) {
+        self.on_trunk = alloc::vec![Vec::new(); self.ledger.network().trunks()];
+        for (job, held) in &self.jobs {
+            let loads = self.ledger.admissions().get(job).map_or(&[][..], |own| &own.loads);
+            for load in loads {
+                let own = Reserved { job: *job, dscp: held.dscp, bps: load.bps };
+                self.on_trunk[load.trunk as usize].push(own);
+            }
+        }
+    }
+
+    fn relocate(&mut self, moved: &Moved) -> Result<(), String> {
+        let Moved { job, dscp, order, pieces } = moved;
+        let held = self.jobs.get(job).ok_or_else(|| alloc::format!("there is no job {job}"))?;
+        let demand = Demand::in_order(&held.job.pattern, *order);
+        let demand = demand.map_err(|error| error.to_string())?;
+        let (slots, abstraction) = (held.job.slots_per_worker, held.abstraction);
+        let before = self.ledger.admissions().get(job).map(|own| own.loads.clone());
+        self.ledger
+            .relocate(*job, &demand, slots, abstraction, pieces)
+            .map_err(|refusal| refusal.to_string())?;
+        for load in before.iter().flatten() {
+            self.on_trunk[load.trunk as usize].retain(|one| one.job != *job);
+        }
+        for load in &self.ledger.admissions()[job].loads {
+            let own = Reserved { job: *job, dscp: *dscp, bps: load.bps };
+            self.on_trunk[load.trunk as usize].push(own);
+        }
+        if let Some(held) = self.jobs.get_mut(job) {
+            (held.dscp, held.order, held.pieces) = (*dscp, *order, pieces.clone());
+        }
+        Ok(())
+    }
+
+    fn mark(&mut self, job: JobId, dscp: Dscp) -> Result<(), String> {
+        let held =
+            self.jobs.get_mut(&job).ok_or_else(|| alloc::format!("there is no job {job}"))?;
+        held.dscp = dscp;
+        let loads = self.ledger.admissions().get(&job).map_or(&[][..], |own| &own.loads);
+        for load in loads {
+            let here = self.on_trunk[load.trunk as usize].iter_mut();
+            here.filter(|one| one.job == job).for_each(|one| one.dscp = dscp);
+        }
+        Ok(())
+    }
+
+    /// Jobs that meet another one with their DSCP on some link: of each pair the later one.
+    pub fn clashes(&self) -> BTreeSet<JobId> {
+        let mut clashing = BTreeSet::new();
+        for here in &self.on_trunk {
+            let mut first: BTreeMap<Dscp, JobId> = BTreeMap::new();
+            let mut sorted: Vec<&Reserved> = here.iter().collect();
+            sorted.sort_unstable_by_key(|one| one.job);
+            for one in sorted {
+                if *first.entry(one.dscp).or_insert(one.job) != one.job {
+                    clashing.insert(one.job);
+                }
+            }
+        }
+        clashing
+    }
+
+    /// A DSCP that a job can have where it is: its own, if no other has it there.
+    ///
+    /// # Errors
+    /// When all are taken.
+    pub fn dscp_in_place(&self, job: JobId, wanted: Dscp) -> Result<Dscp, String> {
+        let loads = self.ledger.admissions().get(&job).map_or(&[][..], |own| &own.loads);
+        let taken = self.taken(loads, job);
+        if taken & 1 << wanted.value() == 0 {
+            return Ok(wanted);
+        }
+        self.choose(taken)
+    }
+
+    /// DSCPs that others than this job have on these trunks, as bits.
+    fn taken(&self, loads: &[Load], job: JobId) -> u64 {
+        let here = loads.iter().flat_map(|load| &self.on_trunk[load.trunk as usize]);
+        here.filter(|one| one.job != job).fold(0, |bits, one| bits | 1 << one.dscp.value())
+    }
+
+    /// One that is not taken: if there is one, one that no job has anywhere, so that a job keeps its DSCP when paths
+    /// change. Which is tried first differs from entry to entry, so that packets of a job that has just ended are not
+    /// taken for those of a new one.
+    fn choose(&self, taken: u64) -> Result<Dscp, String> {
+        let used = self.jobs.values().fold(0_u64, |bits, held| bits | 1 << held.dscp.value());
+        let all: Vec<Dscp> = Dscp::all().collect();
+        let first = (self.next_index % all.len() as u64) as usize;
+        let turned = || all[first..].iter().chain(&all[..first]);
+        let free = |bits: u64| turned().find(|dscp| bits & 1 << dscp.value() == 0).copied();
+        free(taken | used)
+            .or_else(|| free(taken))
+            .ok_or_else(|| alloc::format!("all {} DSCPs are taken by jobs on its links", all.len()))
     }
 
     fn release(&mut self, job: JobId) -> Result<(), Refusal> {
@@ -424,11 +647,25 @@ impl Book {
         Ok(())
     }
 
+    fn check_label(&self, job: JobId, held: &Held) -> Result<(), LogError> {
+        let is_good = held.label.is_valid() && !self.names.contains_key(&held.label.name);
+        is_good.then_some(()).ok_or(LogError::Name { index: job })
+    }
+
+    /// Takes a job that has its slots alone.
+    fn keep(&mut self, job: JobId, held: Held) -> Result<(), LogError> {
+        self.check_label(job, &held)?;
+        self.ledger
+            .hold(job, held.job.slots_per_worker, &held.pieces)
+            .map_err(|refusal| LogError::Refused { index: job, reason: refusal.to_string() })?;
+        self.names.insert(held.label.name.clone(), job);
+        self.jobs.insert(job, held);
+        Ok(())
+    }
+
     fn hold(&mut self, job: JobId, held: &Held) -> Result<(), LogError> {
         let refused = |reason: String| LogError::Refused { index: job, reason };
-        if !held.label.is_valid() || self.names.contains_key(&held.label.name) {
-            return Err(LogError::Name { index: job });
-        }
+        self.check_label(job, held)?;
         let demand = Demand::in_order(&held.job.pattern, held.order)
             .map_err(|error| refused(error.to_string()))?;
         let Held { abstraction, pieces, .. } = held;
@@ -456,11 +693,11 @@ impl Book {
     /// # Errors
     /// R3 of the module's text.
     pub fn recover(
-        network: Network,
+        ground: impl Into<Ground>,
         snapshot: &[u8],
         log: &[u8],
     ) -> Result<(Book, Found), LogError> {
-        let mut book = Book::new(network);
+        let mut book = Book::new(ground);
         if !snapshot.is_empty() {
             book.restore(snapshot)?;
         }
@@ -503,10 +740,21 @@ impl Book {
             let mut number = || reader.u64().ok_or_else(malformed);
             [number()?, number()?, number()?]
         };
+        let (nodes, links) = reader.outage().ok_or_else(malformed)?;
+        let outage = self.outage_of(&nodes, &links).ok_or(LogError::OtherHosts)?;
+        if !outage.is_empty() {
+            let refused = |reason| LogError::Refused { index: next_index, reason };
+            self.strike(outage).map_err(refused)?;
+        }
         for _ in 0..reader.u32().ok_or_else(malformed)? {
             let job = reader.u64().ok_or_else(malformed)?;
+            let is_degraded = reader.u8().ok_or_else(malformed)? != 0;
             let held = reader.held().ok_or_else(malformed)?;
-            self.hold(job, &held)?;
+            if is_degraded {
+                self.keep(job, held)?;
+            } else {
+                self.hold(job, &held)?;
+            }
         }
         for _ in 0..reader.u32().ok_or_else(malformed)? {
             let client = reader.u64().ok_or_else(malformed)?;
@@ -528,9 +776,12 @@ impl Book {
         put_u64(&mut body, self.term);
         put_u64(&mut body, self.next_index);
         put_u64(&mut body, self.changed_index);
+        put_indices(&mut body, self.outage.nodes().map(NodeId::index));
+        put_indices(&mut body, self.outage.links().map(LinkId::index));
         put_u32(&mut body, self.jobs.len() as u32);
         for (job, held) in &self.jobs {
             put_u64(&mut body, *job);
+            body.push(u8::from(self.is_degraded(*job)));
             put_held(&mut body, held);
         }
         put_u32(&mut body, self.clients.len() as u32);
@@ -579,6 +830,28 @@ impl Batch {
                 Change::Refuse(reason) => {
                     body.push(3);
                     put_text(&mut body, reason);
+                }
+                Change::Outage { nodes, links, moved, degraded } => {
+                    body.push(4);
+                    put_indices(&mut body, nodes.iter().map(|index| *index as usize));
+                    put_indices(&mut body, links.iter().map(|index| *index as usize));
+                    put_u32(&mut body, *moved);
+                    put_u32(&mut body, *degraded);
+                }
+                Change::Move(moved) => {
+                    body.push(5);
+                    put_u64(&mut body, moved.job);
+                    body.push(moved.dscp.value());
+                    put_place(&mut body, moved.order, &moved.pieces);
+                }
+                Change::Moves { moved } => {
+                    body.push(7);
+                    put_u32(&mut body, *moved);
+                }
+                Change::Mark(job, dscp) => {
+                    body.push(6);
+                    put_u64(&mut body, *job);
+                    body.push(dscp.value());
                 }
             }
         }
@@ -668,13 +941,23 @@ fn put_held(body: &mut Vec<u8>, held: &Held) {
     body.extend(
         Abstraction::ALL.iter().position(|one| *one == held.abstraction).map(|at| at as u8),
     );
-    body.extend(ORDERS.iter().position(|one| *one == held.order).map(|at| at as u8));
-    put_u32(body, held.pieces.len() as u32);
-    for piece in &held.pieces {
+    put_place(body, held.order, &held.pieces);
+}
+
+fn put_place(body: &mut Vec<u8>, order: Order, pieces: &[Piece]) {
+    body.extend(ORDERS.iter().position(|one| *one == order).map(|at| at as u8));
+    put_u32(body, pieces.len() as u32);
+    for piece in pieces {
         put_u32(body, piece.host);
         put_u32(body, piece.run.first);
         put_u32(body, piece.run.end);
     }
+}
+
+fn put_indices(body: &mut Vec<u8>, indices: impl Iterator<Item = usize>) {
+    let indices: Vec<usize> = indices.collect();
+    put_u32(body, indices.len() as u32);
+    indices.into_iter().for_each(|index| put_u32(body, index as u32));
 }
 
 fn put_answered(body: &mut Vec<u8>, answered: &Answered) {
@@ -692,6 +975,10 @@ fn put_answered(body: &mut Vec<u8>, answered: &Answered) {
         Outcome::Refused(reason) => {
             body.push(2);
             put_text(body, reason);
+        }
+        Outcome::Repaired { hit, moved, degraded } => {
+            body.push(3);
+            [hit, moved, degraded].into_iter().for_each(|number| put_u32(body, *number));
         }
     }
 }
@@ -745,13 +1032,26 @@ impl<'a> Reader<'a> {
         let dscp = Dscp::new(self.u8()?).ok()?;
         let job = self.text()?.parse().ok()?;
         let abstraction = *Abstraction::ALL.get(usize::from(self.u8()?))?;
+        let (order, pieces) = self.place()?;
+        Some(Held { label, dscp, job, abstraction, order, pieces })
+    }
+
+    fn place(&mut self) -> Option<(Order, Vec<Piece>)> {
         let order = *ORDERS.get(usize::from(self.u8()?))?;
         let piece = |reader: &mut Self| {
             let (host, first, end) = (reader.u32()?, reader.u32()?, reader.u32()?);
             Some(Piece { host, run: Run::new(first, end) })
         };
         let pieces = (0..self.u32()?).map(|_| piece(self)).collect::<Option<_>>()?;
-        Some(Held { label, dscp, job, abstraction, order, pieces })
+        Some((order, pieces))
+    }
+
+    fn indices(&mut self) -> Option<Vec<u32>> {
+        (0..self.u32()?).map(|_| self.u32()).collect()
+    }
+
+    fn outage(&mut self) -> Option<(Vec<u32>, Vec<u32>)> {
+        Some((self.indices()?, self.indices()?))
     }
 
     fn entry(&mut self) -> Option<Entry> {
@@ -761,6 +1061,17 @@ impl<'a> Reader<'a> {
             1 => Change::Admit(self.held()?),
             2 => Change::Release(self.u64()?),
             3 => Change::Refuse(self.text()?.to_string()),
+            4 => {
+                let (nodes, links) = self.outage()?;
+                Change::Outage { nodes, links, moved: self.u32()?, degraded: self.u32()? }
+            }
+            5 => {
+                let (job, dscp) = (self.u64()?, Dscp::new(self.u8()?).ok()?);
+                let (order, pieces) = self.place()?;
+                Change::Move(Moved { job, dscp, order, pieces })
+            }
+            6 => Change::Mark(self.u64()?, Dscp::new(self.u8()?).ok()?),
+            7 => Change::Moves { moved: self.u32()? },
             _ => return None,
         };
         Some(Entry { client, sequence, change })
@@ -772,6 +1083,7 @@ impl<'a> Reader<'a> {
             0 => Outcome::Admitted(self.u64()?),
             1 => Outcome::Released(self.u64()?),
             2 => Outcome::Refused(self.text()?.to_string()),
+            3 => Outcome::Repaired { hit: self.u32()?, moved: self.u32()?, degraded: self.u32()? },
             _ => return None,
         };
         Some(Answered { sequence, index, outcome })

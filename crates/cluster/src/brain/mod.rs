@@ -27,7 +27,7 @@ use engine::{log, runtime};
 use fabric::topology::{NodeId, Topology};
 use parfait::brain as machine;
 use parfait::demand::Abstraction;
-use parfait::network::{Network, Routing};
+use parfait::site::{Ground, Site};
 use parfait::spread::Ecmp;
 use serde::Serialize;
 use tokio::net::TcpListener;
@@ -106,18 +106,15 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// The network of that topology.
+    /// What the ledger stands on.
     ///
     /// # Errors
     /// When it has no hosts, no slots or no paths, or is too large.
-    pub fn network(&self) -> Result<Network, Error> {
-        let share = u128::from(self.reservable_ppm);
-        let reservable = |bps: u64| (u128::from(bps) * share / 1_000_000) as u64;
-        let routing = Routing::Ecmp(self.ecmp);
-        let shape = Network::new(&self.topology, self.slots, routing, |_, link| {
-            reservable(link.capacity.rate_bps)
-        });
-        shape.map_err(|error| Error::invalid(format!("the topology: {error}")))
+    pub fn ground(&self) -> Result<Ground, Error> {
+        let (topology, slots) = (self.topology.clone(), self.slots);
+        let (ecmp, reservable_ppm) = (self.ecmp, self.reservable_ppm);
+        let ground = Ground::new(Site { topology, slots, ecmp, reservable_ppm });
+        ground.map_err(|error| Error::invalid(format!("the topology: {error}")))
     }
 }
 
@@ -161,12 +158,12 @@ pub fn run<S: Store, E: From<Error>>(
     extra: impl FnOnce(Looks) -> Result<(), Error>,
     ready: impl FnOnce(&Ready) -> Result<(), E>,
 ) -> Result<(), E> {
-    let network = config.cluster.network()?;
+    let ground = config.cluster.ground()?;
     let switches = nodes_named(&config.cluster.topology, &config.switches)?;
     let server_tls = config.tls.server()?;
     let number = fresh_seed()?.max(1);
-    let hosts = network.hosts();
-    let machine = machine::Brain::new(machine_config(number, config.lease), network, &switches);
+    let hosts = ground.network.hosts();
+    let machine = machine::Brain::new(machine_config(number, config.lease), ground, &switches);
     let runtime = runtime::multi_thread()?;
     let served = runtime.block_on(async {
         let mut signals = EndSignals::listen()?;

@@ -58,7 +58,7 @@ impl Running {
         let (leading, is_leading) = watch::channel(false);
         let candidate = Candidate { number, address: format!("[::1]:{number}") };
         let driver = Driver {
-            brain: Brain::new(config, network),
+            brain: Brain::new(config, network, &[]),
             store: Arc::new(store),
             candidate,
             begun: Instant::now(),

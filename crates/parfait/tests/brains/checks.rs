@@ -85,7 +85,7 @@ impl Checks {
         match outcome {
             Outcome::Admitted(job) => self.admitted.insert(*job),
             Outcome::Released(job) => self.released.insert(*job),
-            Outcome::Refused(_) => false,
+            Outcome::Refused(_) | Outcome::Repaired { .. } => false,
         };
         Ok(())
     }
@@ -103,6 +103,9 @@ impl Checks {
         }
         let is_last = brain.term().zip(brain.opening()) == Some(world.disk.opening);
         if is_durable && is_last && self.replay(world)? {
+            if let Some(job) = book.clashes().first() {
+                return Err(format!("C9: job {job} meets another with its DSCP"));
+            }
             ledger.audit().map_err(|what| format!("C3: {what}"))?;
         }
         let replayed = self.replayed.as_ref().map(|(_, replayed)| replayed);
@@ -174,7 +177,7 @@ impl Checks {
             return Ok(false);
         }
         let image = &world.disk.image;
-        let (book, _) = Book::recover(world.network.clone(), &image.snapshot, &image.log)
+        let (book, _) = Book::recover(world.ground.clone(), &image.snapshot, &image.log)
             .map_err(|error| format!("C4: the log is not recovered: {error}"))?;
         for batch in batches(&image.log) {
             for (index, entry) in (batch.first..).zip(&batch.entries) {

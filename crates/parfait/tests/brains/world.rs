@@ -4,13 +4,15 @@
 use std::collections::BTreeMap;
 
 use fabric::shape::Shape;
-use fabric::topology::{Capacity, NodeId};
+use fabric::topology::{Capacity, LinkId, NodeId};
 use parfait::agent::{Agent, Command, Measure, Position, Reply, Saved, Share, Step};
 use parfait::brain::{Ask, Brain, Config, Denial, Effect, Lease, Request, State, Which};
 use parfait::demand::Abstraction;
 use parfait::log::{Label, Outcome};
-use parfait::network::{Network, Routing};
+use parfait::mending::Part;
+use parfait::network::Network;
 use parfait::planted::Bug;
+use parfait::site::{Ground, Site};
 use parfait::spread::Ecmp;
 use rand_pcg::Pcg32;
 use rand_pcg::rand_core::Rng;
@@ -142,12 +144,15 @@ pub(crate) struct Tally {
     pub(crate) leases_lost: u64,
     pub(crate) storage_failed: u64,
     pub(crate) storage_silent: u64,
+    pub(crate) repairs: u64,
+    pub(crate) workers_moved: u64,
     pub(crate) events: u64,
     pub(crate) healed_ns: u64,
 }
 
 pub(crate) struct World {
     pub(crate) now_ns: u64,
+    pub(crate) ground: Ground,
     pub(crate) network: Network,
     pub(crate) agents: Vec<AgentNode>,
     pub(crate) clients: Vec<Client>,
@@ -172,11 +177,11 @@ pub(crate) struct World {
     tally: Tally,
 }
 
-fn network() -> Network {
+fn ground() -> Ground {
     let shape: Shape = SHAPE.parse().expect("a shape");
     let topology = shape.build(Capacity::default()).expect("small");
-    let rate = |_, link: &fabric::topology::Link| link.capacity.rate_bps / 4;
-    Network::new(&topology, 4, Routing::Ecmp(Ecmp::Even), rate).expect("connected")
+    let site = Site { topology, slots: 4, ecmp: Ecmp::Even, reservable_ppm: 250_000 };
+    Ground::new(site).expect("connected")
 }
 
 /// Most time from the end of all faults until everything has settled.
@@ -196,7 +201,7 @@ pub(crate) fn bound_ns(brains: u64, clients: u64) -> u64 {
 impl World {
     pub(crate) fn new(seed: u64, bug: Option<Bug>) -> World {
         let mut random = Pcg32::new(seed, 0x5eed);
-        let network = network();
+        let ground = ground();
         let mut one_of = |choices: &[u32]| choices[random.next_u32() as usize % choices.len()];
         let faults = Faults {
             loss: one_of(&[0, 0, 40, 8]),
@@ -213,7 +218,8 @@ impl World {
         let nodes = governed();
         let mut world = World {
             now_ns: 0,
-            network,
+            network: ground.network.clone(),
+            ground,
             agents: Vec::new(),
             clients: Vec::new(),
             disk: Volume::default(),
@@ -586,7 +592,7 @@ impl World {
         match outcome {
             Outcome::Admitted(job) => client.jobs.push(*job),
             Outcome::Released(job) => client.jobs.retain(|own| own != job),
-            Outcome::Refused(_) => {}
+            Outcome::Refused(_) | Outcome::Repaired { .. } => {}
         }
         client.asked = None;
         let think = self.below(120) * MS;
@@ -604,7 +610,10 @@ impl World {
                 return;
             }
             client.sequence += 1;
-            let ask = match client.jobs.is_empty() || choice % 5 < 3 {
+            let is_new = client.jobs.is_empty() || choice % 5 < 3;
+            let ask = match is_new {
+                _ if choice % 16 == 7 => broken(self.ground.site.as_deref(), choice / 16),
+                _ if choice % 32 == 8 => Ask::Defragment { most_moved: 3 },
                 true => Ask::Admit {
                     // Now and then two running jobs would have one name.
                     label: Label { name: format!("job{}", choice / 64 % 200), owner: owner(at) },
@@ -651,7 +660,7 @@ impl World {
                     not(feature = "planted-bugs"),
                     expect(unused_mut, reason = "planted bugs are a feature")
                 )]
-                let mut brain = Brain::new(config, self.network.clone(), &self.switches());
+                let mut brain = Brain::new(config, self.ground.clone(), &self.switches());
                 #[cfg(feature = "planted-bugs")]
                 if let Some(bug) = self.bug {
                     brain.plant(bug);
@@ -766,6 +775,8 @@ impl World {
         tally.released += counters.released;
         tally.refused += counters.refused;
         tally.repeated += counters.repeated;
+        tally.repairs += counters.repairs;
+        tally.workers_moved += counters.workers_moved;
         tally.leases_lost += counters.leases_lost;
         tally.storage_failed += counters.storage_failed;
         tally.storage_silent += counters.storage_silent;
@@ -785,6 +796,22 @@ fn governed() -> Vec<NodeId> {
     let shape: Shape = SHAPE.parse().expect("a shape");
     let topology = shape.build(Capacity::default()).expect("small");
     topology.hosts().chain(topology.switches().step_by(2)).collect()
+}
+
+/// A part of the network that goes down, or comes back.
+fn broken(site: Option<&Site>, choice: usize) -> Ask {
+    let topology = &site.expect("the ground has one").topology;
+    let part = match choice % 4 {
+        0 => {
+            Part::Node(topology.nodes().nth(choice / 8 % topology.nodes().len()).expect("a node").0)
+        }
+        _ => {
+            let links: Vec<LinkId> = topology.links().map(|(id, _)| id).collect();
+            Part::Link(links[choice / 8 % links.len()])
+        }
+    };
+    // More comes back than goes, so that most is up.
+    Ask::Outage { parts: vec![part], is_down: choice / 4 % 2 == 0, most_moved: 20 }
 }
 
 /// Who a client's jobs belong to.
@@ -812,7 +839,7 @@ impl Tally {
         }
     }
 
-    fn numbers(&mut self) -> [(&'static str, &mut u64); 17] {
+    fn numbers(&mut self) -> [(&'static str, &mut u64); 19] {
         [
             ("a term", &mut self.terms),
             ("a fenced write", &mut self.fenced),
@@ -829,6 +856,8 @@ impl Tally {
             ("a lost lease", &mut self.leases_lost),
             ("a failed write", &mut self.storage_failed),
             ("a silent disk", &mut self.storage_silent),
+            ("an outage or its end", &mut self.repairs),
+            ("a moved worker", &mut self.workers_moved),
             ("an event", &mut self.events),
             ("a time to settle", &mut self.healed_ns),
         ]
