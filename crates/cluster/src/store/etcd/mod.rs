@@ -125,7 +125,7 @@ pub struct EtcdStore {
 }
 
 impl EtcdStore {
-    /// The store in that etcd, which need not run yet.
+    /// The store in that etcd, which need not run yet. To be called in a runtime of tokio.
     ///
     /// # Errors
     /// When an endpoint is malformed, or the certificates are.
