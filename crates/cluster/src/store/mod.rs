@@ -13,7 +13,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`etcd`] | the store in etcd, for brains on several machines |
-//! | [`file`] | the store in one file, for the brains of one machine |
+//! | [`mod@file`] | the store in one file, for the brains of one machine |
 
 use std::future::Future;
 use std::path::PathBuf;

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use cluster::store::etcd::{Config, EtcdStore};
+use cluster::store::etcd::{Config, EtcdStore, User};
 use cluster::store::{SetupError, Store};
 use parfait::brain::StorageError;
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
@@ -237,9 +237,11 @@ async fn a_user_logs_in_again_when_its_token_is_unknown() {
         let scratch = Scratch::new("ctl");
         let Some(()) = run(scratch.path(), "etcdctl", &format!("{at} {command}")) else { return };
     }
-    let user = |password: &str| Some(("root".to_string(), password.to_string()));
+    let user =
+        |password: &str| Some(User { name: "root".to_string(), password: password.to_string() });
     let wrong = EtcdStore::new(&Config { user: user("guess"), ..members.config() });
     let wrong = wrong.expect("valid");
+    assert!(!format!("{wrong:?}").contains("guess"));
     assert_eq!(wrong.claim(&candidate(2)).await, Err(StorageError::Unavailable));
     let reason = wrong.report().last_failure.expect("it failed");
     assert!(reason.contains("authentication failed"), "{reason}");

@@ -152,12 +152,15 @@ async fn written(members: &Members) -> Vec<Event> {
     let mut answers = watch(members, 0, PREFIX, 1).await.expect("all is healed");
     let mut events: Vec<Event> = Vec::new();
     let is_end = |event: &Event| event.kv.as_ref().is_some_and(|key| key.key.ends_with(b"~end"));
-    while !events.last().is_some_and(is_end) {
+    loop {
         let answer = answers.message().await.expect("it answers").expect("it goes on");
         assert!(!answer.canceled, "compacted");
+        let is_complete = answer.events.iter().any(is_end);
         events.extend(answer.events);
+        if is_complete {
+            return events;
+        }
     }
-    events
 }
 
 /// The batches of the log, and how often the lease was taken. Each was written while its leader had the lease.
@@ -344,6 +347,7 @@ async fn storm(rounds: usize) -> Option<Figures> {
         (1..=CLIENTS).map(|number| tokio::spawn(client(Arc::clone(&storm), number))).collect();
     for round in 0..rounds {
         killer.round(round).await;
+        println!("round {} of {rounds} at {:.1?}", round + 1, storm.begun.elapsed());
     }
     storm.is_over.store(true, Ordering::Relaxed);
     let mut seen = Vec::new();
@@ -367,7 +371,7 @@ async fn storm(rounds: usize) -> Option<Figures> {
 
 /// Compares what clients saw with what was written, and that with what a new brain finds.
 async fn judge(members: &Members, seen: &[Seen<Outcome>], figures: &mut Figures) {
-    let events = written(members).await;
+    let events = tokio::time::timeout(SETTLED, written(members)).await.expect("etcd answers");
     let (batches, leaders) = batches(&events);
     let (entries, book) = replay(&batches);
     history::check(&entries, seen).unwrap_or_else(|violated| panic!("{violated}"));

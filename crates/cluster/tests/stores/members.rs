@@ -5,6 +5,7 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use cluster::store::Store;
@@ -44,10 +45,17 @@ pub(crate) struct Members {
     scratch: Scratch,
 }
 
-/// A port that was free just now.
+/// A port that is free now. Ports below those that the kernel gives to connections stay free while a member is dead.
 fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("it is bound").port()
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let first = std::process::id() as u16;
+    loop {
+        let number = first.wrapping_mul(31).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+        let port = 20_000 + number % 12_000;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 impl Members {

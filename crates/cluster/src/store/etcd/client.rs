@@ -15,7 +15,6 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Response, Status};
 
-use super::Config;
 use super::rpc::auth_client::AuthClient;
 use super::rpc::kv_client::KvClient;
 use super::rpc::lease_client::LeaseClient;
@@ -23,6 +22,7 @@ use super::rpc::{
     AuthenticateRequest, LeaseGrantRequest, LeaseKeepAliveRequest, LeaseRevokeRequest,
     RangeRequest, RangeResponse, TxnRequest, TxnResponse,
 };
+use super::{Config, User};
 use crate::store::{Failure, SetupError, Tally, lock};
 
 /// Longest answer: a page of the log.
@@ -41,7 +41,7 @@ pub(super) struct Client {
     /// The member that is asked.
     current: AtomicUsize,
     request_timeout: Duration,
-    user: Option<(String, String)>,
+    user: Option<User>,
     token: Mutex<Option<MetadataValue<Ascii>>>,
 }
 
@@ -171,7 +171,7 @@ impl Client {
     /// A request with the user's token, which is asked for when there is none.
     async fn signed<M>(&self, channel: &Channel, message: M) -> Result<Request<M>, Status> {
         let mut request = Request::new(message);
-        let Some((name, password)) = &self.user else { return Ok(request) };
+        let Some(User { name, password }) = &self.user else { return Ok(request) };
         let known = lock(&self.token).clone();
         let token = match known {
             Some(token) => token,
@@ -180,8 +180,9 @@ impl Client {
                 let question = AuthenticateRequest { name, password };
                 let answer = AuthClient::new(channel.clone()).authenticate(question).await?;
                 let token = answer.into_inner().token.parse();
-                let token: MetadataValue<Ascii> =
+                let mut token: MetadataValue<Ascii> =
                     token.map_err(|_| Status::internal("the token is not ASCII"))?;
+                token.set_sensitive(true);
                 *lock(&self.token) = Some(token.clone());
                 token
             }

@@ -25,6 +25,7 @@ mod client;
 mod rpc;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -75,8 +76,23 @@ pub struct Config {
     pub call_timeout: Duration,
     /// Certificates.
     pub tls: Option<ClientTlsConfig>,
-    /// Name and password, where etcd asks for them.
-    pub user: Option<(String, String)>,
+    /// Where etcd asks for a user.
+    pub user: Option<User>,
+}
+
+/// A user of etcd.
+#[derive(Clone)]
+pub struct User {
+    /// Its name.
+    pub name: String,
+    /// Its password, which is never printed.
+    pub password: String,
+}
+
+impl fmt::Debug for User {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("User").field("name", &self.name).finish_non_exhaustive()
+    }
 }
 
 impl Config {
@@ -109,7 +125,7 @@ pub struct EtcdStore {
 }
 
 impl EtcdStore {
-    /// The store in that etcd, which need not run yet.
+    /// The store in that etcd, which need not run yet. To be called in a runtime of tokio.
     ///
     /// # Errors
     /// When an endpoint is malformed, or the certificates are.
@@ -552,8 +568,8 @@ struct Position {
     writes: u64,
 }
 
-impl std::fmt::Display for Position {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "opening {} of term {}", self.opening, self.term)
     }
 }
