@@ -154,9 +154,9 @@ def middle(values):
     return statistics.median(known) if known else None
 
 
-def median(options, switch, hosts, is_v6):
-    """Medians of several runs of all jobs: one in which the processors were busy elsewhere tells nothing of the plan."""
-    runs = [measure(options, switch, hosts, JOBS, is_v6) for _ in range(options.runs)]
+def median(options, switch, hosts, active, is_v6):
+    """Medians of several runs: one in which the processors were busy elsewhere tells nothing of the plan."""
+    runs = [measure(options, switch, hosts, active, is_v6) for _ in range(options.runs)]
     return tuple({key: middle(run[part][key] for run in runs) for key in runs[0][part]} for part in range(2))
 
 
@@ -200,12 +200,12 @@ def run(options):
         wire, reported = measure(options, switch, hosts, JOBS, is_v6)
         row(f"{name}, one queue", JOBS, wire, reported, False)
         enforce(options, switch, JOBS)
-        wire, reported = median(options, switch, hosts, is_v6)
+        wire, reported = median(options, switch, hosts, JOBS, is_v6)
         row(f"{name}, the plan", JOBS, wire, reported, True)
         good &= holds(options, wire)
         for idle in JOBS:
             active = [job for job in JOBS if job is not idle]
-            wire, reported = measure(options, switch, hosts, active, is_v6)
+            wire, reported = median(options, switch, hosts, active, is_v6)
             row(f"{name}, the plan", active, wire, reported, True)
             good &= uses_all(options, wire, active)
     return good
@@ -217,7 +217,7 @@ def main():
     parser.add_argument("--dquant", default=str(target / "dquant"), help="the program [default: the release build]")
     parser.add_argument("--enforce", default=str(target / "examples" / "enforce"), help="the driver [default: the release build]")
     parser.add_argument("--seconds", type=int, default=10, help="measured part of each run [default: 10]")
-    parser.add_argument("--runs", type=int, default=3, help="runs of all jobs with the plan, of which the median counts [default: 3]")
+    parser.add_argument("--runs", type=int, default=3, help="runs of each case with the plan, of which the median counts [default: 3]")
     parser.add_argument("--rate", type=int, default=1000, help="of the port, in Mbit/s [default: 1000]")
     parser.add_argument("--mtu", type=int, default=9000, help="of all interfaces [default: 9000]")
     parser.add_argument("--check", action="store_true", help="exit status 1 unless guarantees hold")

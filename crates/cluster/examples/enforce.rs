@@ -17,8 +17,8 @@ use parfait::queues::{Dscp, Guarantee, Plan, Port, Scheme};
 const USAGE: &str =
     "enforce [--replace] [--watch SECONDS] INTERFACE MBITS [JOB:DSCP:MBITS ...] | --clear";
 
-/// A queue holds 4 ms of the port, and two of the largest packets at least.
-const BUFFER_US: u64 = 4000;
+/// A queue holds 8 ms of the port, and two of the largest packets at least.
+const BUFFER_US: u64 = 8000;
 
 fn main() -> ExitCode {
     let Err(error) = run(std::env::args().skip(1).collect()) else { return ExitCode::SUCCESS };

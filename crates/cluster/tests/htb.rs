@@ -7,7 +7,7 @@
 mod skip;
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
 use std::process::{Child, Command, Stdio};
@@ -230,6 +230,50 @@ fn a_plan_that_is_in_force_changes_nothing_and_outlives_its_agent() {
     lab.enforcer().apply(&plan(1000 * MBIT, &[(1, 10, 300 * MBIT)])).expect("root");
     let changes = watch.end();
     assert!(changes.contains("daa0:10a") && changes.contains("deleted class"), "{changes}");
+}
+
+/// The namespace of the process that is killed.
+const AGENT: &str = "DQUANT_TEST_AGENT";
+
+/// What an agent's process and the one after it apply.
+fn plan_of_agents() -> Vec<PortPlan> {
+    plan(1000 * MBIT, &[(1, 10, 400 * MBIT), (2, 12, 200 * MBIT)])
+}
+
+#[test]
+#[ignore = "the process that the next test kills"]
+fn an_agent_that_stays() {
+    let path = std::env::var_os(AGENT).expect("a namespace");
+    let namespace = File::open(path).expect("made by the test");
+    move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).expect("root");
+    let mut htb = Htb::open().expect("netlink");
+    htb.apply(&plan_of_agents()).expect("root");
+    println!("applied");
+    thread::sleep(Duration::from_secs(60));
+}
+
+#[test]
+fn queues_outlive_an_agent_that_is_killed_and_the_next_one_takes_them_over() {
+    let Some(lab) = Lab::new() else { return };
+    let mut command = Command::new(std::env::current_exe().expect("this test"));
+    command.args(["--exact", "an_agent_that_stays", "--ignored", "--nocapture"]);
+    command.env(AGENT, format!("/run/netns/{}", lab.names[0])).stdout(Stdio::piped());
+    let mut agent = command.spawn().expect("this test runs");
+    let output = BufReader::new(agent.stdout.take().expect("a pipe"));
+    assert!(output.lines().any(|line| line.is_ok_and(|line| line.ends_with("applied"))));
+    let before = lab.classes();
+    let sender = lab.sender(false, 10);
+    sender.send_to(&[0; 958], peer(false, ROCE_PORT)).expect("room");
+    // SIGKILL.
+    agent.kill().expect("it runs");
+    agent.wait().expect("it has ended");
+    assert_eq!(lab.classes(), before);
+    let watch = lab.watch();
+    let mut next = lab.enforcer();
+    next.apply(&plan_of_agents()).expect("root");
+    sender.send_to(&[0; 458], peer(false, ROCE_PORT)).expect("room");
+    assert_eq!(bytes_of(&next.sent().expect("counters"), 1), 500, "from its own beginning");
+    assert_eq!(watch.end(), "");
 }
 
 #[test]

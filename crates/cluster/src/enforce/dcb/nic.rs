@@ -1,6 +1,7 @@
 //! A NIC for tests: the other end of the socket answers as the kernel and a driver do. It shares nothing with the code that
 //! it tests but the numbers of `linux/dcbnl.h`, written out again.
 
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
 use std::sync::{Arc, Mutex};
@@ -9,7 +10,9 @@ use std::thread;
 use parfait::job::Latency;
 use parfait::queues::{Dscp, Guarantee, Plan, Port, Scheme};
 
-use super::*;
+use super::Dcb;
+use crate::enforce::netlink::Socket;
+use crate::enforce::{EnforceError, Enforcer, PortPlan};
 
 /// What the NIC has, and what its driver cannot do.
 #[derive(Clone, Default)]

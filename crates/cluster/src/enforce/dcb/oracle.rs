@@ -13,10 +13,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::super::netlink::Request;
 use super::messages::{self, Ets};
 use super::table::{Bandwidth, ETS, Mapping, STRICT};
-use super::*;
+use super::{Dcb, nic};
+use crate::enforce::netlink::Request;
+use crate::enforce::{EnforceError, Enforcer, PortPlan};
 
 /// Answers the first question as a driver does whose tables are all 0.
 const DRIVER: &str = r#"

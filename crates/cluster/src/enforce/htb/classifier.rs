@@ -1,6 +1,6 @@
 //! The classifier: a classic BPF program that turns the DSCP of a RoCEv2 packet into the number of its class.
 //!
-//! The number is computed ([`JOBS`](super::tree::JOBS) and the DSCP), so the program is the same for every plan: a job's
+//! The number is computed ([`JOBS`] and the DSCP), so the program is the same for every plan: a job's
 //! packets are in its class from the moment at which the class exists, and with other traffic where there is none. IPv4
 //! with options, and IPv6; a fragment has no port, so it is other traffic, as is all that is not UDP to port 4791.
 //!

@@ -353,7 +353,8 @@ mod tests {
         let queue = put_queue(7, tree::OTHERS, 1000).finish(1)[16..].to_vec();
         let filter = classify(7).finish(1)[16..].to_vec();
         let described = qdisc(&queue).expect("whole");
-        let found = tree(&[described], 7, &[whole.clone()], &[filter.clone()]);
+        let (classes, filters) = (std::slice::from_ref(&whole), std::slice::from_ref(&filter));
+        let found = tree(&[described], 7, classes, filters);
         assert_eq!((found.leaves[&tree::OTHERS].limit_bytes, found.has_filter), (Some(1000), true));
         for len in 0..whole.len() {
             let cut = tree(&[], 7, &[whole[..len].to_vec()], &[]);

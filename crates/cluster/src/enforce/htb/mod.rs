@@ -41,6 +41,13 @@ const ETHERNET: [u16; 2] = [1, 772];
 /// The longest name of an interface.
 const NAME_BYTES: usize = 15;
 
+/// What the kernel may not have at all.
+const ROOT: &str = "HTB";
+/// See [`ROOT`].
+const QUEUE: &str = "the queue of a class";
+/// See [`ROOT`].
+const CLASSIFIER: &str = "classification by BPF";
+
 /// See the module's text.
 #[derive(Debug)]
 pub struct Htb {
@@ -197,7 +204,7 @@ impl Htb {
     fn step(&mut self, change: &Change, step: Step, deadline: Instant) -> Result<(), EnforceError> {
         let (name, index) = (&change.link.name, change.link.index);
         let (what, request) = match step {
-            Step::Root => ("HTB", messages::new_root(index, change.before.is_foreign)),
+            Step::Root => (ROOT, messages::new_root(index, change.before.is_foreign)),
             Step::Port(class) => {
                 ("the class of the port", messages::put_class(index, tree::PORT, &class))
             }
@@ -205,10 +212,8 @@ impl Htb {
             Step::Change(number, class) => {
                 ("the change of a class", messages::put_class(index, number, &class))
             }
-            Step::Limit(number, bytes) => {
-                ("the queue of a class", messages::put_queue(index, number, bytes))
-            }
-            Step::Filter => ("classification by BPF", messages::classify(index)),
+            Step::Limit(number, bytes) => (QUEUE, messages::put_queue(index, number, bytes)),
+            Step::Filter => (CLASSIFIER, messages::classify(index)),
             Step::Remove(number) => {
                 self.drain(name, index, number, deadline)?;
                 ("the removal of a class", messages::delete_class(index, number))
@@ -312,8 +317,11 @@ fn refused(interface: &str, what: &'static str, failure: Failure) -> EnforceErro
     let interface = interface.to_owned();
     match failure.errno() {
         Some(Errno::NODEV) => EnforceError::NoInterface(interface),
+        Some(Errno::OPNOTSUPP) => {
+            EnforceError::Unsupported { interface, what, cause: failure.into() }
+        }
         // A kind of queue or filter that the kernel does not have "does not exist".
-        Some(Errno::OPNOTSUPP | Errno::NOENT) => {
+        Some(Errno::NOENT) if [ROOT, QUEUE, CLASSIFIER].contains(&what) => {
             EnforceError::Unsupported { interface, what, cause: failure.into() }
         }
         _ => EnforceError::Refused { interface, what, cause: failure.into() },
