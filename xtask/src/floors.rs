@@ -132,6 +132,7 @@ const FLOORS: &[(&str, &str)] = &[
          ledger: runs demand spread network loads
          placement: runs pattern job demand network loads ledger
          repair: network loads ledger placement
+         profile: family pattern job demand
          queues: job loads ledger
          planted
          log: runs job demand network loads ledger
