@@ -143,6 +143,8 @@ const FLOORS: &[(&str, &str)] = &[
         "crates/cluster/src",
         "store
          enforce
+         kubernetes
+         slurm
          view",
     ),
     (

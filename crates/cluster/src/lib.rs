@@ -8,9 +8,13 @@
 //! |---|---|
 //! | [`store`] | the lease and the log of brains: in etcd, or in one file |
 //! | [`enforce`] | what makes a machine's ports keep a plan |
+//! | [`kubernetes`] | what a scheduler extender of Kubernetes answers |
+//! | [`slurm`] | a fabric as SLURM reads it |
 //! | [`view`] | the whole cluster at one moment, for people and programs that look |
 #![deny(unsafe_code)]
 
 pub mod enforce;
+pub mod kubernetes;
+pub mod slurm;
 pub mod store;
 pub mod view;
