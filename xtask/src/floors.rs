@@ -311,6 +311,7 @@ const FLOORS: &[(&str, &str)] = &[
          paces: chart
          scenario: chart exit input topology units
          planning: exit
+         profiling
          demo: exit
          perf: exit paces
          cli: *",
