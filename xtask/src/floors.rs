@@ -133,6 +133,7 @@ const FLOORS: &[(&str, &str)] = &[
          ledger: runs demand spread network loads
          placement: runs pattern job demand network loads ledger
          repair: network loads ledger placement
+         profile: family pattern job demand
          queues: job loads ledger
          planted
          log: runs job demand outage network site loads ledger placement repair queues
@@ -147,6 +148,8 @@ const FLOORS: &[(&str, &str)] = &[
          tls
          store
          enforce
+         kubernetes
+         slurm
          local
          view
          web: view
@@ -342,6 +345,7 @@ const FLOORS: &[(&str, &str)] = &[
          paces: chart
          scenario: chart exit input topology units
          planning: exit
+         profiling
          demo: exit
          perf: exit paces
          replay: exit perf

@@ -12,6 +12,8 @@
 //! | [`store`] | the lease and the log of brains: in etcd, or in one file |
 //! | [`enforce`] | what makes a machine's ports keep a plan |
 //! | [`local`] | what programs of this machine ask its agent |
+//! | [`kubernetes`] | what a scheduler extender of Kubernetes answers |
+//! | [`slurm`] | a fabric as SLURM reads it |
 //! | [`view`] | the whole cluster at one moment, for people and programs that look |
 //! | [`brain`] | the daemon that leads or stands by |
 //! | [`agent`] | the daemon of a host or switch |
@@ -24,8 +26,10 @@ pub mod brain;
 pub mod client;
 pub mod convert;
 pub mod enforce;
+pub mod kubernetes;
 pub mod local;
 pub mod proto;
+pub mod slurm;
 pub mod store;
 pub mod tls;
 pub mod view;

@@ -14,6 +14,7 @@
 //! | [`perf`] | latency and bandwidth of a fabric, client and server |
 //! | [`planning`] | where the stages of a plan run and what they cost |
 //! | [`replay`] | a training job's exchanges without its computing |
+//! | [`profiling`] | captures and counters as samples of a job's traffic |
 //! | [`scenario`] | simulations that a file describes |
 //! | [`topology`] | topologies by rule or from a file |
 //! | [`tokenize`] | text files to a flat file of token ids |
@@ -27,6 +28,7 @@ pub mod input;
 pub mod paces;
 pub mod perf;
 pub mod planning;
+pub mod profiling;
 pub mod replay;
 pub mod scenario;
 pub mod tokenize;

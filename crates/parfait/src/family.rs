@@ -233,7 +233,7 @@ fn groups_led(group: u32, run: Run) -> Run {
 }
 
 /// The parent of a rank in the tree of [`Family::Tree`].
-fn parent(rank: u32, workers: u32) -> Option<u32> {
+pub(crate) fn parent(rank: u32, workers: u32) -> Option<u32> {
     let bit = 1_u32.checked_shl(rank.trailing_zeros())?;
     let is_right = rank & (bit << 1) != 0;
     let above = if is_right { rank - bit } else { rank + bit };

@@ -25,6 +25,7 @@
 //! | [`log`] | the ledger of admissions as an append-only log |
 //! | [`agent`] | what the agent of a host does: the last good plan of the highest term |
 //! | [`brain`] | what a brain does: leads by a lease, admits, sends plans |
+//! | [`profile`] | what a running job does on the network, from what was seen of it |
 //! | [`planted`] | known bugs, to test the simulation |
 #![no_std]
 #![forbid(unsafe_code)]
@@ -48,6 +49,7 @@ pub mod outage;
 pub mod pattern;
 pub mod placement;
 pub mod planted;
+pub mod profile;
 pub mod queues;
 pub mod repair;
 pub mod runs;

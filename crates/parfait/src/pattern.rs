@@ -158,7 +158,7 @@ impl Pattern {
     }
 
     /// Its rates, none of which may be 0.
-    fn rates(&self) -> Vec<u64> {
+    pub(crate) fn rates(&self) -> Vec<u64> {
         match *self {
             Pattern::Ring { rate_bps, .. }
             | Pattern::Tree { rate_bps, .. }

@@ -24,6 +24,7 @@ mod explain;
 mod inspect;
 mod job;
 mod local;
+mod parfait;
 mod perf;
 mod plan;
 mod run;
@@ -74,6 +75,7 @@ Examples:
   dquant brain --topology fat-tree:8 --state brain.redb --token-file token
   dquant agent --node host0 --port 1=eth0:1Gbit --token-file token
   dquant job submit 'ring:8@5G' --name llm
+  dquant parfait profile run.pcap
   dquant COMMAND --help    options and examples of one command"
 )]
 struct Cli {
@@ -107,6 +109,7 @@ enum Command {
     Brain(brain::BrainCommand),
     Agent(agent::AgentCommand),
     Job(job::JobCommand),
+    Parfait(parfait::Parfait),
     #[command(hide = true)]
     Trainer(trainer::Trainer),
 }
@@ -134,6 +137,7 @@ impl Command {
             Command::Subnet(command) => command.run(console),
             Command::Brain(command) => command.run(console),
             Command::Agent(command) => command.run(console),
+            Command::Parfait(command) => command.run(console),
             Command::Trainer(command) => command.run(console),
         }
     }
@@ -153,7 +157,8 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
 fn without_help_flags(args: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
     let args: Vec<OsString> = args.collect();
     let is = |at: usize, name: &str| args.get(at).is_some_and(|arg| arg == name);
-    let has_verbs = ["sim", "capture", "plan", "subnet", "job"].iter().any(|name| is(1, name));
+    let has_verbs =
+        ["sim", "capture", "plan", "subnet", "job", "parfait"].iter().any(|name| is(1, name));
     let asks_for_help = is(1, "help") || has_verbs && is(2, "help");
     let redundant = move |arg: &OsString| asks_for_help && (arg == "--help" || arg == "-h");
     args.into_iter().filter(move |arg| !redundant(arg))
