@@ -29,6 +29,7 @@ mod status;
 mod stream_args;
 mod subnet;
 mod tokenize;
+mod top;
 mod trainer;
 
 use std::ffi::OsString;
@@ -66,6 +67,7 @@ Examples:
   dquant perf 10.0.0.5 write
   dquant sim chaos --seeds 0..2000
   dquant subnet plan fat-tree:8
+  dquant top --cluster --from http://10.0.0.5:4796
   dquant COMMAND --help    options and examples of one command"
 )]
 struct Cli {
@@ -96,6 +98,7 @@ enum Command {
     Perf(perf::PerfCommand),
     Sim(sim::Sim),
     Subnet(subnet::Subnet),
+    Top(top::Top),
     #[command(hide = true)]
     Trainer(trainer::Trainer),
 }
@@ -120,6 +123,7 @@ impl Command {
             Command::Perf(command) => command.run(console),
             Command::Sim(command) => command.run(console),
             Command::Subnet(command) => command.run(console),
+            Command::Top(command) => command.run(console),
             Command::Trainer(command) => command.run(console),
         }
     }
