@@ -65,6 +65,30 @@ impl Console {
         self.line(&text)
     }
 
+    /// Rows of the terminal that results go to, without the last one, where the cursor rests; `None` where they go
+    /// elsewhere, or are JSON.
+    pub fn screen_rows(&self) -> Option<usize> {
+        if self.json || !io::stdout().is_terminal() {
+            return None;
+        }
+        let size = rustix::termios::tcgetwinsize(io::stdout()).ok();
+        let rows = size.map(|size| usize::from(size.ws_row)).filter(|rows| *rows > 1);
+        Some(rows.unwrap_or(24) - 1)
+    }
+
+    /// Writes a result in place of the one before: for a terminal.
+    ///
+    /// # Errors
+    /// As [`Console::report`].
+    pub fn redraw<R: Report>(&mut self, report: &R) -> Result<(), CliError> {
+        self.clear_progress();
+        // To the top; each line is cleared and written; what is below goes. The screen is never empty in between.
+        let text = report.to_string().replace('\n', "\r\n\x1b[2K");
+        let written =
+            write!(self.out, "\x1b[H\x1b[2K{text}\r\n\x1b[J").and_then(|()| self.out.flush());
+        written.map_err(|error| CliError::from_output(&error))
+    }
+
     fn line(&mut self, text: &dyn Display) -> Result<(), CliError> {
         let written = writeln!(self.out, "{text}").and_then(|()| self.out.flush());
         written.map_err(|error| CliError::from_output(&error))

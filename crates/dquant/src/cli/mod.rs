@@ -34,6 +34,7 @@ mod status;
 mod stream_args;
 mod subnet;
 mod tokenize;
+mod top;
 mod trainer;
 
 use std::ffi::OsString;
@@ -76,6 +77,7 @@ Examples:
   dquant agent --node host0 --port 1=eth0:1Gbit --token-file token
   dquant job submit 'ring:8@5G' --name llm
   dquant parfait profile run.pcap
+  dquant top --cluster --from http://10.0.0.5:4796
   dquant COMMAND --help    options and examples of one command"
 )]
 struct Cli {
@@ -110,6 +112,7 @@ enum Command {
     Agent(agent::AgentCommand),
     Job(job::JobCommand),
     Parfait(parfait::Parfait),
+    Top(top::Top),
     #[command(hide = true)]
     Trainer(trainer::Trainer),
 }
@@ -138,6 +141,7 @@ impl Command {
             Command::Brain(command) => command.run(console),
             Command::Agent(command) => command.run(console),
             Command::Parfait(command) => command.run(console),
+            Command::Top(command) => command.run(console),
             Command::Trainer(command) => command.run(console),
         }
     }

@@ -39,6 +39,7 @@ const COMMANDS: &[&[&str]] = &[
     &["subnet", "manage"],
     &["subnet", "status"],
     &["subnet", "sweep"],
+    &["top"],
     &["demo"],
 ];
 
