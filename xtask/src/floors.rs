@@ -47,7 +47,8 @@ const FLOORS: &[(&str, &str)] = &[
          events: chance
          faults: chance
          credits: chance
-         link: chance credits
+         queues
+         link: chance credits queues
          buffer: link
          paths: link
          graph: link paths
@@ -55,10 +56,13 @@ const FLOORS: &[(&str, &str)] = &[
          memory: chance
          packet: faults
          pressure: chance faults
-         port: faults packet pressure
+         paces
+         port: faults packet paces pressure
          fabric: *
          chaos: buffer chance credits fabric faults graph link memory pressure topology
          streams: buffer fabric faults graph link memory
+         tenants: fabric graph link memory packet streams
+         cycles: fabric graph link streams tenants
          goodput: fabric faults graph link memory streams
          incast: buffer fabric goodput graph link memory streams topology
          traffic: buffer chance fabric graph link memory packet topology
