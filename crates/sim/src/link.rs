@@ -513,6 +513,11 @@ impl Link {
         self.stats.sent_bytes
     }
 
+    /// Bytes that wait in the queue of packets with this DSCP, and whether anything departs.
+    pub(crate) fn waits_for(&self, dscp: u8) -> (u64, bool) {
+        (self.waiting_bytes[self.class(dscp)], self.leaving.is_some())
+    }
+
     /// Bytes that wait.
     pub(crate) fn total_bytes(&self) -> u64 {
         self.queued_bytes
