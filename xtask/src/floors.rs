@@ -134,6 +134,7 @@ const FLOORS: &[(&str, &str)] = &[
          ledger: runs demand spread network loads
          placement: runs pattern job demand network loads ledger
          queues: job loads ledger
+         shifts
          planted
          log: runs job demand network loads ledger
          agent: planted job network ledger

@@ -18,6 +18,7 @@
 //! | [`ledger`] | who holds which slots and how much of each link |
 //! | [`placement`] | which hosts a job gets |
 //! | [`queues`] | which queue of a port a job gets, and its weight |
+//! | [`shifts`] | when jobs begin to send, so that they take turns |
 //! | [`log`] | the ledger of admissions as an append-only log |
 //! | [`agent`] | what the agent of a host does: the last good plan of the highest term |
 //! | [`brain`] | what a brain does: leads by a lease, admits, sends plans |
@@ -44,4 +45,5 @@ pub mod placement;
 pub mod planted;
 pub mod queues;
 pub mod runs;
+pub mod shifts;
 pub mod spread;
