@@ -310,6 +310,7 @@ const FLOORS: &[(&str, &str)] = &[
          paces: chart
          scenario: chart exit input topology units
          planning: exit
+         proof: chart
          demo: exit
          perf: exit paces
          cli: *",
@@ -330,6 +331,14 @@ const FLOORS: &[(&str, &str)] = &[
         "crates/dquant/src/paces",
         "file
          compare",
+    ),
+    (
+        "crates/dquant/src/proof",
+        "set
+         admit: set
+         picture
+         violations: set
+         interleave",
     ),
     (
         "crates/dquant/src/planning",

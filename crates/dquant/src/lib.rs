@@ -13,6 +13,7 @@
 //! | [`input`] | files that are read as a whole |
 //! | [`perf`] | latency and bandwidth of a fabric, client and server |
 //! | [`planning`] | where the stages of a plan run and what they cost |
+//! | [`proof`] | guarantees of admitted jobs, measured in the simulator |
 //! | [`scenario`] | simulations that a file describes |
 //! | [`topology`] | topologies by rule or from a file |
 //! | [`tokenize`] | text files to a flat file of token ids |
@@ -26,6 +27,7 @@ pub mod input;
 pub mod paces;
 pub mod perf;
 pub mod planning;
+pub mod proof;
 pub mod scenario;
 pub mod tokenize;
 pub mod topology;

@@ -20,6 +20,7 @@ mod dpu;
 mod explain;
 mod inspect;
 mod local;
+mod parfait;
 mod perf;
 mod plan;
 mod run;
@@ -66,6 +67,7 @@ Examples:
   dquant perf 10.0.0.5 write
   dquant sim chaos --seeds 0..2000
   dquant subnet plan fat-tree:8
+  dquant parfait prove --topology fat-tree:4 ring:8@2G
   dquant COMMAND --help    options and examples of one command"
 )]
 struct Cli {
@@ -94,6 +96,7 @@ enum Command {
     Run(run::Run),
     Explain(explain::Explain),
     Perf(perf::PerfCommand),
+    Parfait(parfait::Parfait),
     Sim(sim::Sim),
     Subnet(subnet::Subnet),
     #[command(hide = true)]
@@ -118,6 +121,7 @@ impl Command {
             Command::Run(command) => command.run(console),
             Command::Explain(command) => command.run(console),
             Command::Perf(command) => command.run(console),
+            Command::Parfait(command) => command.run(console),
             Command::Sim(command) => command.run(console),
             Command::Subnet(command) => command.run(console),
             Command::Trainer(command) => command.run(console),
@@ -139,7 +143,7 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
 fn without_help_flags(args: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
     let args: Vec<OsString> = args.collect();
     let is = |at: usize, name: &str| args.get(at).is_some_and(|arg| arg == name);
-    let has_verbs = ["sim", "capture", "plan", "subnet"].iter().any(|name| is(1, name));
+    let has_verbs = ["sim", "capture", "plan", "subnet", "parfait"].iter().any(|name| is(1, name));
     let asks_for_help = is(1, "help") || has_verbs && is(2, "help");
     let redundant = move |arg: &OsString| asks_for_help && (arg == "--help" || arg == "-h");
     args.into_iter().filter(move |arg| !redundant(arg))

@@ -1,0 +1,41 @@
+//! `dquant parfait`: bandwidth that jobs can count on, planned, proved and measured without a cluster.
+
+mod prove;
+mod shifts;
+mod violations;
+
+use clap::{Args, Subcommand};
+
+use super::Console;
+use crate::exit::{CliError, Exit};
+
+/// Plan and prove bandwidth that training jobs can count on.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  dquant parfait prove --topology fat-tree:4 ring:8@2G mesh:4@500M
+  dquant parfait prove --topology fat-tree:4 --oversubscription 4 --compare --jobs jobs.txt
+  dquant parfait violations --queues 2,4,7,8
+  dquant parfait shifts a:24ms:17ms+7ms@10gbit b:24ms:16ms+8ms@10gbit
+  dquant parfait prove --help")]
+pub(super) struct Parfait {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    Prove(prove::Prove),
+    Shifts(shifts::Shifts),
+    Violations(violations::Violations),
+}
+
+impl Parfait {
+    pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
+        match self.verb {
+            Verb::Prove(prove) => prove.run(console),
+            Verb::Shifts(shifts) => shifts.run(console),
+            Verb::Violations(violations) => violations.run(console),
+        }
+    }
+}
