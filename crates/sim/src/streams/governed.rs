@@ -8,7 +8,7 @@ use roce::endpoint::EndpointConfig;
 use super::{Stream, run_until};
 use crate::buffer::BufferConfig;
 use crate::fabric::{Fabric, FabricConfig};
-use crate::graph::Graph;
+use crate::graph::{Graph, Spread};
 use crate::link::{LinkConfig, Marking, Vertex};
 use crate::memory::Phantom;
 use crate::queues::Queues;
@@ -90,4 +90,34 @@ fn a_pace_of_a_host_holds_for_all_its_queue_pairs_of_a_dscp() {
     rates(&mut fabric, &mut streams);
     let got = rates(&mut fabric, &mut streams);
     assert!(got[0] + got[2] > 4_000_000_000, "{got:?}");
+}
+
+/// Payload that a stream over two paths of 2.5 Gbit/s each gets in 10 ms, in bits per second.
+fn over_two_paths(spread: Spread) -> u64 {
+    let delay = Duration::from_micros(1);
+    let edge = LinkConfig::new(10_000_000_000, delay);
+    let thin = edge.with_rate(2_500_000_000);
+    let ways = [
+        (Switch(0), Switch(1)),
+        (Switch(0), Switch(2)),
+        (Switch(1), Switch(3)),
+        (Switch(2), Switch(3)),
+    ];
+    let graph =
+        Graph::new(2, 4).join(Node(0), Switch(0), edge, edge).join(Switch(3), Node(1), edge, edge);
+    let graph = ways.into_iter().fold(graph, |graph, (a, b)| graph.join(a, b, thin, thin));
+    let mut fabric = Fabric::new(&FabricConfig::new(graph.spread(spread), 1), |_| Phantom);
+    let open = Stream::open(&mut fabric, 0, 1, 1 << 16, |connect| *connect = connect.selective());
+    let mut streams = [open.unwrap()];
+    rates(&mut fabric, &mut streams);
+    rates(&mut fabric, &mut streams)[0]
+}
+
+#[test]
+fn the_shortest_queue_uses_all_paths_and_costs_no_retransmissions() {
+    let (one, random) = (over_two_paths(Spread::Flow), over_two_paths(Spread::Packet));
+    let shortest = over_two_paths(Spread::Shortest);
+    // 1,024 of 1,122 bytes on the wire are payload.
+    assert!((2_000_000_000..2_300_000_000).contains(&one), "{one}");
+    assert!(shortest > 4_200_000_000 && shortest > random, "{shortest} {random}");
 }
