@@ -225,7 +225,7 @@ pub struct Proof {
     pub jobs: Vec<JobProof>,
     /// By directed link.
     pub links: Vec<LinkProof>,
-    /// Ports whose jobs are promised more than the port has.
+    /// Ports whose jobs are promised more than may be promised there.
     pub overbooked_ports: usize,
     /// Jobs that their ports' plans do not assure, by job and port.
     pub not_assured: usize,
@@ -551,12 +551,9 @@ impl Site<'_> {
     }
 
     fn overbooked(&self) -> usize {
-        self.plans
-            .iter()
-            .filter(|(directed, plan, _)| {
-                let trunk = self.network.trunk_of(*directed);
-                trunk.is_some_and(|trunk| self.set.promised_bps(trunk) > plan.port().rate_bps)
-            })
+        let trunks = self.plans.iter().filter_map(|(link, ..)| self.network.trunk_of(*link));
+        trunks
+            .filter(|&trunk| self.set.promised_bps(trunk) > self.network.capacity_bps(trunk))
             .count()
     }
 }

@@ -407,7 +407,7 @@ impl fmt::Display for ProofReport {
         }
         write!(
             f,
-            "  in all      {:.2} % of windows below; {} ports overbooked, {} jobs at ports not assured; {} packets dropped",
+            "  in all      {:.2} % of windows below; {} ports promise too much, {} jobs at ports not assured; {} packets dropped",
             self.below_percent, self.overbooked_ports, self.not_assured, self.dropped
         )
     }
