@@ -47,7 +47,8 @@ const FLOORS: &[(&str, &str)] = &[
          events: chance
          faults: chance
          credits: chance
-         link: chance credits
+         queues
+         link: chance credits queues
          buffer: link
          paths: link
          graph: link paths
@@ -55,10 +56,13 @@ const FLOORS: &[(&str, &str)] = &[
          memory: chance
          packet: faults
          pressure: chance faults
-         port: faults packet pressure
+         paces
+         port: faults packet paces pressure
          fabric: *
          chaos: buffer chance credits fabric faults graph link memory pressure topology
          streams: buffer fabric faults graph link memory
+         tenants: fabric graph link memory packet streams
+         cycles: fabric graph link streams tenants
          goodput: fabric faults graph link memory streams
          incast: buffer fabric goodput graph link memory streams topology
          traffic: buffer chance fabric graph link memory packet topology
@@ -135,6 +139,7 @@ const FLOORS: &[(&str, &str)] = &[
          repair: network loads ledger placement
          profile: family pattern job demand
          queues: job loads ledger
+         shifts
          planted
          log: runs job demand outage network site loads ledger placement repair queues
          mending: ledger placement repair log
@@ -346,6 +351,7 @@ const FLOORS: &[(&str, &str)] = &[
          scenario: chart exit input topology units
          planning: exit
          profiling
+         proof: chart
          demo: exit
          perf: exit paces
          replay: exit perf
@@ -374,6 +380,14 @@ const FLOORS: &[(&str, &str)] = &[
         "crates/dquant/src/paces",
         "file
          compare",
+    ),
+    (
+        "crates/dquant/src/proof",
+        "set
+         admit: set
+         picture
+         violations: set
+         interleave",
     ),
     (
         "crates/dquant/src/planning",

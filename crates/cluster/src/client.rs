@@ -237,6 +237,33 @@ impl Client {
         }
     }
 
+    /// Says that parts of the network are down, or back.
+    ///
+    /// # Errors
+    /// As [`submit`](Client::submit).
+    pub async fn outage(
+        &mut self,
+        parts: &[String],
+        is_down: bool,
+        most_moved: u32,
+    ) -> Result<Result<proto::Repaired, String>, Error> {
+        let (client, parts) = (self.identity(), parts.to_vec());
+        let request = proto::OutageRequest { client, parts, is_down, most_moved };
+        repaired(self.ask(async |mut stub| stub.outage(request.clone()).await).await?)
+    }
+
+    /// Moves jobs so that there is more room for those to come.
+    ///
+    /// # Errors
+    /// As [`submit`](Client::submit).
+    pub async fn defragment(
+        &mut self,
+        most_moved: u32,
+    ) -> Result<Result<proto::Repaired, String>, Error> {
+        let request = proto::DefragmentRequest { client: self.identity(), most_moved };
+        repaired(self.ask(async |mut stub| stub.defragment(request).await).await?)
+    }
+
     /// Where a job would go now, and the entry since which that holds.
     ///
     /// # Errors
@@ -304,6 +331,15 @@ impl EventStream {
             Err(status) if status.code() == Code::DataLoss => Err(Error::invalid(status.message())),
             Err(_) => Ok(None),
         }
+    }
+}
+
+fn repaired(reply: proto::RepairReply) -> Result<Result<proto::Repaired, String>, Error> {
+    use proto::repair_reply::Result;
+    match reply.result {
+        Some(Result::Repaired(repaired)) => Ok(Ok(repaired)),
+        Some(Result::Refused(reason)) => Ok(Err(reason)),
+        None => Err(Error::invalid("the brain's answer is empty")),
     }
 }
 

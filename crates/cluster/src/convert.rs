@@ -171,8 +171,8 @@ pub fn reply(message: &proto::Reply) -> Result<Reply, Malformed> {
     })
 }
 
-/// An agent's answer for the wire, with a note for people.
-pub fn reply_message(reply: &Reply, note: &str) -> proto::Reply {
+/// An agent's answer for the wire, with a note for people and the ports without a carrier.
+pub fn reply_message(reply: &Reply, note: &str, down_ports: Vec<u32>) -> proto::Reply {
     let measure = |measure: &Measure| {
         let Measure { port, job, bps, backlog_bytes, dropped_packets } = *measure;
         proto::Measure { port: port.into(), job, bps, backlog_bytes, dropped_packets }
@@ -182,6 +182,7 @@ pub fn reply_message(reply: &Reply, note: &str) -> proto::Reply {
         objection: reply.verdict.err().map(objection_message),
         measures: reply.measures.iter().map(measure).collect(),
         note: note.to_owned(),
+        down_ports,
     }
 }
 

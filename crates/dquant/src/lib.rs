@@ -15,6 +15,7 @@
 //! | [`planning`] | where the stages of a plan run and what they cost |
 //! | [`replay`] | a training job's exchanges without its computing |
 //! | [`profiling`] | captures and counters as samples of a job's traffic |
+//! | [`proof`] | guarantees of admitted jobs, measured in the simulator |
 //! | [`scenario`] | simulations that a file describes |
 //! | [`topology`] | topologies by rule or from a file |
 //! | [`tokenize`] | text files to a flat file of token ids |
@@ -29,6 +30,7 @@ pub mod paces;
 pub mod perf;
 pub mod planning;
 pub mod profiling;
+pub mod proof;
 pub mod replay;
 pub mod scenario;
 pub mod tokenize;

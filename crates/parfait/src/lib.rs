@@ -22,6 +22,7 @@
 //! | [`placement`] | which hosts a job gets |
 //! | [`repair`] | hosts or links gone or back: who is hit, and the cheapest repair |
 //! | [`queues`] | which queue of a port a job gets, and its weight |
+//! | [`shifts`] | when jobs begin to send, so that they take turns |
 //! | [`log`] | the ledger of admissions as an append-only log |
 //! | [`agent`] | what the agent of a host does: the last good plan of the highest term |
 //! | [`brain`] | what a brain does: leads by a lease, admits, sends plans |
@@ -54,5 +55,6 @@ pub mod queues;
 pub mod repair;
 pub mod runs;
 pub mod separation;
+pub mod shifts;
 pub mod site;
 pub mod spread;

@@ -15,6 +15,7 @@
 
 mod air;
 mod failures;
+mod governing;
 mod losses;
 mod neighbours;
 mod node;
@@ -498,7 +499,10 @@ impl<M: NodeMemory> Fabric<M> {
     /// Makes every destination exert back-pressure on every node, or none.
     pub fn set_pressure(&mut self, pressure: Option<Pressure>) {
         for (index, node) in (0..).zip(&mut self.nodes) {
-            node.port.gate = pressure.map(|pressure| Gate::new(pressure, index));
+            let gate = pressure.map(|pressure| Gate::new(pressure, index));
+            if gate.is_some() || node.port.brakes.is_some() {
+                node.port.brakes.get_or_insert_default().gate = gate;
+            }
         }
     }
 
@@ -740,7 +744,8 @@ impl<M: NodeMemory> Fabric<M> {
             is_busy |= !progress.is_idle();
             // Fewer packets than a burst: nothing more can be sent now.
             let is_done = port.inbox.is_empty() && progress.sent < BURST_PACKETS;
-            if let Some(gate) = port.gate.as_mut().filter(|_| is_done) {
+            let gate = port.brakes.as_mut().and_then(|brakes| brakes.gate.as_mut());
+            if let Some(gate) = gate.filter(|_| is_done) {
                 gate.judge(endpoint, self.now, &mut port.effects);
             }
             if !self.holds {

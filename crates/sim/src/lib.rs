@@ -14,6 +14,7 @@
 //! | [`buffer`] | the shared buffer of a switch, and priority flow control |
 //! | [`credits`] | the other way to lose nothing: InfiniBand's credits |
 //! | [`link`] | one direction of a cable: rate, delay, queues, marking, statistics |
+//! | [`queues`] | queues of a port by DSCP, with weights |
 //! | [`memory`] | a node's memory: real bytes with every access checked, or phantom bytes |
 //! | [`faults`] | the faults of the network, their rates, and whether they made a difference |
 //! | [`chaos`] | random programs under faults, then healing; every completion and byte checked |
@@ -21,6 +22,8 @@
 //! | [`incast`] | many senders, one receiver: the queue, and each sender's share |
 //! | [`circle`] | lossless switches under load: whether packets wait in a circle |
 //! | [`traffic`] | workloads: flows with a size and a start, and how long each took |
+//! | [`tenants`] | connections of many tenants, each with its DSCP |
+//! | [`cycles`] | training jobs: iterations of computing and exchanges |
 //! | [`neighbour`] | streams that share a slow link with each other, and with a TCP flow |
 //!
 //! No threads, clocks, files or hash maps in here. To use several cores, run several simulations.
@@ -37,6 +40,7 @@ pub mod chance;
 pub mod chaos;
 pub mod circle;
 pub mod credits;
+pub mod cycles;
 mod events;
 pub mod fabric;
 pub mod faults;
@@ -46,11 +50,14 @@ pub mod incast;
 pub mod link;
 pub mod memory;
 pub mod neighbour;
+mod paces;
 mod packet;
 mod paths;
 mod port;
 pub mod pressure;
+pub mod queues;
 mod streams;
+pub mod tenants;
 pub mod topology;
 pub mod traffic;
 

@@ -7,6 +7,8 @@
 //! bytes still queued in its class, as switches do for DCQCN: never up to `min_bytes`, always above
 //! `max_bytes`, and in between with a probability that grows linearly to `max_probability`.
 //!
+//! A switch or host whose port is told so chooses queues by DSCP and weight instead ([`queues`](crate::queues)).
+//!
 //! The other end may pause a class (priority flow control): its packets wait, and those of other classes go on. Or, as in
 //! InfiniBand, a packet leaves only when the other end has a buffer for it ([`credits`](crate::credits)).
 
@@ -21,6 +23,7 @@ use roce::{Duration, Time};
 
 use crate::chance::Chance;
 use crate::credits::{BLOCK_BYTES, Receiver, Sender, blocks};
+use crate::queues::{MAX_QUEUES, Queues};
 
 /// When departing packets are marked (congestion experienced).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +68,7 @@ impl Marking {
 }
 
 /// Most traffic classes of a link.
-pub const MAX_CLASSES: usize = 8;
+pub const MAX_CLASSES: usize = MAX_QUEUES;
 
 /// The largest frame on a link: MTU 4096 with all headers and framing.
 pub(crate) const FRAME_BYTES: u32 = 4_400;
@@ -75,6 +78,9 @@ const LEAST_BLOCKS: u32 = FRAME_BYTES.div_ceil(BLOCK_BYTES);
 
 /// Bytes that a turn of deficit round robin gives a class for each unit of its weight: a frame of an MTU of 1,500.
 const QUANTUM: u64 = 1_538;
+
+/// In place of a number of classes: a packet's queue is chosen by its DSCP ([`Queues`]).
+const BY_DSCP: u8 = 0;
 
 /// The rate of a link on which packets are never queued.
 pub const UNLIMITED: u64 = u64::MAX;
@@ -129,12 +135,6 @@ impl LinkConfig {
     /// A link that delays packets and does nothing else.
     pub const fn unlimited(delay: Duration) -> LinkConfig {
         LinkConfig::new(UNLIMITED, delay)
-    }
-
-    /// The queue of packets with this DSCP; the highest is served first.
-    fn class(&self, dscp: u8) -> usize {
-        let classes = usize::from(self.classes).clamp(1, MAX_CLASSES);
-        usize::from(dscp & 63) * classes / 64
     }
 
     /// Serialization time of `bytes`, rounded up.
@@ -318,6 +318,8 @@ pub(crate) struct Link {
     pub(crate) nominal_bps: u64,
     /// By class: the most bytes that waited since they were last read, at a switch whose collector reads them.
     pub(crate) watermarks: Option<Box<[u64; MAX_CLASSES]>>,
+    /// Instead of the classes of its configuration: queues by DSCP. Its configuration has no classes then.
+    queues: Option<Box<Queues>>,
     /// What digests say.
     gauge: Gauge,
 }
@@ -365,8 +367,9 @@ pub(crate) enum Enqueued {
 
 impl Link {
     pub(crate) fn new(edge: &Edge) -> Link {
+        let classes = edge.config.classes.clamp(1, MAX_CLASSES as u8);
         Link {
-            config: edge.config,
+            config: LinkConfig { classes, ..edge.config },
             start: edge.from,
             end: edge.to,
             port: 0,
@@ -388,6 +391,7 @@ impl Link {
             waiting: [const { VecDeque::new() }; MAX_CLASSES],
             waiting_bytes: [0; MAX_CLASSES],
             watermarks: None,
+            queues: None,
             lanes: edge.config.credits.filter(|_| edge.config.rate_bps != UNLIMITED).map(lanes),
             deficits: [0; MAX_CLASSES],
             turn: 0,
@@ -403,9 +407,48 @@ impl Link {
         }
     }
 
-    /// The queue of packets with this DSCP.
+    /// The queue of packets with this DSCP; without weights the highest is served first.
     pub(crate) fn class(&self, dscp: u8) -> usize {
-        self.config.class(dscp)
+        match self.config.classes {
+            BY_DSCP => self.queues.as_ref().map_or(0, |queues| queues.queue_of(dscp)),
+            classes => usize::from(dscp & 63) * usize::from(classes) / 64,
+        }
+    }
+
+    /// How many of its queues may have packets.
+    fn class_count(&self) -> usize {
+        match self.config.classes {
+            BY_DSCP => MAX_CLASSES,
+            classes => classes.into(),
+        }
+    }
+
+    /// Chooses the queues of its packets by DSCP from now on; false on a link with credits, whose lanes both ends have agreed
+    /// on. What waits stays where it is.
+    pub(crate) fn set_queues(&mut self, queues: Queues) -> bool {
+        if self.lanes.is_some() {
+            return false;
+        }
+        self.config.classes = BY_DSCP;
+        // Weights that are not 0 all: classes are not served by priority alone.
+        self.config.weights = [1; MAX_CLASSES];
+        self.queues = Some(Box::new(queues));
+        true
+    }
+
+    /// Bytes of the turn of a class; 0 for one that is served first.
+    fn turn_bytes(&self, class: usize) -> u64 {
+        match &self.queues {
+            Some(queues) => queues.turn_bytes(class),
+            None => QUANTUM * u64::from(self.config.weights[class]),
+        }
+    }
+
+    /// Whether the queue of a class that is chosen by DSCP has no room for so many bytes; without such queues all share one
+    /// bound.
+    fn is_full(&self, class: usize, bytes: u32) -> bool {
+        let own = self.queues.as_ref().filter(|_| self.config.classes == BY_DSCP);
+        own.is_some_and(|own| self.waiting_bytes[class] + u64::from(bytes) > own.buffer_bytes())
     }
 
     /// Whether a packet of so many bytes of this class would have to wait.
@@ -437,7 +480,7 @@ impl Link {
             return Enqueued::Leaves(self.departure(now, bytes));
         }
         let total_bytes = self.total_bytes() + u64::from(bytes);
-        if total_bytes > self.config.queue_bytes {
+        if total_bytes > self.config.queue_bytes || self.is_full(class, bytes) {
             self.stats.dropped += 1;
             return Enqueued::Dropped;
         }
@@ -468,6 +511,11 @@ impl Link {
     /// Bytes that have left since statistics were last reset.
     pub(crate) fn departed_bytes(&self) -> u64 {
         self.stats.sent_bytes
+    }
+
+    /// Bytes that wait in the queue of packets with this DSCP, and whether anything departs.
+    pub(crate) fn waits_for(&self, dscp: u8) -> (u64, bool) {
+        (self.waiting_bytes[self.class(dscp)], self.leaving.is_some())
     }
 
     /// Bytes that wait.
@@ -566,8 +614,9 @@ impl Link {
         if self.lanes.is_none() && self.config.weights == [0; MAX_CLASSES] {
             return Some(ready.ilog2() as usize);
         }
-        let (weights, classes) = (self.config.weights, self.config.class(63) + 1);
-        let strict = (0..classes).rev().find(|&class| weights[class] == 0 && self.may_go(class));
+        let classes = self.class_count();
+        let is_strict = |&class: &usize| self.turn_bytes(class) == 0 && self.may_go(class);
+        let strict = (0..classes).rev().find(is_strict);
         if strict.is_some() || !(0..classes).any(|class| self.may_go(class)) {
             return strict;
         }
@@ -575,14 +624,14 @@ impl Link {
         loop {
             let class = self.turn;
             let head = self.waiting[class].front().map_or(0, |waiting| u64::from(waiting.bytes));
-            if weights[class] == 0 || !self.may_go(class) {
+            if self.turn_bytes(class) == 0 || !self.may_go(class) {
                 self.deficits[class] = 0;
             } else if self.deficits[class] >= head {
                 self.deficits[class] -= head;
                 return Some(class);
             }
             self.turn = (class + 1) % MAX_CLASSES;
-            self.deficits[self.turn] += QUANTUM * u64::from(weights[self.turn]);
+            self.deficits[self.turn] += self.turn_bytes(self.turn);
         }
     }
 
@@ -722,6 +771,8 @@ impl Link {
 
 #[cfg(test)]
 mod tests {
+    use alloc::vec::Vec;
+
     use super::*;
 
     fn enqueue(link: &mut Link, at: Time, packet: u32, bytes: u32, dscp: u8) -> Enqueued {
@@ -818,6 +869,89 @@ mod tests {
         link.set_paused(at(0), 2, true);
         link.take_departed();
         assert_eq!(link.start_next(at(0)).unwrap().class, 0);
+    }
+
+    /// By queue: packets of these sizes wait all the time; what left in turns of deficit round robin.
+    fn served(queues: Queues, sizes: &[u32], until_bytes: u64) -> Vec<(usize, u64)> {
+        let mut link = link(1 << 40);
+        assert!(link.set_queues(queues));
+        enqueue(&mut link, Time::ZERO, 0, 64, 1);
+        let (mut left, mut sum, mut number) = (Vec::new(), 0, 1);
+        while sum < until_bytes {
+            for (queue, &bytes) in sizes.iter().enumerate() {
+                while link.waiting[queue].len() < 3 {
+                    enqueue(&mut link, Time::ZERO, number, bytes, 8 + queue as u8);
+                    number += 1;
+                }
+            }
+            link.take_departed();
+            let started = link.start_next(Time::ZERO).unwrap();
+            let bytes = u64::from(started.waiting.bytes);
+            left.push((started.class, bytes));
+            sum += bytes;
+        }
+        left
+    }
+
+    /// With what it may lag: two turns, and a frame for each queue and one more, as `parfait::queues::Plan::lag_bytes` says.
+    #[test]
+    fn a_backlogged_queue_never_lags_its_weight_by_more_than_the_bound() {
+        let (weights, quantum, sizes) = ([7_u32, 60, 1, 30], 256_u64, [1_500, 300, 4_400, 1_106]);
+        let queues = (0..4).fold(Queues::new(&weights, quantum as u32, 1 << 30), |queues, at| {
+            queues.bind(8 + at, at)
+        });
+        let left = served(queues, &sizes, 4_000_000);
+        for (queue, weight) in weights.into_iter().enumerate() {
+            let turn = u64::from(weight) * quantum;
+            let bound = (2 * turn + (1 + 4) * 4_400) as i64;
+            // The most that it lags in any interval: the rise of (due - sent) above its least value before.
+            let (mut ahead, mut least, mut lag) = (0_i64, 0_i64, 0_i64);
+            for &(served, bytes) in &left {
+                let own = if served == queue { bytes as i64 } else { 0 };
+                ahead += (bytes * u64::from(weight) / 98) as i64 - own;
+                least = least.min(ahead);
+                lag = lag.max(ahead - least);
+            }
+            assert!(lag <= bound, "queue {queue}: lags {lag} bytes, allowed {bound}");
+            assert!(lag > 0, "nothing was measured");
+        }
+    }
+
+    #[test]
+    fn what_queues_leave_unused_goes_to_the_others_in_order() {
+        let queues = Queues::new(&[90, 5, 5], 256, 1 << 20).bind(8, 0).bind(9, 1).bind(10, 2);
+        let mut link = link(1 << 30);
+        link.set_queues(queues);
+        enqueue(&mut link, Time::ZERO, 0, 100, 8);
+        for packet in 1..41 {
+            enqueue(&mut link, Time::ZERO, packet, 1_000, 9 + (packet % 2) as u8);
+        }
+        link.take_departed();
+        let order: Vec<u32> = core::iter::from_fn(|| {
+            let next = start_next(&mut link, Time::ZERO)?.0;
+            link.take_departed();
+            Some(next)
+        })
+        .collect();
+        assert_eq!(order.len(), 40, "the port never waits for a queue that is empty");
+        for parity in [0, 1] {
+            let own: Vec<u32> = order.iter().copied().filter(|one| one % 2 == parity).collect();
+            assert!(own.is_sorted(), "{own:?}");
+        }
+    }
+
+    #[test]
+    fn a_queue_holds_what_it_may_and_what_is_bound_to_none_goes_first() {
+        let mut link = link(1 << 30);
+        assert!(link.set_queues(Queues::new(&[1, 1], 1_000, 250).bind(8, 0).bind(9, 1)));
+        let at = Time::ZERO;
+        enqueue(&mut link, at, 1, 100, 8);
+        assert_eq!(enqueue(&mut link, at, 2, 200, 8), Enqueued::Waits);
+        assert_eq!(enqueue(&mut link, at, 3, 100, 8), Enqueued::Dropped);
+        assert_eq!(enqueue(&mut link, at, 4, 200, 9), Enqueued::Waits, "the others have their own");
+        assert_eq!(enqueue(&mut link, at, 5, 64, 48), Enqueued::Waits);
+        link.take_departed();
+        assert_eq!(start_next(&mut link, at).unwrap().0, 5);
     }
 
     #[test]

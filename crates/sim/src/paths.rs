@@ -23,6 +23,9 @@ pub enum Spread {
     Flow,
     /// Every packet at random: packets of a queue pair overtake each other.
     Packet,
+    /// Every packet by the link on which least waits in its queue, one of these at random (adaptive routing): packets of a queue
+    /// pair overtake each other by little.
+    Shortest,
 }
 
 /// The links that a packet may take: one, by its number, or with [`SET`] the place of a set of links.

@@ -13,6 +13,7 @@ use roce::wire::{Headers, ICRC_BYTES};
 use roce::world::{Memory, MemoryKind, Origin, Path, RxFrame, Telemetry, TxFrame, Wire};
 
 use crate::faults::{Fault, FaultCounts};
+use crate::paces::Paces;
 use crate::packet::{Addressing, Direction, Marks, Packet, Sighting, Stamps};
 use crate::pressure::Gate;
 
@@ -82,6 +83,15 @@ impl Room {
     }
 }
 
+/// What holds packets of a node back besides room on its cables.
+#[derive(Debug, Default)]
+pub(crate) struct Brakes {
+    /// Back-pressure, if its destinations exert any.
+    pub(crate) gate: Option<Gate>,
+    /// Paces by DSCP.
+    pub(crate) paces: Paces,
+}
+
 /// When a wire that refused a packet admits one, as far as it knows: its node is told.
 pub(crate) const NEVER: Time = Time::from_nanos(u64::MAX);
 
@@ -112,8 +122,8 @@ pub(crate) struct Port {
     accepted: u64,
     /// The node that leaves its packets unread.
     pub(crate) stalled: Option<IpAddr>,
-    /// Back-pressure, if its destinations exert any.
-    pub(crate) gate: Option<Gate>,
+    /// What holds its packets back besides its cables, if anything does.
+    pub(crate) brakes: Option<Box<Brakes>>,
     /// Room on its cables, if that is limited.
     pub(crate) room: Option<Room>,
     /// Queue pairs whose packets are kept when they are sent, and the packets.
@@ -140,7 +150,7 @@ impl Port {
             corrupt_every: 0,
             accepted: 0,
             stalled: None,
-            gate: None,
+            brakes: None,
             room: None,
             taps: Vec::new(),
             tapped: Vec::new(),
@@ -283,8 +293,9 @@ impl Port {
     }
 
     fn lapse(&mut self) {
-        if let Some(gate) = &mut self.gate {
-            gate.lapse();
+        if let Some(brakes) = &mut self.brakes {
+            brakes.paces.lapse();
+            brakes.gate.iter_mut().for_each(Gate::lapse);
         }
         if let Some(room) = &mut self.room {
             room.lapse();
@@ -295,8 +306,10 @@ impl Port {
 impl Wire for Port {
     fn send(&mut self, _now: Time, frames: &[TxFrame<'_>], memory: &dyn Memory) {
         for frame in frames {
-            if let Some(gate) = &mut self.gate {
-                gate.sends(frame.path.remote.ip());
+            if let Some(brakes) = &mut self.brakes {
+                let bytes = self.addressing.frame_bytes(frame.udp_payload_len() as u32);
+                brakes.paces.sends(frame.path.dscp, bytes);
+                brakes.gate.iter_mut().for_each(|gate| gate.sends(frame.path.remote.ip()));
             }
             if let Some(room) = &mut self.room {
                 room.sends();
@@ -331,18 +344,31 @@ impl Wire for Port {
         _service: Transport,
         packets: usize,
     ) -> usize {
-        let packets = self.room.as_mut().map_or(packets, |room| room.admits(packets));
+        let Some(brakes) = &mut self.brakes else {
+            return self.room.as_mut().map_or(packets, |room| room.admits(packets));
+        };
+        // Paces first: what they refuse takes no room from others.
+        let packets = brakes.paces.admits(now, path.dscp, packets);
+        let packets = match &mut self.room {
+            Some(room) if packets > 0 => room.admits(packets),
+            _ => packets,
+        };
         let (ip, counts) = (path.remote.ip(), &mut self.effects);
-        match &mut self.gate {
+        match &mut brakes.gate {
             Some(gate) if packets > 0 => gate.admits(now, ip, packets, counts),
             _ => packets,
         }
     }
 
     fn next_wakeup(&self) -> Option<Time> {
-        let gate = self.gate.as_ref().and_then(|gate| gate.next_wakeup(self.now));
         let is_refused = self.room.is_some_and(|room| room.is_refused);
-        gate.or(is_refused.then_some(NEVER))
+        let room = is_refused.then_some(NEVER);
+        let Some(brakes) = &self.brakes else {
+            return room;
+        };
+        let gate = brakes.gate.as_ref().and_then(|gate| gate.next_wakeup(self.now));
+        let pace = brakes.paces.next_wakeup(self.now);
+        [gate.or(room), pace].into_iter().flatten().min()
     }
 
     fn is_stalled(&mut self, path: &Path, _dest: Qpn) -> bool {

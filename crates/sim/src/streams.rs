@@ -6,6 +6,8 @@
 #[cfg(test)]
 mod failing;
 #[cfg(test)]
+mod governed;
+#[cfg(test)]
 mod told;
 
 use alloc::vec::Vec;

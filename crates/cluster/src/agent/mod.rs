@@ -228,6 +228,19 @@ impl Body {
         *self.jobs.lock() = known.collect();
     }
 
+    /// Ports whose interface has no carrier, as far as the kernel says so.
+    fn down_ports(&self) -> Vec<u32> {
+        let is_down = |port: &&PortConfig| {
+            let path = format!("/sys/class/net/{}/carrier", port.interface);
+            match std::fs::read_to_string(path) {
+                Ok(text) => text.trim() == "0",
+                // An interface that is switched off has no carrier to read; one that is not shown may be in order.
+                Err(error) => error.kind() == std::io::ErrorKind::InvalidInput,
+            }
+        };
+        self.config.ports.iter().filter(is_down).map(|port| port.port.into()).collect()
+    }
+
     /// Reads what jobs have sent since the last time.
     fn measure(&mut self) {
         let sent = match tokio::task::block_in_place(|| self.enforcer.sent()) {
@@ -282,7 +295,8 @@ fn port_plans(config: &Config, shares: &[Share]) -> Result<Vec<PortPlan>, String
             weight_units: WEIGHT_UNITS,
             quantum_bytes: 64,
             frame_bytes: FRAME_BYTES,
-            buffer_bytes: 1 << 20,
+            // 8 ms of the port: less costs go-back-N its window (docs/cluster.md).
+            buffer_bytes: (port.rate_bps / 1000).max(64 << 10),
         };
         let plan = Plan::new(own, Scheme::Paced, &guarantees)
             .map_err(|refusal| format!("port {}: {refusal}", port.port))?;
@@ -430,7 +444,7 @@ async fn serve(body: &mut Body, mut commands: Commands, replies: Replies) -> Res
             }
         };
         let Some(reply) = reply else { continue };
-        let message = Message::Reply(convert::reply_message(&reply, &body.note));
+        let message = Message::Reply(convert::reply_message(&reply, &body.note, body.down_ports()));
         // A brain that does not read is sent the next report.
         let _ = replies.try_send(proto::AgentMessage { message: Some(message) });
     }

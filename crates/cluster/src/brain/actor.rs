@@ -3,16 +3,17 @@
 //! Claims of the lease run beside everything else, so a slow log does not lose the lease. Calls to the log run one after
 //! another, in a task of their own.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use engine::log;
-use fabric::topology::NodeId;
+use fabric::topology::{LinkId, NodeId};
 use parfait::agent::Reply;
-use parfait::brain::{Brain, Denial, Effect, Image, Request, State, StorageError, place_job};
+use parfait::brain::{Ask, Brain, Denial, Effect, Image, Request, State, StorageError, place_job};
 use parfait::job::Job;
 use parfait::log::{Book, Held, Label, Outcome};
+use parfait::mending::Part;
 use parfait::placement::search::Memory;
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -37,6 +38,12 @@ const VIEW_IDLE: Duration = Duration::from_secs(1);
 const LARGE_NODES: usize = 5_000;
 const LARGE_EVERY: Duration = Duration::from_secs(10);
 
+/// A carrier that changed is believed after so long.
+const SETTLES: Duration = Duration::from_secs(2);
+
+/// Most workers that are moved when a link goes down by itself.
+const MOST_MOVED: u32 = 4096;
+
 /// What becomes of a request.
 pub(super) type Answer = Result<Outcome, Denial>;
 
@@ -54,7 +61,7 @@ pub(super) enum Input {
     Book { answer: oneshot::Sender<Option<(Vec<proto::Held>, u64)>> },
     Attached { name: String, agent: Attached, answer: oneshot::Sender<Result<NodeId, NotAttached>> },
     Detached { node: NodeId, number: u64 },
-    Reply { node: NodeId, number: u64, reply: Reply, note: String },
+    Reply { node: NodeId, number: u64, reply: Reply, note: String, down: BTreeSet<u8> },
 }
 
 /// Why an agent is not wanted.
@@ -103,6 +110,12 @@ pub(super) struct Actor<S> {
     is_changed: bool,
     events: Arc<Events>,
     memory: Memory,
+    /// Links whose carrier differs from what is known: who said so, and since when.
+    unsettled: BTreeMap<LinkId, (NodeId, Instant)>,
+    /// Links that are down by the word of an agent.
+    reported: BTreeMap<LinkId, NodeId>,
+    /// Of requests of the brain itself.
+    own_sequence: u64,
 }
 
 impl<S: Store> Actor<S> {
@@ -143,6 +156,9 @@ impl<S: Store> Actor<S> {
             is_changed: true,
             events,
             memory: Memory::new(),
+            unsettled: BTreeMap::new(),
+            reported: BTreeMap::new(),
+            own_sequence: 0,
         }
     }
 
@@ -213,7 +229,10 @@ impl<S: Store> Actor<S> {
                     self.is_changed = true;
                 }
             }
-            Input::Reply { node, number, reply, note } => self.reply(node, number, reply, note),
+            Input::Reply { node, number, reply, note, down } => {
+                self.reply(node, number, reply, note);
+                self.links(node, &down, now_ns);
+            }
         }
     }
 
@@ -280,6 +299,51 @@ impl<S: Store> Actor<S> {
         }
         self.brain.handle_reply(node, reply);
         self.is_changed = true;
+    }
+
+    /// Notes ports without a carrier. A link that changed and stays so for a while is an outage, or the end of one.
+    fn links(&mut self, node: NodeId, down: &BTreeSet<u8>, now_ns: u64) {
+        let Some(book) = self.leading_book() else { return };
+        let topology = &self.cluster.topology;
+        let ports = topology.node(node).links();
+        let known: BTreeSet<LinkId> = book.outage().links().collect();
+        let changed: Vec<(LinkId, bool)> = ports
+            .map(|(port, link)| (link, down.contains(&port)))
+            .filter(|(link, is_down)| known.contains(link) != *is_down)
+            .collect();
+        for (_, link) in topology.node(node).links() {
+            let is_changed = changed.iter().any(|(own, _)| *own == link);
+            // An end without an agent says nothing, and one that has no carrier speaks for both.
+            if !is_changed && self.unsettled.get(&link).is_some_and(|(by, _)| *by == node) {
+                self.unsettled.remove(&link);
+            }
+        }
+        for (link, is_down) in changed {
+            let said_by_other = !is_down && self.reported.get(&link).is_some_and(|by| *by != node);
+            if said_by_other {
+                continue;
+            }
+            let (_, since) = *self.unsettled.entry(link).or_insert((node, Instant::now()));
+            if since.elapsed() < SETTLES {
+                continue;
+            }
+            self.unsettled.remove(&link);
+            match is_down {
+                true => self.reported.insert(link, node),
+                false => self.reported.remove(&link),
+            };
+            self.own_sequence += 1;
+            let ask =
+                Ask::Outage { parts: vec![Part::Link(link)], is_down, most_moved: MOST_MOVED };
+            let request =
+                Request { client: self.candidate.number, sequence: self.own_sequence, ask };
+            let name = self.cluster.topology.node(node).name();
+            let word = if is_down { "has no carrier" } else { "has a carrier again" };
+            let text = format!("a link of '{name}' {word}");
+            log::line(&text);
+            self.events.note("link", None, text);
+            self.brain.handle_request(request, now_ns);
+        }
     }
 
     /// Does what the state machine asks for.
@@ -355,6 +419,11 @@ impl<S: Store> Actor<S> {
             Ok(Outcome::Released(job)) => {
                 self.events.note("released", Some(*job), format!("job {job} is released"));
             }
+            Ok(Outcome::Repaired { hit, moved, degraded }) => self.events.note(
+                "moved",
+                None,
+                format!("{hit} jobs were hit, {moved} workers have other hosts, {degraded} jobs are degraded"),
+            ),
             Ok(Outcome::Refused(reason)) => self.events.note("refused", None, reason.clone()),
             Err(_) => {}
         }

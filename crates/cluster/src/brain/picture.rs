@@ -1,8 +1,8 @@
 //! The view of the cluster: from the brain's book, and from what agents said.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use fabric::topology::{Kind, NodeId, Topology};
+use fabric::topology::{Kind, LinkId, NodeId, Topology};
 use parfait::agent::Measure;
 use parfait::brain::{Brain, State};
 use parfait::log::Book;
@@ -95,9 +95,17 @@ impl Picture<'_> {
         let network = self.brain.network();
         let rates: BTreeMap<usize, u64> =
             self.topology.links().map(|(id, link)| (id.index(), link.capacity.rate_bps)).collect();
+        let dead = self.topology.links().map(|(id, _)| id);
+        let down: BTreeSet<usize> = dead
+            .filter(|link| book.outage().takes(self.topology, *link))
+            .map(LinkId::index)
+            .collect();
+        let now = book.ledger().network();
         let mut links: Vec<LinkView> = Vec::new();
-        for (directed, trunk) in network.links() {
+        for (directed, _) in network.links() {
             let (from, to) = network.ends(directed);
+            // With something down, fewer links have a trunk.
+            let trunk = now.trunk_of(directed);
             let measures = self.brain.measures(from.node);
             let has_agent = self.agents.contains_key(&from.node);
             let on_port: BTreeMap<u64, &Measure> = measures
@@ -105,7 +113,8 @@ impl Picture<'_> {
                 .filter(|measure| measure.port == from.port)
                 .map(|measure| (measure.job, measure))
                 .collect();
-            let jobs = book.on_trunk(trunk).iter().map(|reserved| {
+            let reserved = trunk.map_or(&[][..], |trunk| book.on_trunk(trunk));
+            let jobs = reserved.iter().map(|reserved| {
                 let measure = on_port.get(&reserved.job);
                 LinkJob {
                     job: reserved.job,
@@ -122,9 +131,9 @@ impl Picture<'_> {
                 to: to.node.index() as u32,
                 port: from.port.into(),
                 capacity_bps: rates.get(&(directed as usize / 2)).copied().unwrap_or(0),
-                reserved_bps: book.ledger().reserved_bps(trunk),
+                reserved_bps: trunk.map_or(0, |trunk| book.ledger().reserved_bps(trunk)),
                 used_bps: has_agent.then(|| on_port.values().map(|measure| measure.bps).sum()),
-                is_down: false,
+                is_down: down.contains(&(directed as usize / 2)),
                 jobs: jobs.collect(),
             });
         }
@@ -148,7 +157,7 @@ impl Picture<'_> {
                     count: piece.run.len(),
                 })
                 .collect(),
-            state: "running".to_owned(),
+            state: if book.is_degraded(*id) { "degraded" } else { "running" }.to_owned(),
         });
         jobs.collect()
     }
@@ -163,12 +172,30 @@ impl Picture<'_> {
             });
         }
         let Some(book) = book else { return alarms };
-        let busy: std::collections::BTreeSet<usize> = book
+        let busy: BTreeSet<usize> = book
             .jobs()
             .values()
             .flat_map(|held| &held.pieces)
             .map(|piece| self.brain.network().node_of(piece.host).index())
             .collect();
+        let degraded = book.jobs().iter().filter(|(id, _)| book.is_degraded(**id));
+        let degraded = degraded.map(|(id, held)| Alarm {
+            level: "error".to_owned(),
+            text: format!("job {id} '{}' is without its guarantee", held.label.name),
+            hint: "something that it needs is down, and nothing else holds it: release others, or wait".to_owned(),
+        });
+        let down = book.outage().nodes().map(|node| self.topology.node(node).name().to_owned());
+        let links = book.outage().links().filter_map(|link| self.topology.link(link));
+        let links = links.map(|link| {
+            let [a, b] = link.ends.map(|end| self.topology.node(end.node).name());
+            format!("the link between {a} and {b}")
+        });
+        let down = down.chain(links).map(|what| Alarm {
+            level: "error".to_owned(),
+            text: format!("{what} is down"),
+            hint: "`dquant job up` when it is back, if no agent sees it".to_owned(),
+        });
+        let (degraded, down): (Vec<Alarm>, Vec<Alarm>) = (degraded.collect(), down.collect());
         let refusing = nodes.iter().filter(|node| node.agent == "refusing").map(|node| Alarm {
             level: "error".to_owned(),
             text: format!("the agent of '{}' refuses its plan", node.name),
@@ -185,7 +212,7 @@ impl Picture<'_> {
                 node.name
             ),
         });
-        for mut kind in [refusing.collect::<Vec<_>>(), silent.collect()] {
+        for mut kind in [degraded, down, refusing.collect(), silent.collect()] {
             let more = kind.len().saturating_sub(MAX_ALARMS);
             kind.truncate(MAX_ALARMS);
             if let (1.., Some(last)) = (more, kind.last_mut()) {
@@ -210,6 +237,8 @@ impl Picture<'_> {
             ("jobs.admitted", counters.admitted),
             ("jobs.released", counters.released),
             ("jobs.refused", counters.refused),
+            ("jobs.repairs", counters.repairs),
+            ("jobs.workers_moved", counters.workers_moved),
             ("requests.repeated", counters.repeated),
             ("requests.not_leading", counters.not_leading),
             ("requests.busy", counters.busy),

@@ -6,9 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use engine::log;
+use fabric::topology::Topology;
 use parfait::brain::{Ask, Denial, Request as Wish, Which};
 use parfait::job::Job;
 use parfait::log::{Label, Outcome};
+use parfait::mending::Part;
 use parfait::spread::Ecmp;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::wrappers::ReceiverStream;
@@ -37,6 +39,9 @@ const MAX_NOTE_BYTES: usize = 512;
 
 /// Events that a subscriber gets before others may.
 const EVENTS_AT_ONCE: usize = 64;
+
+/// Parts of the network that one request may name.
+const MAX_PARTS: usize = 256;
 
 /// Longest text of a job.
 const MAX_JOB_BYTES: usize = 1024;
@@ -89,6 +94,25 @@ impl Service {
         }
     }
 
+    async fn repair(
+        &self,
+        from: Option<proto::Client>,
+        ask: Ask,
+    ) -> Result<Response<proto::RepairReply>, Status> {
+        let (client, sequence) = client(from)?;
+        let request = Wish { client, sequence, ask };
+        let answer = self.tell(|answer| Input::Ask { request, answer }).await?;
+        use proto::repair_reply::Result;
+        let result = match self.outcome(answer)? {
+            Outcome::Repaired { hit, moved, degraded } => {
+                Result::Repaired(proto::Repaired { hit, moved, degraded })
+            }
+            Outcome::Refused(reason) => Result::Refused(reason),
+            _ => return Err(Status::internal("another request's answer")),
+        };
+        Ok(Response::new(proto::RepairReply { result: Some(result) }))
+    }
+
     fn outcome(&self, answer: Answer) -> Result<Outcome, Status> {
         match answer {
             Ok(outcome) => Ok(outcome),
@@ -106,6 +130,22 @@ fn job(text: &str) -> Result<Job, Status> {
     text.parse().map_err(|error| {
         Status::invalid_argument(format!(
             "{error}\njobs are written as in 'ring:8@5G slots=2': see docs/parfait.md"
+        ))
+    })
+}
+
+/// A host or switch by its name, or a link as NAME:PORT of one end.
+fn part(topology: &Topology, name: &str) -> Result<Part, Status> {
+    if let Some(node) = topology.named(name) {
+        return Ok(Part::Node(node));
+    }
+    let link = name.rsplit_once(':').and_then(|(node, port)| {
+        let node = topology.node(topology.named(node)?);
+        node.link_at(port.parse().ok()?)
+    });
+    link.map(Part::Link).ok_or_else(|| {
+        Status::not_found(format!(
+            "the topology has no '{name}'\nname a host, a switch, or a link as NAME:PORT of one of its ends"
         ))
     })
 }
@@ -147,7 +187,7 @@ impl Brain for Service {
         let result = match self.outcome(answer)? {
             Outcome::Admitted(job) => Result::Admitted(proto::Admitted { job }),
             Outcome::Refused(reason) => Result::Refused(reason),
-            Outcome::Released(_) => return Err(Status::internal("another request's answer")),
+            _ => return Err(Status::internal("another request's answer")),
         };
         Ok(Response::new(proto::SubmitReply { result: Some(result) }))
     }
@@ -179,9 +219,30 @@ impl Brain for Service {
         let result = match self.outcome(answer)? {
             Outcome::Released(job) => Result::Released(proto::Admitted { job }),
             Outcome::Refused(reason) => Result::Refused(reason),
-            Outcome::Admitted(_) => return Err(Status::internal("another request's answer")),
+            _ => return Err(Status::internal("another request's answer")),
         };
         Ok(Response::new(proto::ReleaseReply { result: Some(result) }))
+    }
+
+    async fn outage(
+        &self,
+        call: Request<proto::OutageRequest>,
+    ) -> Result<Response<proto::RepairReply>, Status> {
+        let proto::OutageRequest { client: from, parts, is_down, most_moved } = call.into_inner();
+        if parts.is_empty() || parts.len() > MAX_PARTS {
+            return Err(Status::invalid_argument(format!("name 1 to {MAX_PARTS} parts")));
+        }
+        let part = |name: &String| part(&self.handle.cluster.topology, name);
+        let parts = parts.iter().map(part).collect::<Result<_, _>>()?;
+        self.repair(from, Ask::Outage { parts, is_down, most_moved }).await
+    }
+
+    async fn defragment(
+        &self,
+        call: Request<proto::DefragmentRequest>,
+    ) -> Result<Response<proto::RepairReply>, Status> {
+        let proto::DefragmentRequest { client: from, most_moved } = call.into_inner();
+        self.repair(from, Ask::Defragment { most_moved }).await
     }
 
     async fn view(
@@ -322,7 +383,9 @@ async fn listen(
             }
         };
         let note = cut(message.note, MAX_NOTE_BYTES);
-        if inputs.send(Input::Reply { node, number, reply, note }).await.is_err() {
+        let down =
+            message.down_ports.into_iter().filter_map(|port| u8::try_from(port).ok()).collect();
+        if inputs.send(Input::Reply { node, number, reply, note, down }).await.is_err() {
             return;
         }
     }

@@ -165,7 +165,9 @@ impl EtcdArgs {
         let url = |member: &String| format!("{scheme}://{}", with_port(member, ETCD_PORT));
         let user = self.etcd_user.as_ref().map(|user| {
             let split = user.split_once(':').map(|(name, word)| (name.to_owned(), word.to_owned()));
-            split.ok_or_else(|| CliError::usage("--etcd-user takes NAME:PASSWORD"))
+            split
+                .map(|(name, password)| etcd::User { name, password })
+                .ok_or_else(|| CliError::usage("--etcd-user takes NAME:PASSWORD"))
         });
         Ok(etcd::Config {
             prefix: self.etcd_prefix.clone(),

@@ -78,6 +78,7 @@ Examples:
   dquant job submit 'ring:8@5G' --name llm
   dquant parfait profile run.pcap
   dquant top --cluster --from http://10.0.0.5:4796
+  dquant parfait prove --topology fat-tree:4 ring:8@2G
   dquant COMMAND --help    options and examples of one command"
 )]
 struct Cli {

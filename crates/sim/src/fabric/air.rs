@@ -203,6 +203,13 @@ impl<M: NodeMemory> Fabric<M> {
             (0 | 1, _) | (_, Spread::First) => 0,
             (several, Spread::Flow) => hash(at, packet.from, packet.to, packet.qpn) % several,
             (several, Spread::Packet) => self.chance.below(several),
+            (_, Spread::Shortest) => {
+                let waits = |link: &u32| self.links[*link as usize].waits_for(packet.dscp);
+                let least = links.iter().map(waits).min();
+                let shortest = || (0..).zip(links).filter(|(_, link)| Some(waits(link)) == least);
+                let chosen = self.chance.below(shortest().count() as u64) as usize;
+                shortest().nth(chosen).map_or(0, |(place, _)| place)
+            }
         };
         links.get(place as usize).copied()
     }

@@ -151,7 +151,7 @@ impl<M: NodeMemory> Fabric<M> {
             };
             let links = table.unwrap_or(&self.paths).links(at, to);
             let chosen = match (links.len() as u64, self.spread) {
-                (0 | 1, _) | (_, Spread::Packet) => links,
+                (0 | 1, _) | (_, Spread::Packet | Spread::Shortest) => links,
                 (_, Spread::First) => &links[..1],
                 (several, Spread::Flow) => {
                     let place = (hash(at, from, to, dest_qpn) % several) as usize;

@@ -3,6 +3,7 @@
 mod cancel;
 mod explain;
 mod list;
+mod repair;
 mod replay;
 mod submit;
 mod watch;
@@ -41,6 +42,9 @@ enum Verb {
     Cancel(cancel::Cancel),
     Watch(watch::Watch),
     Replay(replay::Replay),
+    Down(repair::Down),
+    Up(repair::Up),
+    Defragment(repair::Defragment),
 }
 
 impl JobCommand {
@@ -52,6 +56,9 @@ impl JobCommand {
             Verb::Cancel(verb) => verb.run(console),
             Verb::Watch(verb) => verb.run(console),
             Verb::Replay(verb) => verb.run(console),
+            Verb::Down(verb) => verb.run(console),
+            Verb::Up(verb) => verb.run(console),
+            Verb::Defragment(verb) => verb.run(console),
         }
     }
 }
