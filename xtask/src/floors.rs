@@ -158,7 +158,7 @@ const FLOORS: &[(&str, &str)] = &[
          local
          view
          web: view
-         brain: proto convert tls store view web
+         brain: proto convert tls store kubernetes view web
          client: proto tls view brain
          agent: proto convert enforce client local",
     ),

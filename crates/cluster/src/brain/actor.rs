@@ -21,6 +21,7 @@ use super::events::Events;
 use super::picture::{Picture, state_name};
 use super::{Cluster, ITERATIONS};
 use crate::convert::{position_message, share_message};
+use crate::kubernetes::nodes_by_rank;
 use crate::proto;
 use crate::store::{Candidate, Holder, Store};
 use crate::view::{BrainView, View};
@@ -50,6 +51,9 @@ pub(super) type Answer = Result<Outcome, Denial>;
 /// Where a job would go, and the entry since which that holds; `None` from a brain that does not lead.
 pub(super) type Placing = Option<(Result<proto::Held, String>, u64)>;
 
+/// The nodes of a placed job's workers by rank, if there is such a job; `None` from a brain that does not lead.
+pub(super) type Found = Option<Option<Vec<String>>>;
+
 /// Something that happened outside.
 #[derive(Debug)]
 pub(super) enum Input {
@@ -59,6 +63,7 @@ pub(super) enum Input {
     Ask { request: Request, answer: oneshot::Sender<Answer> },
     Place { label: Label, job: Job, answer: oneshot::Sender<Placing> },
     Book { answer: oneshot::Sender<Option<(Vec<proto::Held>, u64)>> },
+    Find { name: String, answer: oneshot::Sender<Found> },
     Attached { name: String, agent: Attached, answer: oneshot::Sender<Result<NodeId, NotAttached>> },
     Detached { node: NodeId, number: u64 },
     Reply { node: NodeId, number: u64, reply: Reply, note: String, down: BTreeSet<u8> },
@@ -217,6 +222,7 @@ impl<S: Store> Actor<S> {
             // Who asked may be gone.
             Input::Place { label, job, answer } => drop(answer.send(self.place(label, job))),
             Input::Book { answer } => drop(answer.send(self.book())),
+            Input::Find { name, answer } => drop(answer.send(self.find(&name))),
             Input::Attached { name, agent, answer } => {
                 let attached = self.attach(&name, agent, now_ns);
                 drop(answer.send(attached));
@@ -264,6 +270,17 @@ impl<S: Store> Actor<S> {
         let held = book.jobs().iter();
         let held = held.map(|(job, held)| crate::convert::held_message(*job, held, network));
         Some((held.collect(), book.changed_index()))
+    }
+
+    fn find(&self, name: &str) -> Found {
+        let book = self.leading_book()?;
+        let network = self.brain.network();
+        let held = book.job_named(name).and_then(|job| book.jobs().get(&job));
+        let nodes = held.map(|held| {
+            let name_of = |host| network.host_name(host);
+            nodes_by_rank(&held.job.pattern, held.order, &held.pieces, name_of)
+        });
+        Some(nodes)
     }
 
     fn attach(&mut self, name: &str, agent: Attached, now_ns: u64) -> Result<NodeId, NotAttached> {

@@ -6,14 +6,17 @@
 //! | `picture` | the view of the cluster, made from the book and from what agents report |
 //! | `actor` | the one task that owns the state machine |
 //! | `service` | gRPC |
+//! | `extender` | what the scheduler of Kubernetes asks, over HTTP |
 
 mod actor;
 mod events;
+mod extender;
 mod picture;
 mod service;
 
 pub use service::LEADER_ENTRY;
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,7 +45,7 @@ use crate::proto::brain_server::BrainServer;
 use crate::store::{Candidate, Store};
 use crate::tls;
 use crate::view::View;
-use crate::web::EventLog;
+use crate::web::{EventLog, Hook};
 
 /// Default port of a brain.
 pub const BRAIN_PORT: u16 = 4795;
@@ -193,7 +196,8 @@ pub fn run<S: Store, E: From<Error>>(
             Arc::clone(&events),
         );
         let log = Arc::clone(events.log());
-        extra(Looks { view: looks.clone(), events: Arc::clone(&log) })?;
+        let hooks = extender::hooks(inputs.clone(), fresh_seed()?.max(1));
+        extra(Looks { view: looks.clone(), events: Arc::clone(&log), hooks })?;
         let handle = Handle { inputs, view: looks, events: log, cluster: Arc::new(config.cluster) };
         ready(&Ready {
             role: "brain",
@@ -238,12 +242,14 @@ fn server(tls: Option<ServerTlsConfig>) -> Result<Server, Error> {
 }
 
 /// What the web server, and whoever else only looks, gets.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Looks {
     /// The cluster, whenever it changes.
     pub view: watch::Receiver<Arc<View>>,
     /// What happened.
     pub events: Arc<EventLog>,
+    /// Further paths for the web server.
+    pub hooks: BTreeMap<String, Hook>,
 }
 
 fn machine_config(number: u64, lease: Duration) -> machine::Config {
