@@ -1,9 +1,9 @@
 //! The store in a file: its rules, files that are refused, writers that are killed, and disks that are full.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Lines, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use cluster::store::file::{FORMAT, FileStore};
@@ -202,18 +202,32 @@ fn start_writer(command: &[&str], path: &Path, period: u64) -> Child {
         .expect("it starts")
 }
 
-/// Number of the last confirmed write, and why it ended by itself, if it did.
-fn follow(writer: &mut Child) -> (u64, Option<String>) {
-    let (mut confirmed, mut failed) = (0, None);
-    for line in BufReader::new(writer.stdout.take().expect("a pipe")).lines() {
+/// What a writer says.
+struct Said {
+    lines: Lines<BufReader<ChildStdout>>,
+    /// The number of the last confirmed write.
+    confirmed: u64,
+    /// Why it ended by itself, if it did.
+    failed: Option<String>,
+}
+
+impl Said {
+    fn new(writer: &mut Child) -> Said {
+        let lines = BufReader::new(writer.stdout.take().expect("a pipe")).lines();
+        Said { lines, confirmed: 0, failed: None }
+    }
+
+    /// Reads on; `false` at the end.
+    fn read_line(&mut self) -> bool {
+        let Some(line) = self.lines.next() else { return false };
         let line = line.expect("text");
         if let Some(number) = line.strip_prefix("confirmed ") {
             // The last line may be cut.
-            confirmed = number.parse().unwrap_or(confirmed);
+            self.confirmed = number.parse().unwrap_or(self.confirmed);
         }
-        failed = line.strip_prefix("failed ").map(str::to_string).or(failed);
+        self.failed = line.strip_prefix("failed ").map(str::to_string).or(self.failed.take());
+        true
     }
-    (confirmed, failed)
 }
 
 /// C8: whatever instant a writer is killed at, what it confirmed is there, and nothing is there in parts.
@@ -225,12 +239,18 @@ async fn a_killed_writer_loses_nothing() {
     let (mut last, mut last_term, mut unconfirmed) = (0, 0, 0);
     for kill in 0..kills {
         let mut writer = start_writer(&[], &folder.file(), PERIOD);
-        let after = Duration::from_micros(5_000 + u64::from(random.next_u32() % 60_000));
+        let mut said = Said::new(&mut writer);
+        // Every third one while it opens the file, the others while they write.
+        if kill % 3 > 0 {
+            while said.confirmed == 0 && said.read_line() {}
+        }
+        let after = Duration::from_micros(u64::from(random.next_u32() % 40_000));
         tokio::time::sleep(after).await;
         writer.kill().expect("it runs");
-        let (confirmed, failed) = follow(&mut writer);
+        while said.read_line() {}
         writer.wait().expect("it was killed");
-        assert_eq!(failed, None);
+        assert_eq!(said.failed, None);
+        let confirmed = said.confirmed;
 
         let store = folder.handle();
         let claimed = store.claim(&candidate(1_000_000 + kill)).await.expect("the lock is free");
@@ -244,15 +264,17 @@ async fn a_killed_writer_loses_nothing() {
         last = found;
     }
     println!("{kills} kills, {last} writes, {unconfirmed} found that were not confirmed");
-    assert!(last > 0, "writers were killed before they wrote");
+    assert!(last > kills / 3, "writers were killed before they wrote");
 }
 
 /// Runs the writer until the disk is full, then checks that it said so and that all of it is there.
 async fn fill(command: &[&str], path: &Path) {
     let mut writer = start_writer(command, path, NEVER);
-    let (confirmed, failed) = follow(&mut writer);
+    let mut said = Said::new(&mut writer);
+    while said.read_line() {}
     writer.wait().expect("it ended");
-    assert_eq!(failed.as_deref(), Some("Full"));
+    let confirmed = said.confirmed;
+    assert_eq!(said.failed.as_deref(), Some("Full"));
     assert!(confirmed > 0);
     let store = FileStore::new(path).expect("the file is whole");
     let term = take_lease(&store, &candidate(5)).await;
