@@ -25,6 +25,7 @@ mod tokenize;
 mod tokenize_ids;
 mod tokenize_inputs;
 mod tokenize_resume;
+mod top;
 mod verbs_kit;
 
 use std::fs;
