@@ -123,7 +123,7 @@ impl Net {
         for leaf in 0..leaves {
             let pod = if pods > 1 { leaf / 8 } else { 0 };
             (0..spines).for_each(|at| {
-                net.cable(first_leaf + leaf, first_spine + pod * spines + at, UPLINK_BPS)
+                net.cable(first_leaf + leaf, first_spine + pod * spines + at, UPLINK_BPS);
             });
         }
         for spine in 0..if cores > 0 { pods * spines } else { 0 } {

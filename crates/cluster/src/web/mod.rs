@@ -75,6 +75,9 @@ const MAX_CALLS: usize = 8;
 /// A view that has not changed for so long says nothing about what is used now.
 const STALE: Duration = Duration::from_secs(5);
 
+/// Steps of the history that are filled at once: all that there are.
+const MAX_MISSED: u32 = 600;
+
 /// Pause after the kernel refused to hand over a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -299,21 +302,26 @@ async fn accept(server: &Arc<Server>, listener: &TcpListener) {
     }
 }
 
-/// Takes a sample of all links, again and again.
+/// Takes a sample of all links at each step. Of steps that were missed because the machine had no time, a few get the next
+/// sample, and many are gaps.
 async fn sample(server: &Server) {
     let mut ticks = interval(Duration::from_secs(1));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
-    let mut last = None;
+    let mut last: Option<Instant> = None;
     loop {
         ticks.tick().await;
         let newest = server.newest.get();
         let mut history = server.history();
-        let is_due = last.is_none_or(|last: Instant| {
-            last.elapsed() + Duration::from_millis(500) > history.step()
-        });
-        if is_due {
-            history.sample(&newest.view, newest.age() < STALE, unix_ms());
-            last = Some(Instant::now());
+        let step = history.step();
+        let elapsed = last.map_or(step, |last| last.elapsed());
+        let steps = ((elapsed + step / 2).as_millis() / step.as_millis()) as u32;
+        let is_current = newest.age() < STALE;
+        for missed in (1..steps.min(MAX_MISSED)).rev() {
+            history.sample(&newest.view, is_current && missed * step < STALE, unix_ms());
+        }
+        if steps > 0 {
+            history.sample(&newest.view, is_current, unix_ms());
+            last = Some(last.map_or_else(Instant::now, |last| last + steps * step));
         }
     }
 }

@@ -26,6 +26,7 @@ mod tokenize;
 mod tokenize_ids;
 mod tokenize_inputs;
 mod tokenize_resume;
+mod top;
 mod verbs_kit;
 
 use std::fs;
