@@ -39,6 +39,9 @@ const COMMANDS: &[&[&str]] = &[
     &["subnet", "manage"],
     &["subnet", "status"],
     &["subnet", "sweep"],
+    &["parfait"],
+    &["parfait", "profile"],
+    &["parfait", "slurm-topology"],
     &["demo"],
 ];
 
