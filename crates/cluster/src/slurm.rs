@@ -1,7 +1,7 @@
 //! A fabric as SLURM's plugin `topology/tree` reads it: `topology.conf`.
 //!
 //! The plugin knows a tree: each node is below one leaf switch, each switch below one other. A fabric has several switches
-//! where that tree has one, so the tree is that of [`Groups`](parfait::groups::Groups): all hosts that share their switches
+//! where that tree has one, so the tree is that of [`Groups`]: all hosts that share their switches
 //! of a level are below one "switch" of the file. In a fabric whose links are used evenly ([`Clos`]) that is exactly what
 //! distance means there. Elsewhere, as in a torus or BCube, the closest tree groups hosts by the switches at their first
 //! port, then at their first two, and so on, and says nothing of how far groups are from each other; it is only written

@@ -105,7 +105,7 @@ fn disturbed(packets: &[Packet], workers: u32, random: &mut Pcg32) -> Vec<Packet
             2 => seen.push(Packet { at_ns: packet.at_ns + MS / 4, ..*packet }),
             _ => seen.push(*packet),
         }
-        if random.next_u32() % 100 == 0 && workers > 2 {
+        if random.next_u32().is_multiple_of(100) && workers > 2 {
             let from = random.next_u32() % workers;
             let to = (from + 1 + random.next_u32() % (workers - 1)) % workers;
             let number = numbers.entry((from, to)).or_insert(0);
@@ -290,8 +290,9 @@ fn what_says_nothing_is_refused_with_the_reason() {
                 Sample { at_ns, from: random.next_u32() % 4, to: random.next_u32() % 4, bytes }
             })
             .collect();
-        let period_ns = (random.next_u32() % 2 == 0).then_some(u64::from(random.next_u32()));
-        let iteration_ns = (random.next_u32() % 2 == 0).then_some(u64::from(random.next_u32()));
+        let period_ns = random.next_u32().is_multiple_of(2).then_some(u64::from(random.next_u32()));
+        let iteration_ns =
+            random.next_u32().is_multiple_of(2).then_some(u64::from(random.next_u32()));
         let _ = profile(4, &odd, Options { period_ns, iteration_ns, ..Options::default() });
     }
 }

@@ -114,7 +114,7 @@ impl Reader<'_> {
 
 /// Whether packets of this kind have numbers of their connection: requests, and answers to reads.
 fn counts(own: &Headers) -> bool {
-    let is_reliable = own.opcode.service() == Service::Rc;
+    let is_reliable = matches!(own.opcode.service(), Service::Rc | Service::Selective);
     is_reliable && (own.opcode.is_request() || own.opcode.is_read_response())
 }
 

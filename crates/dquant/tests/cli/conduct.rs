@@ -44,6 +44,9 @@ const COMMANDS: &[&[&str]] = &[
     &["subnet", "status"],
     &["subnet", "sweep"],
     &["top"],
+    &["parfait"],
+    &["parfait", "profile"],
+    &["parfait", "slurm-topology"],
     &["demo"],
 ];
 

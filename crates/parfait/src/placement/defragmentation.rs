@@ -1,6 +1,6 @@
 //! Placed jobs that move so that others have room.
 //!
-//! [`defragment`] lowers what all jobs together cost ([`cost`](super::cost)): it looks at where the search would place each
+//! [`defragment`] lowers what all jobs together cost ([`cost`]): it looks at where the search would place each
 //! job if it came now, and takes the move that saves most per worker moved, one after the other. [`make_room`] finds moves
 //! after which a job fits that does not fit now: it takes a few jobs of one group of hosts away, places the new one, and
 //! moves those with as few workers as possible to where they fit beside it.

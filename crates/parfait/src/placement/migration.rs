@@ -1,7 +1,7 @@
 //! Placed jobs that move: away from hosts that are to be empty, or to where they fit.
 //!
 //! A worker that moves is stopped on one host and started on another, so what a move costs is the number of workers whose
-//! host changes, and only then what the new place takes from later jobs ([`cost`](super::cost)). [`relocate`] leaves as
+//! host changes, and only then what the new place takes from later jobs ([`cost`]). [`relocate`] leaves as
 //! many workers where they are as it can: it moves those that have to leave, and of the others one run after the other,
 //! parts of runs, and more of them at random. Only if none of that fits, the whole job is placed anew by the search.
 //!

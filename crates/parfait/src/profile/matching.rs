@@ -30,7 +30,7 @@ const WRONG_PHASES_PPM: u64 = 20_000;
 pub struct Graph {
     workers: usize,
     /// By sender and receiver.
-    edges: BTreeMap<(u32, u32), Edge>,
+    edges: BTreeMap<Ends, Edge>,
 }
 
 /// A pattern in an order of ranks, and how well it explains a graph.
@@ -120,6 +120,9 @@ fn overlap(one: u64, other: u64) -> bool {
 }
 
 type Suggestion = (Pattern, Vec<u32>);
+
+/// Sender and receiver of an edge.
+type Ends = (u32, u32);
 
 impl Graph {
     /// That of edges between so many workers.
@@ -325,7 +328,7 @@ impl Graph {
         found
     }
 
-    fn products_of(&self, classes: &[Vec<(u32, u32)>], found: &mut Vec<Suggestion>) {
+    fn products_of(&self, classes: &[Vec<Ends>], found: &mut Vec<Suggestion>) {
         let members = self.members();
         let steps: Vec<[Option<Steps>; 2]> = classes
             .iter()
@@ -363,8 +366,8 @@ impl Graph {
     }
 
     /// Edges by when they are used: those that overlap are together.
-    fn by_time(&self) -> Vec<Vec<(u32, u32)>> {
-        let mut classes: Vec<(u64, Vec<(u32, u32)>)> = Vec::new();
+    fn by_time(&self) -> Vec<Vec<Ends>> {
+        let mut classes: Vec<(u64, Vec<Ends>)> = Vec::new();
         for (ends, edge) in &self.edges {
             match classes.iter_mut().find(|(used, _)| overlap(*used, edge.used)) {
                 Some((_, own)) => own.push(*ends),
@@ -375,25 +378,24 @@ impl Graph {
     }
 
     /// Edges by bytes: a step of more than a quarter begins another kind.
-    fn by_bytes(&self) -> Vec<Vec<(u32, u32)>> {
-        let mut sorted: Vec<(u64, (u32, u32))> =
+    fn by_bytes(&self) -> Vec<Vec<Ends>> {
+        let mut sorted: Vec<(u64, Ends)> =
             self.edges.iter().map(|(ends, edge)| (edge.bytes, *ends)).collect();
         sorted.sort_unstable();
-        let alike =
-            |a: &(u64, (u32, u32)), b: &(u64, (u32, u32))| b.0 <= a.0.saturating_add(a.0 / 4);
+        let alike = |a: &(u64, Ends), b: &(u64, Ends)| b.0 <= a.0.saturating_add(a.0 / 4);
         let kinds = sorted.chunk_by(alike);
         kinds.map(|kind| kind.iter().map(|(_, ends)| *ends).collect()).collect()
     }
 
-    fn by_both(&self) -> Vec<Vec<(u32, u32)>> {
+    fn by_both(&self) -> Vec<Vec<Ends>> {
         let bytes = self.by_bytes();
         let time = self.by_time();
-        let of = |kinds: &[Vec<(u32, u32)>]| -> BTreeMap<(u32, u32), usize> {
+        let of = |kinds: &[Vec<Ends>]| -> BTreeMap<Ends, usize> {
             let numbered = kinds.iter().enumerate();
             numbered.flat_map(|(kind, own)| own.iter().map(move |ends| (*ends, kind))).collect()
         };
         let (bytes, time) = (of(&bytes), of(&time));
-        let mut both: BTreeMap<(usize, usize), Vec<(u32, u32)>> = BTreeMap::new();
+        let mut both: BTreeMap<(usize, usize), Vec<Ends>> = BTreeMap::new();
         for ends in self.edges.keys() {
             both.entry((bytes[ends], time[ends])).or_default().push(*ends);
         }
@@ -401,10 +403,10 @@ impl Graph {
     }
 
     /// Each kind in two: edges with one back, and those without.
-    fn by_direction(&self, classes: &[Vec<(u32, u32)>]) -> Vec<Vec<(u32, u32)>> {
+    fn by_direction(&self, classes: &[Vec<Ends>]) -> Vec<Vec<Ends>> {
         let mut parted = Vec::new();
         for class in classes {
-            let (both, one): (Vec<(u32, u32)>, Vec<(u32, u32)>) =
+            let (both, one): (Vec<Ends>, Vec<Ends>) =
                 class.iter().partition(|(from, to)| self.has_both(*from, *to));
             parted.extend([both, one].into_iter().filter(|part| !part.is_empty()));
         }
@@ -414,7 +416,7 @@ impl Graph {
     /// How well a pattern in that order explains all edges.
     fn judge(&self, shape: Pattern, ranks: Vec<u32>) -> Option<Candidate> {
         let demand = Demand::of(&shape).ok()?;
-        let mut kind_of: BTreeMap<(u32, u32), usize> = BTreeMap::new();
+        let mut kind_of: BTreeMap<Ends, usize> = BTreeMap::new();
         let mut phases = Vec::new();
         let mut used = Vec::new();
         for phase in 0..demand.phases() {
@@ -490,7 +492,7 @@ struct Steps {
 }
 
 impl Steps {
-    fn of(class: &[(u32, u32)]) -> BTreeMap<u32, Vec<u32>> {
+    fn of(class: &[Ends]) -> BTreeMap<u32, Vec<u32>> {
         let mut next: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
         for (from, to) in class {
             next.entry(*from).or_default().push(*to);
@@ -499,7 +501,7 @@ impl Steps {
     }
 
     /// Cycles through all workers; the length is that of the first's.
-    fn ring(class: &[(u32, u32)], members: &[u32]) -> Option<Steps> {
+    fn ring(class: &[Ends], members: &[u32]) -> Option<Steps> {
         let next = Steps::of(class);
         let has_one = |at: &u32| next.get(at).is_some_and(|own| own.len() == 1);
         if class.len() != members.len() || !members.iter().all(has_one) {
@@ -514,7 +516,7 @@ impl Steps {
     }
 
     /// Lines through all workers, with edges both ways; the length is that of the line of the first end.
-    fn line(class: &[(u32, u32)], members: &[u32]) -> Option<Steps> {
+    fn line(class: &[Ends], members: &[u32]) -> Option<Steps> {
         let next = Steps::of(class);
         let is_fit = |at: &u32| next.get(at).is_some_and(|own| own.len() <= 2);
         if !members.iter().all(is_fit) {

@@ -84,7 +84,13 @@ impl Likeness {
             });
             products.sum::<i64>() / (bins - lag) as i64
         };
-        Likeness { by_lag: (0..=bins / 2).map(alike).collect() }
+        let sharp: Vec<i64> = (0..=bins / 2).map(alike).collect();
+        // Iterations that differ by a bin are alike as well.
+        let around = |lag: usize| {
+            let before = sharp[lag.abs_diff(1)];
+            sharp[lag] + before + sharp.get(lag + 1).copied().unwrap_or(before)
+        };
+        Likeness { by_lag: (0..sharp.len()).map(around).collect() }
     }
 
     fn at(&self, lag: usize) -> i64 {
@@ -199,8 +205,8 @@ fn bounds(samples: &[Sample], period: u64, first: u64, recorded: u64) -> Vec<Bou
     let quietest = |from: usize, to: usize| {
         let to = to.min(count);
         let (mut best, mut run) = ((0, from), 0);
-        for at in from..to {
-            run = if bytes[at] <= quiet { run + 1 } else { 0 };
+        for (at, own) in bytes.iter().enumerate().take(to).skip(from) {
+            run = if *own <= quiet { run + 1 } else { 0 };
             if run > best.0 {
                 best = (run, at + 1 - run);
             }
@@ -239,7 +245,10 @@ fn bounds(samples: &[Sample], period: u64, first: u64, recorded: u64) -> Vec<Bou
         }
     }
     let moment = |bin: usize| first.saturating_add((bin as u64).saturating_mul(width));
-    let bounds = spans.into_iter().filter_map(|(from, to)| {
+    // What is small beside most others is no iteration: a beginning, an end, a pause of the job.
+    let usual = sums.get(sums.len() * 3 / 4).copied().unwrap_or(0);
+    let bounds = spans.into_iter().filter(|span| sum(*span) >= usual / 2);
+    let bounds = bounds.filter_map(|(from, to)| {
         let begin = (from..to).find(|at| bytes[*at] > quiet)?;
         let done = (from..to).rev().find(|at| bytes[*at] > quiet)? + 1;
         Some(Bounds {

@@ -98,8 +98,8 @@ impl Sequencer {
             self.counts.repeated += u64::from(!was_filled);
             return None;
         }
-        let may_fill = !(packet.begins && flow.reads) && !is_behind && ahead <= MAX_GAP;
-        let gap = if may_fill { ahead } else { 0 };
+        let is_other = is_behind || ahead > MAX_GAP || packet.begins && flow.reads;
+        let gap = if is_other { 0 } else { ahead };
         if gap > 0 {
             let missing = (0..gap).map(|number| flow.next.wrapping_add(number) & PSN_MASK);
             flow.awaited.extend(missing);

@@ -51,7 +51,7 @@ pub(super) struct ProfileCommand {
     /// A capture, or a table of counters
     file: PathBuf,
 
-    /// Names for addresses, `ADDRESS NAME` on each line; others are left out, addresses of one name are one worker
+    /// Workers by address, `ADDRESS NAME` on each line; other addresses are left out
     #[arg(long, value_name = "FILE")]
     map: Option<PathBuf>,
 
