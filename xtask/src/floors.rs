@@ -56,11 +56,11 @@ const FLOORS: &[(&str, &str)] = &[
          memory: chance
          packet: faults
          pressure: chance faults
-         paces
+         paces: link
          port: faults packet paces pressure
          fabric: *
          chaos: buffer chance credits fabric faults graph link memory pressure topology
-         streams: buffer fabric faults graph link memory
+         streams: buffer fabric faults graph link memory queues
          tenants: fabric graph link memory packet streams
          cycles: fabric graph link streams tenants
          goodput: fabric faults graph link memory streams

@@ -674,7 +674,7 @@ mod tests {
         let uses = (0..8).map(|job| (job, vec![burst(0, 1, 10)])).collect();
         match plan(&primes, &[link(uses)]) {
             Ok(shifts) => {
-                assert!(shifts.parts[0].circle_ns / shifts.parts[0].slot_ns <= MAX_CIRCLE)
+                assert!(shifts.parts[0].circle_ns / shifts.parts[0].slot_ns <= MAX_CIRCLE);
             }
             Err(error) => assert_eq!(error, ShiftError::NoCircle { job: 0 }),
         }

@@ -22,6 +22,8 @@ pub mod admit;
 pub mod interleave;
 pub mod picture;
 pub mod set;
+#[cfg(test)]
+mod tests;
 pub mod violations;
 
 use fabric::topology::{Kind, Link, NodeId, Topology};
