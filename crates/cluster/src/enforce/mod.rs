@@ -1,6 +1,9 @@
 //! What makes the ports of this machine keep a plan.
 //!
-//! An [`Enforcer`] takes whole plans, so that applying one again changes nothing and a restart needs no history.
+//! An [`Enforcer`] takes whole plans, so that applying one again changes nothing and a restart needs no history. [`paces`] keeps
+//! plans in the senders themselves.
+
+pub mod paces;
 
 use parfait::ledger::JobId;
 use parfait::queues::Plan;
