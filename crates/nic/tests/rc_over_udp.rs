@@ -280,7 +280,7 @@ fn a_paced_job_sends_no_faster_and_everything_arrives() {
         // A WRITE of 2 MiB and a SEND of 1 MiB, with headers; acknowledgements of what b sends, and what was lost.
         assert!((3 * MIB..8 * MIB).contains(&bytes), "{bytes}");
         let full_bucket = 64 << 10;
-        let least_ns = if bps == 0 { 0 } else { (bytes - full_bucket) * 8_000_000_000 / bps };
+        let least_ns = ((bytes - full_bucket) * 8_000_000_000).checked_div(bps).unwrap_or(0);
         assert!(took_ns >= least_ns * 95 / 100, "{bps} bit/s: {took_ns} ns for {bytes} bytes");
     }
     std::fs::remove_dir_all(folder).expect("it is ours");
