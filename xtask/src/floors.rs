@@ -210,21 +210,22 @@ const FLOORS: &[(&str, &str)] = &[
          waiter
          fault
          capture: clock
+         paces
          interfaces: sockaddr
          congestion: interfaces
          pool: clock
          driver: clock ready waiter
-         udp: capture clock interfaces sockaddr waiter
+         udp: capture clock interfaces paces sockaddr waiter
          packet: udp
          link: interfaces
-         xdp: clock interfaces link udp
-         roce_v1: capture clock interfaces link udp
+         xdp: clock interfaces link paces udp
+         roce_v1: capture clock interfaces link paces udp
          mappings
          userfault
          movable: clock mappings skip userfault
          neighbours: clock interfaces movable pool
          same_host: fault neighbours pool udp
-         device: capture clock interfaces neighbours packet ready skip udp waiter
+         device: capture clock interfaces neighbours paces packet ready skip udp waiter
          doctor: device interfaces neighbours packet udp
          fabric: congestion fault neighbours pool ready same_host udp
          registrations: clock mappings pool seeds skip userfault

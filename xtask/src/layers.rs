@@ -43,7 +43,7 @@ const LAYERS: &[Layer] = &[
     },
     Layer {
         name: "cluster",
-        may_use: &["fabric", "parfait", "engine"],
+        may_use: &["fabric", "parfait", "nic", "engine"],
         tests_may_use: &[],
         pure: false,
     },

@@ -8,6 +8,7 @@
 //! | `xdp` | the UDP wire with a shorter way for small packets: AF_XDP (feature `xdp`) |
 //! | [`capture`] | what a wire sends and accepts, as a pcap file |
 //! | [`congestion`] | which congestion control a connection gets |
+//! | [`paces`] | what each job of this machine may send |
 //! | [`packet`] | the RoCE packets on the interfaces of this machine, for captures |
 //! | [`interfaces`] | network interfaces and their addresses |
 //! | [`doctor`] | whether this machine is fit for it |
@@ -42,6 +43,7 @@ pub mod loaded;
 pub mod mappings;
 pub mod movable;
 pub mod neighbours;
+pub mod paces;
 pub mod packet;
 pub mod pool;
 pub mod ready;

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use nic::capture::Capture;
 use nic::clock;
 use nic::fault::LossyWire;
+use nic::paces::PaceTable;
 use nic::pool::{Pool, PoolRange};
 use nic::udp::{UdpConfig, UdpWire};
 use nic::waiter::Waiter;
@@ -109,7 +110,7 @@ impl Host {
 
     /// Time until something is due without any packet.
     fn next_due(&self) -> Duration {
-        let due = self.endpoint.poll_timeout().map(|(at, _)| at.since(clock::now()));
+        let due = world::next_wakeup(&self.endpoint).map(|at| at.since(clock::now()));
         due.unwrap_or(Duration::from_millis(100))
     }
 }
@@ -257,6 +258,32 @@ fn every_packet_has_the_dscp_of_its_queue_pair() {
         });
         check_dscps(&bytes, ports, &context);
     }
+}
+
+/// What one side sends has a pace, and the other side's DSCP has none. Responses and acknowledgements are paced, too, so nothing ends
+/// before the bytes can have left.
+#[test]
+fn a_paced_job_sends_no_faster_and_everything_arrives() {
+    let folder = std::env::temp_dir().join(format!("nic-paced-{}", std::process::id()));
+    let mut table = PaceTable::open(&folder).expect("a temporary folder");
+    for bps in [50_000_000, 200_000_000, 0] {
+        table.set([(DSCPS[0], bps)]);
+        let (mut a, mut b) = pair(bps == 0, 0, Reliability::Selective);
+        for host in [&mut a, &mut b] {
+            host.wire.inner_mut().keep_paces(Some(folder.clone()));
+        }
+        let before = table.sent_bytes(DSCPS[0]);
+        let began = clock::now();
+        transfer_between((a, b), &format!("{bps} bit/s"));
+        let took_ns = clock::now().since(began).as_nanos();
+        let bytes = table.sent_bytes(DSCPS[0]) - before;
+        // A WRITE of 2 MiB and a SEND of 1 MiB, with headers; acknowledgements of what b sends, and what was lost.
+        assert!((3 * MIB..8 * MIB).contains(&bytes), "{bytes}");
+        let full_bucket = 64 << 10;
+        let least_ns = ((bytes - full_bucket) * 8_000_000_000).checked_div(bps).unwrap_or(0);
+        assert!(took_ns >= least_ns * 95 / 100, "{bps} bit/s: {took_ns} ns for {bytes} bytes");
+    }
+    std::fs::remove_dir_all(folder).expect("it is ours");
 }
 
 /// Checks each packet of a capture by its sender's port, and that every kind of packet is in it from both sides. The ports are

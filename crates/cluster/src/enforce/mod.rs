@@ -5,11 +5,13 @@
 //! | module | what keeps a plan |
 //! |---|---|
 //! | [`dcb`] | the traffic classes of a NIC: IEEE 802.1Qaz bandwidths, and priorities by DSCP |
+//! | [`paces`] | the senders themselves: token buckets in the queue pairs of this machine |
 //! | [`htb`] | Linux' hierarchical token bucket: software RoCE over UDP, at senders and at switches that run Linux |
 
 pub mod dcb;
 pub mod htb;
 mod netlink;
+pub mod paces;
 
 use parfait::ledger::JobId;
 use parfait::queues::Plan;

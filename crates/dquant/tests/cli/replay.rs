@@ -4,6 +4,7 @@ use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use nic::paces::PaceTable;
 use serde_json::Value;
 
 use super::{Folder, Ran};
@@ -98,6 +99,47 @@ fn a_phase_in_steps_carries_the_same() {
     let text = ran.good().stdout;
     assert_eq!(text.matches(" 1048576 bytes to rank ").count(), 3, "{text}");
     assert_eq!(text.matches("5242880 bytes compared, 0 messages wrong").count(), 3, "{text}");
+}
+
+/// Both ranks are processes, and share one pace: what they send together takes the time that it takes at the pace.
+#[test]
+fn processes_of_a_paced_job_keep_its_pace_together() {
+    let folder = Folder::new("replay-paced");
+    let paces = folder.0.join("paces");
+    let mut table = PaceTable::open(&paces).expect("the folder is ours");
+    table.set([(26, 100_000_000)]);
+    let peers = format!("127.78.5.1:{},127.78.5.2", free_port());
+    let rank = |rank: &str| {
+        let mut command = folder.command(&[
+            "job",
+            "replay",
+            "ring:2@1G",
+            "--rank",
+            rank,
+            "--peers",
+            &peers,
+            "--json",
+            "--dscp",
+            "26",
+            "--iterations",
+            "3",
+            "--warm-up",
+            "1",
+            "--compute",
+            "1us",
+            "--bytes-per-edge",
+            "1MiB",
+        ]);
+        command.env("DQUANT_PACES", &paces);
+        start(command)
+    };
+    for child in [rank("0"), rank("1")] {
+        let found = objects(&ended(child).good().stdout);
+        let ms = found.last().and_then(|whole| whole["exchange_ms"]["p50"].as_f64());
+        // Two messages of 1 MiB at 100 Mbit/s, less what is in the bucket.
+        assert!(ms.is_some_and(|ms| ms >= 155.0), "{ms:?} ms");
+    }
+    assert!(table.sent_bytes(26) > 8 << 20, "{}", table.sent_bytes(26));
 }
 
 #[test]

@@ -48,6 +48,7 @@ use rustix::net::{SendFlags, sendto};
 use crate::capture::Capture;
 use crate::interfaces;
 use crate::neighbours::Doorbell;
+use crate::paces::Paces;
 use crate::packet::PacketTap;
 use crate::udp::receive::Receiver;
 use crate::udp::send::{Route, Sender};
@@ -151,6 +152,7 @@ pub struct DeviceWire {
     receiver: Receiver,
     counters: UdpCounters,
     capture: Option<Capture>,
+    paces: Paces,
 }
 
 impl DeviceWire {
@@ -178,6 +180,7 @@ impl DeviceWire {
             receiver: Receiver::new(),
             counters: UdpCounters::default(),
             capture: None,
+            paces: Paces::from_environment(),
             config: config.clone(),
         })
     }
@@ -336,13 +339,14 @@ impl DeviceWire {
 impl Wire for DeviceWire {
     fn send(&mut self, now: Time, frames: &[TxFrame<'_>], memory: &dyn Memory) {
         self.locality.refresh(now);
+        self.paces.sent(now, frames);
         for run in frames.chunk_by(|a, b| a.path.source == b.path.source) {
             self.send_from(run[0].path.source, run, memory);
         }
         self.backlog.next_burst();
     }
 
-    /// As many as fit the buffer of a local process; no limit for other destinations.
+    /// As many as the pace of the job allows and fit the buffer of a local process; no limit for other destinations.
     fn admits(
         &mut self,
         now: Time,
@@ -351,8 +355,9 @@ impl Wire for DeviceWire {
         service: Transport,
         packets: usize,
     ) -> usize {
+        let packets = self.paces.admits(now, path, packets);
         let DeviceWire { config, ports, locality, backlog, counters, .. } = self;
-        let Some(socket) = ports.sending(path.source) else {
+        let Some(socket) = ports.sending(path.source).filter(|_| packets > 0) else {
             return packets;
         };
         let departure = Departure::new(config, socket, locality);
@@ -365,13 +370,14 @@ impl Wire for DeviceWire {
     }
 
     fn next_wakeup(&self) -> Option<Time> {
-        self.backlog.next_look()
+        self.backlog.next_look().into_iter().chain(self.paces.next_wakeup()).min()
     }
 
     /// Reads the port that had packets last, and the others only when it is empty. Every so often the
     /// others come first, so that none starves.
     fn receive(&mut self, _now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
         self.backlog.next_turn();
+        self.paces.lapse();
         let before = self.counters.rx.packets;
         let mut accepted = 0;
         if self.ports.prefer_hot() {

@@ -37,6 +37,7 @@ use crate::capture::Capture;
 use crate::clock;
 use crate::interfaces::Interface;
 use crate::link::{self, ETHERNET_BYTES, Hop, Neighbours, NextHop};
+use crate::paces::Paces;
 use crate::udp::send::SendDeadline;
 use crate::udp::{SocketWire, socket as options};
 use frames::{Burst, Refused, open};
@@ -166,6 +167,7 @@ pub struct RoceV1Wire {
     gone: Option<String>,
     counters: RoceV1Counters,
     capture: Option<Capture>,
+    paces: Paces,
 }
 
 impl RoceV1Wire {
@@ -203,6 +205,7 @@ impl RoceV1Wire {
             gone: None,
             counters: RoceV1Counters::default(),
             capture: None,
+            paces: Paces::from_environment(),
         })
     }
 
@@ -335,6 +338,7 @@ fn prober(local: IpAddr, ifindex: u32) -> io::Result<OwnedFd> {
 
 impl Wire for RoceV1Wire {
     fn send(&mut self, now: Time, frames: &[TxFrame<'_>], memory: &dyn Memory) {
+        self.paces.sent(now, frames);
         let mut deadline = SendDeadline::new();
         for tx in frames {
             let peer = tx.path.remote.ip();
@@ -358,6 +362,7 @@ impl Wire for RoceV1Wire {
     }
 
     fn receive(&mut self, _now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+        self.paces.lapse();
         let RoceV1Wire { socket, local, interface, gone, counters, capture, .. } = self;
         let rx = &mut counters.rx;
         let before = rx.accepted;
@@ -382,17 +387,17 @@ impl Wire for RoceV1Wire {
     /// Receive buffers are not queried: frames that do not fit are lost and retransmitted.
     fn admits(
         &mut self,
-        _now: Time,
-        _path: &Path,
+        now: Time,
+        path: &Path,
         _dest: Qpn,
         _service: Transport,
         packets: usize,
     ) -> usize {
-        packets
+        self.paces.admits(now, path, packets)
     }
 
     fn next_wakeup(&self) -> Option<Time> {
-        None
+        self.paces.next_wakeup()
     }
 
     /// Peers are on other machines.
@@ -462,6 +467,7 @@ impl SocketWire for RoceV1Wire {
 
     fn counts(&self, tell: &mut dyn FnMut(&str, u64)) {
         self.counters.named().into_iter().for_each(|(name, value)| tell(name, value));
+        tell("roce_v1.pace_waits", self.paces.held());
     }
 }
 

@@ -28,6 +28,7 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 
 use roce::verbs::{Qpn, Transport};
 use roce::wire::icrc::Pseudo;
@@ -45,6 +46,7 @@ use send::{Route, Sender};
 use socket::{Plan, Socket};
 
 use crate::capture::Capture;
+use crate::paces::Paces;
 
 /// How long one call of `send` waits for room in the socket buffer, in total.
 pub const SEND_WAIT: Duration = Duration::from_millis(2);
@@ -189,6 +191,7 @@ pub struct UdpWire {
     receiver: Receiver,
     counters: UdpCounters,
     capture: Option<Capture>,
+    paces: Paces,
 }
 
 impl UdpWire {
@@ -205,12 +208,30 @@ impl UdpWire {
             receiver: Receiver::new(),
             counters: UdpCounters::default(),
             capture: None,
+            paces: Paces::from_environment(),
         })
     }
 
     /// Records every packet sent or accepted from now on in `capture`; `None` ends recording.
     pub fn capture_to(&mut self, capture: Option<Capture>) {
         self.capture = capture;
+    }
+
+    /// Keeps the paces in this folder from now on, instead of those that the environment names.
+    pub fn keep_paces(&mut self, folder: Option<PathBuf>) {
+        self.paces = Paces::of(folder);
+    }
+
+    /// The paces that this wire keeps.
+    #[cfg(feature = "xdp")]
+    pub(crate) fn paces(&mut self) -> &mut Paces {
+        &mut self.paces
+    }
+
+    /// Sends frames that are accounted for.
+    pub(crate) fn send_booked(&mut self, frames: &[TxFrame<'_>], memory: &dyn Memory) {
+        let UdpWire { socket, sender, counters, capture, .. } = self;
+        sender.send(socket, frames, memory, &mut counters.tx, capture.as_mut());
     }
 
     /// The address that peers send to, its port filled in.
@@ -324,16 +345,18 @@ impl SocketWire for UdpWire {
     fn counts(&self, tell: &mut dyn FnMut(&str, u64)) {
         self.counters.named().for_each(|(name, value)| tell(name, value));
         tell("udp.ip_udp_header_bytes", self.ip_udp_header_bytes());
+        tell("udp.pace_waits", self.paces.held());
     }
 }
 
 impl Wire for UdpWire {
-    fn send(&mut self, _now: Time, frames: &[TxFrame<'_>], memory: &dyn Memory) {
-        let UdpWire { socket, sender, counters, capture, .. } = self;
-        sender.send(socket, frames, memory, &mut counters.tx, capture.as_mut());
+    fn send(&mut self, now: Time, frames: &[TxFrame<'_>], memory: &dyn Memory) {
+        self.paces.sent(now, frames);
+        self.send_booked(frames, memory);
     }
 
     fn receive(&mut self, _now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+        self.paces.lapse();
         let UdpWire { socket, check, receiver, counters, capture, .. } = self;
         let accepted = receiver.receive(&socket.fd, &mut counters.rx, |run, counters| {
             run.deliver(*check, socket.local, counters, capture.as_mut(), sink);
@@ -347,17 +370,17 @@ impl Wire for UdpWire {
     /// Receive buffers are not queried: packets that do not fit are lost and retransmitted.
     fn admits(
         &mut self,
-        _now: Time,
-        _path: &Path,
+        now: Time,
+        path: &Path,
         _dest: Qpn,
         _service: Transport,
         packets: usize,
     ) -> usize {
-        packets
+        self.paces.admits(now, path, packets)
     }
 
     fn next_wakeup(&self) -> Option<Time> {
-        None
+        self.paces.next_wakeup()
     }
 
     /// Not checked: users with a port of their own re-establish lost connections themselves (streams

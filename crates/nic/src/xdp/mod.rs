@@ -261,23 +261,25 @@ impl XdpWire {
 
 impl Wire for XdpWire {
     fn send(&mut self, now: Time, frames: &[TxFrame<'_>], memory: &dyn Memory) {
+        self.udp.paces().sent(now, frames);
         // Frames in front of this one are queued, or handed to the UDP wire.
         let mut first = 0;
         for (at, frame) in frames.iter().enumerate() {
             if self.queue(now, frame, memory) {
                 if first < at {
-                    self.udp.send(now, &frames[first..at], memory);
+                    self.udp.send_booked(&frames[first..at], memory);
                 }
                 first = at + 1;
             }
         }
         if first < frames.len() {
-            self.udp.send(now, &frames[first..], memory);
+            self.udp.send_booked(&frames[first..], memory);
         }
         self.flush(now);
     }
 
     fn receive(&mut self, now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+        self.udp.paces().lapse();
         // Nothing else sends them if no packet follows.
         if self.retry_at.is_some_and(|at| now >= at) {
             self.counters.tx_retries += 1;

@@ -1,0 +1,137 @@
+//! Paces of what this machine sends, kept by the senders themselves: the table that every wire of the transport reads
+//! ([`nic::paces`]), also where packets pass no queue of the kernel, as over AF_XDP.
+//!
+//! A wire knows the DSCP of a packet and not its port. So a job has one pace for its machine: the sum of its paces at the ports, or none where
+//! one of them lets it send what it can.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+
+use nic::paces::PaceTable;
+use parfait::ledger::JobId;
+
+use super::{EnforceError, Enforcer, PortPlan, Sent};
+
+/// A job that the plans in force name.
+#[derive(Clone, Debug)]
+struct Member {
+    /// The first port that names it: what it has sent is told for that one.
+    interface: String,
+    dscp: u8,
+    /// What its DSCP had sent before.
+    before: u64,
+}
+
+/// See the module's text. Paces stay in force when it is dropped.
+#[derive(Debug)]
+pub struct Paces {
+    table: PaceTable,
+    members: BTreeMap<JobId, Member>,
+}
+
+impl Paces {
+    /// Keeps the table in this folder, usually [`nic::paces::FOLDER`].
+    ///
+    /// # Errors
+    /// When the folder cannot be written.
+    pub fn open(folder: &Path) -> io::Result<Paces> {
+        Ok(Paces { table: PaceTable::open(folder)?, members: BTreeMap::new() })
+    }
+}
+
+impl Enforcer for Paces {
+    /// Never fails: a table can be written once it is open.
+    fn apply(&mut self, ports: &[PortPlan]) -> Result<(), EnforceError> {
+        let mut paces: BTreeMap<u8, Option<u64>> = BTreeMap::new();
+        let mut members = BTreeMap::new();
+        let all =
+            ports.iter().flat_map(|port| port.plan.bindings().iter().map(move |own| (port, own)));
+        for (port, binding) in all {
+            let (job, dscp) = (binding.guarantee.job, binding.guarantee.dscp.value());
+            let sum = paces.entry(dscp).or_insert(Some(0));
+            *sum = sum.zip(binding.pace_bps).map(|(sum, own)| sum.saturating_add(own));
+            members.entry(job).or_insert_with(|| match self.members.get(&job) {
+                Some(known) if known.dscp == dscp => known.clone(),
+                _ => {
+                    let before = self.table.sent_bytes(dscp);
+                    Member { interface: port.interface.clone(), dscp, before }
+                }
+            });
+        }
+        let limits = paces.into_iter().filter_map(|(dscp, sum)| Some((dscp, sum?)));
+        // A pace of 0 would be none.
+        self.table.set(limits.map(|(dscp, bps)| (dscp, bps.max(1))));
+        self.members = members;
+        Ok(())
+    }
+
+    /// Packets that wait have not left their queue pairs, so none are dropped and none are counted as waiting.
+    fn sent(&mut self) -> Result<Vec<Sent>, EnforceError> {
+        let sent = |(job, member): (&JobId, &Member)| Sent {
+            interface: member.interface.clone(),
+            job: *job,
+            bytes: self.table.sent_bytes(member.dscp).wrapping_sub(member.before),
+            dropped_packets: 0,
+            backlog_bytes: 0,
+        };
+        Ok(self.members.iter().map(sent).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use parfait::job::Latency;
+    use parfait::queues::{Dscp, Guarantee, Plan, Port, Scheme};
+
+    use super::*;
+
+    fn plan(interface: &str, scheme: Scheme, jobs: &[(u64, u8, u64)]) -> PortPlan {
+        let port = Port {
+            rate_bps: 1_000_000_000,
+            queues: 1,
+            weight_units: 100,
+            quantum_bytes: 1500,
+            frame_bytes: 1538,
+            buffer_bytes: 1 << 20,
+        };
+        let guarantees: Vec<Guarantee> = jobs
+            .iter()
+            .map(|&(job, dscp, bps)| Guarantee {
+                job,
+                dscp: Dscp::new(dscp).expect("a job's"),
+                bps,
+                flows: 1,
+                latency: Latency::Normal,
+                is_contended: true,
+            })
+            .collect();
+        let plan = Plan::new(port, scheme, &guarantees).expect("it fits");
+        PortPlan { interface: interface.to_owned(), plan }
+    }
+
+    #[test]
+    fn jobs_have_the_sum_of_their_paces_and_none_where_a_port_has_none() {
+        let folder = std::env::temp_dir().join(format!("cluster-paces-{}", std::process::id()));
+        let mut paces = Paces::open(&folder).expect("a temporary folder");
+        // In one queue, all but the job with the largest ratio are paced.
+        let jobs = [(1, 10, 600_000_000), (2, 18, 300_000_000)];
+        let both = [plan("a", Scheme::Paced, &jobs), plan("b", Scheme::Paced, &jobs)];
+        let pace = both[0].plan.bindings().iter().find(|own| own.guarantee.job == 2);
+        let pace = pace.and_then(|own| own.pace_bps).expect("it is paced");
+        paces.apply(&both).expect("it is ours");
+        assert_eq!((paces.table.bps(18), paces.table.bps(10)), (2 * pace, 0));
+        let sent = paces.sent().expect("it is ours");
+        assert_eq!(sent.len(), 2);
+        assert!(sent.iter().all(|sent| sent.interface == "a" && sent.bytes == 0));
+        // At the second port job 2 is alone, and not paced.
+        paces.apply(&[both[0].clone(), plan("b", Scheme::Paced, &jobs[1..])]).expect("it is ours");
+        assert_eq!(paces.table.bps(18), 0);
+        paces.apply(&both[..1]).expect("it is ours");
+        assert_eq!(paces.table.bps(18), pace);
+        paces.apply(&[]).expect("it is ours");
+        assert_eq!(paces.table.bps(18), 0);
+        assert_eq!(paces.sent().expect("it is ours"), []);
+        std::fs::remove_dir_all(folder).expect("it is ours");
+    }
+}
