@@ -29,7 +29,7 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// How long a client looks for a leader: longer than a change of the leader takes.
-pub const PATIENCE: Duration = Duration::from_secs(15);
+pub const PATIENCE: Duration = Duration::from_secs(8);
 
 /// Largest answer: a view of 100,000 hosts.
 const MAX_ANSWER_BYTES: usize = 256 << 20;

@@ -63,6 +63,7 @@ pub(super) enum Input {
     Ask { request: Request, answer: oneshot::Sender<Answer> },
     Place { label: Label, job: Job, answer: oneshot::Sender<Placing> },
     Book { answer: oneshot::Sender<Option<(Vec<proto::Held>, u64)>> },
+    Show { answer: oneshot::Sender<()> },
     Find { name: String, answer: oneshot::Sender<Found> },
     Attached { name: String, agent: Attached, answer: oneshot::Sender<Result<NodeId, NotAttached>> },
     Detached { node: NodeId, number: u64 },
@@ -222,6 +223,15 @@ impl<S: Store> Actor<S> {
             // Who asked may be gone.
             Input::Place { label, job, answer } => drop(answer.send(self.place(label, job))),
             Input::Book { answer } => drop(answer.send(self.book())),
+            Input::Show { answer } => {
+                // What the caller did before is in it.
+                if self.is_changed {
+                    self.viewed = None;
+                    self.show();
+                }
+                // Who asked may be gone.
+                let _ = answer.send(());
+            }
             Input::Find { name, answer } => drop(answer.send(self.find(&name))),
             Input::Attached { name, agent, answer } => {
                 let attached = self.attach(&name, agent, now_ns);

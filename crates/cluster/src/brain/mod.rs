@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use engine::control::auth::CheckToken;
-use engine::control::gate::Gate;
+use engine::control::gate::{Caller, Gate};
 use engine::error::Error;
 use engine::seed::fresh_seed;
 use engine::signals::EndSignals;
@@ -35,8 +35,11 @@ use parfait::spread::Ecmp;
 use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
+use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
+use tonic::transport::server::TlsConnectInfo;
 use tonic::transport::{Server, ServerTlsConfig};
+use tonic::{Request, Status};
 
 use self::actor::Actor;
 use self::events::Events;
@@ -209,7 +212,7 @@ pub fn run<S: Store, E: From<Error>>(
             notes,
         })?;
         let gate = Gate::with_room(2 * hosts as usize + switches.len());
-        let check = CheckToken::new(&config.token);
+        let check = Check(CheckToken::new(&config.token));
         let service = InterceptedService::new(BrainServer::new(Service::new(handle)), check);
         let mut server = server(server_tls)?;
         let served = server.add_service(service).serve_with_incoming(gate.accept(listener));
@@ -227,6 +230,20 @@ pub fn run<S: Store, E: From<Error>>(
     });
     runtime.shutdown_timeout(Duration::from_secs(1));
     served
+}
+
+/// Checks tokens; behind TLS, the gate's caller is inside of what TLS says.
+#[derive(Clone)]
+struct Check(CheckToken);
+
+impl Interceptor for Check {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        let secured = request.extensions().get::<TlsConnectInfo<Caller>>();
+        if let Some(caller) = secured.map(|secured| secured.get_ref().clone()) {
+            request.extensions_mut().insert(caller);
+        }
+        self.0.call(request)
+    }
 }
 
 /// A gRPC server that notices callers that vanish.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use engine::control::gate::Call;
 use engine::log;
 use fabric::topology::Topology;
 use parfait::brain::{Ask, Denial, Request as Wish, Which};
@@ -176,6 +177,7 @@ impl Brain for Service {
         &self,
         call: Request<proto::SubmitRequest>,
     ) -> Result<Response<proto::SubmitReply>, Status> {
+        let _under_way = Call::of(&call);
         let asked = call.into_inner();
         let (client, sequence) = client(asked.client)?;
         let job = job(&asked.job)?;
@@ -196,6 +198,7 @@ impl Brain for Service {
         &self,
         call: Request<proto::PlaceRequest>,
     ) -> Result<Response<proto::PlaceReply>, Status> {
+        let _under_way = Call::of(&call);
         let proto::PlaceRequest { name, owner, job: text } = call.into_inner();
         let (label, job) = (Label { name, owner }, job(&text)?);
         let placed = self.tell(|answer| Input::Place { label, job, answer }).await?;
@@ -209,6 +212,7 @@ impl Brain for Service {
         &self,
         call: Request<proto::ReleaseRequest>,
     ) -> Result<Response<proto::ReleaseReply>, Status> {
+        let _under_way = Call::of(&call);
         let proto::ReleaseRequest { client: from, job, name, owner } = call.into_inner();
         let (client, sequence) = client(from)?;
         let owner = (!owner.is_empty()).then_some(owner);
@@ -228,6 +232,7 @@ impl Brain for Service {
         &self,
         call: Request<proto::OutageRequest>,
     ) -> Result<Response<proto::RepairReply>, Status> {
+        let _under_way = Call::of(&call);
         let proto::OutageRequest { client: from, parts, is_down, most_moved } = call.into_inner();
         if parts.is_empty() || parts.len() > MAX_PARTS {
             return Err(Status::invalid_argument(format!("name 1 to {MAX_PARTS} parts")));
@@ -241,6 +246,7 @@ impl Brain for Service {
         &self,
         call: Request<proto::DefragmentRequest>,
     ) -> Result<Response<proto::RepairReply>, Status> {
+        let _under_way = Call::of(&call);
         let proto::DefragmentRequest { client: from, most_moved } = call.into_inner();
         self.repair(from, Ask::Defragment { most_moved }).await
     }
@@ -249,6 +255,8 @@ impl Brain for Service {
         &self,
         call: Request<proto::ViewRequest>,
     ) -> Result<Response<proto::ViewReply>, Status> {
+        let _under_way = Call::of(&call);
+        self.tell(|answer| Input::Show { answer }).await?;
         let view = Arc::clone(&self.handle.view.borrow());
         if view.brain.state != "leading" && !call.into_inner().any_brain {
             return Err(self.not_leading());
@@ -260,8 +268,9 @@ impl Brain for Service {
 
     async fn topology(
         &self,
-        _: Request<proto::TopologyRequest>,
+        call: Request<proto::TopologyRequest>,
     ) -> Result<Response<proto::TopologyReply>, Status> {
+        let _under_way = Call::of(&call);
         let book = self.tell(|answer| Input::Book { answer }).await?;
         let (held, unchanged_since) = book.ok_or_else(|| self.not_leading())?;
         let cluster = &self.handle.cluster;
@@ -285,6 +294,7 @@ impl Brain for Service {
         &self,
         call: Request<proto::EventsRequest>,
     ) -> Result<Response<Self::EventsStream>, Status> {
+        let under_way = Call::of(&call);
         let log = Arc::clone(&self.handle.events);
         let after = match call.into_inner().after {
             0 => log.last(),
@@ -292,6 +302,7 @@ impl Brain for Service {
         };
         let (sender, receiver) = mpsc::channel(16);
         tokio::spawn(async move {
+            let _under_way = under_way;
             let mut news = log.subscribe();
             let mut seen = after;
             loop {
@@ -326,7 +337,7 @@ impl Brain for Service {
         &self,
         call: Request<Streaming<proto::AgentMessage>>,
     ) -> Result<Response<Self::AttachStream>, Status> {
-        let peer = call.remote_addr();
+        let (peer, under_way) = (call.remote_addr(), Call::of(&call));
         let mut messages = call.into_inner();
         let first = tokio::time::timeout(HELLO_TIMEOUT, messages.message()).await;
         let first = first.map_err(|_| Status::deadline_exceeded("the agent said nothing"))??;
@@ -359,6 +370,7 @@ impl Brain for Service {
         };
         let inputs = self.handle.inputs.clone();
         tokio::spawn(async move {
+            let _under_way = under_way;
             listen(node, number, &mut messages, &inputs).await;
             let _ = inputs.send(Input::Detached { node, number }).await;
         });

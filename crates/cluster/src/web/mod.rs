@@ -216,7 +216,11 @@ impl WebServer {
         let address = listener.local_addr()?;
         listener.set_nonblocking(true)?;
         let runtime = engine::runtime::current_thread().map_err(io::Error::other)?;
-        let listener = runtime.block_on(async { TcpListener::from_std(listener) })?;
+        let listener = {
+            // Callers may be in a runtime of their own.
+            let _entered = runtime.enter();
+            TcpListener::from_std(listener)?
+        };
         let seed = engine::seed::fresh_seed().map_err(io::Error::other)?;
         let server = Arc::new(Server {
             newest: Newest::new(sources.view),

@@ -16,8 +16,8 @@ use cluster::store::Store;
 use cluster::store::etcd::EtcdStore;
 use fabric::shape::Shape;
 use fabric::topology::Capacity;
-use parfait::brain::{Ask, Denial, Request};
-use parfait::log::{self, Batch, Book, Outcome};
+use parfait::brain::{Ask, Denial, Request, Which};
+use parfait::log::{self, Batch, Book, Label, Outcome};
 use parfait::network::{Network, Routing};
 use parfait::spread::Ecmp;
 use rand_pcg::Pcg32;
@@ -83,8 +83,12 @@ async fn client(storm: Arc<Storm>, number: u64) -> Vec<Seen<Outcome>> {
         }
         let is_release = jobs.len() > 3 || !jobs.is_empty() && random.next_u32().is_multiple_of(3);
         let ask = match is_release {
-            true => Ask::Release(jobs.remove(0)),
-            false => Ask::Admit("ring:3@1G".parse().expect("a job")),
+            true => Ask::Release { job: Which::Number(jobs.remove(0)), owner: None },
+            false => Ask::Admit {
+                label: Label { name: format!("job-{number}-{sequence}"), owner: String::new() },
+                job: "ring:3@1G".parse().expect("a job"),
+                unchanged_since: None,
+            },
         };
         let request = Request { client: number, sequence, ask };
         let sent = storm.begun.elapsed();

@@ -264,7 +264,11 @@ fn serve_page(
     };
     let listener = std::net::TcpListener::bind(address).map_err(failed)?;
     let sources = Sources { view: looks.view, events: looks.events };
-    let server = WebServer::start(listener, sources, Options { token, ..Options::default() });
+    let server = WebServer::start(
+        listener,
+        sources,
+        Options { token, hooks: looks.hooks, ..Options::default() },
+    );
     let server = server.map_err(failed)?;
     engine::log::line(format_args!("the page is at http://{}/", server.address()));
     Ok(server)

@@ -321,7 +321,7 @@ pub struct Call {
 
 impl Call {
     /// The call of `request`, whose message has arrived, if it came through a gate.
-    pub(crate) fn of<T>(request: &Request<T>) -> Option<Arc<Call>> {
+    pub fn of<T>(request: &Request<T>) -> Option<Arc<Call>> {
         let call = request.extensions().get::<Arc<Call>>().cloned();
         call.inspect(|call| call.heard.store(true, Ordering::Relaxed))
     }

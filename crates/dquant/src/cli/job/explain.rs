@@ -13,6 +13,9 @@ use crate::exit::{CliError, Exit};
 /// A job that sends this share of its guarantee has it: rates are measured over a second, and frames are whole.
 const HAS_IT_PERCENT: u64 = 97;
 
+/// Links that are shown as text.
+const SHOWN_LINKS: usize = 8;
+
 /// A job that wants more keeps at least so many bytes waiting: a handful of frames.
 const WAITS_BYTES: u64 = 16_384;
 
@@ -221,7 +224,8 @@ impl fmt::Display for Explanation {
         for line in &self.verdict {
             write!(f, "\n  {line}")?;
         }
-        for link in &self.links {
+        // Links where something is wrong come first.
+        for link in self.links.iter().take(SHOWN_LINKS) {
             let used = link.used_bps.map_or_else(|| "not measured".to_owned(), rate);
             write!(f, "\n{} -> {}, {}", link.from, link.to, rate(link.capacity_bps))?;
             write!(
@@ -246,7 +250,10 @@ impl fmt::Display for Explanation {
                 )?;
             }
         }
-        Ok(())
+        match self.links.len().saturating_sub(SHOWN_LINKS) {
+            0 => Ok(()),
+            more => write!(f, "\n{more} more links: --json shows all"),
+        }
     }
 }
 
