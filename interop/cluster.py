@@ -20,7 +20,6 @@ import pathlib
 import re
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -39,7 +38,6 @@ SETTLE_S = 3
 ALLOWED = 1.10
 # A guarantee holds if no less than this part of it is sent.
 HOLDS = 0.98
-MI = 1 << 20
 
 
 def address(host):
@@ -59,9 +57,9 @@ class Job:
         return round(self.part * rate) * 1e6
 
 
-# Hosts have 8 slots: one worker of each job fits, and no two of one job.
-LLM = Job("llm", 0.45, 5, 0, 0)
-TENANTS = [Job("batch", 0.30, 2, 1, 18701), Job("scan", 0.15, 1, 4, 18702)]
+# Hosts have 15 slots: one worker of each job fits, no two of one job, and one slot is left.
+LLM = Job("llm", 0.45, 8, 0, 0)
+TENANTS = [Job("batch", 0.30, 4, 2, 18701), Job("scan", 0.15, 2, 8, 18702)]
 JOBS = [LLM, *TENANTS]
 
 
@@ -136,7 +134,7 @@ class Cluster:
         self.wait_for("etcd", r"ready to serve client requests")
 
     def brain(self, host):
-        command = [self.options.dquant, "brain", "--topology", str(self.topology), "--slots", "8", "--listen", f"{address(host)}:{BRAIN_PORT}",
+        command = [self.options.dquant, "brain", "--topology", str(self.topology), "--slots", "15", "--listen", f"{address(host)}:{BRAIN_PORT}",
                    "--etcd", f"{address(SWITCH_HOST)}:{ETCD_PORT}", "--switch-agents", "all"]
         process = self.start(f"brain{host}", self.hosts[host].prefix, command)
         self.wait_for(f"brain{host}", r"brain ready")
@@ -228,8 +226,11 @@ class Cluster:
         ranks = []
         for rank, host in enumerate(LLM.hosts):
             command = [self.options.dquant, "job", "replay", f"ring:3@{round(LLM.part * self.options.rate)}M", "--rank", str(rank), "--peers", peers,
-                       "--iterations", str(iterations), "--bytes-per-edge", self.options.bytes, "--compute", self.options.compute, "--job", LLM.name, "--json"]
-            ranks.append(self.start(f"ring{rank}", self.hosts[host].prefix, command, DQUANT_AGENT=str(self.folder / f"host{host}.sock")))
+                       "--iterations", str(iterations), "--bytes-per-edge", self.options.bytes, "--compute", self.options.compute, "--job", LLM.name, "--json",
+                       "--device", "dq_eth", "--verbs-library", self.options.library]
+            # As the tenants do: one UDP port for all processes of a host.
+            ranks.append(self.start(f"ring{rank}", self.hosts[host].prefix, command, DQUANT_AGENT=str(self.folder / f"host{host}.sock"),
+                                    DQUANT_DEVICES="eth"))
         return ranks
 
     def iterations(self, ranks, seconds):
@@ -245,7 +246,7 @@ class Cluster:
             for line in self.text(f"ring{rank}").splitlines():
                 with contextlib.suppress(ValueError, KeyError):
                     entry = json.loads(line)
-                    took = entry["iteration_ms"]
+                    took = 1000 * entry["seconds"]
                     slowest[entry["iteration"]] = max(took, slowest.get(entry["iteration"], 0))
         # The first ones find their rate.
         return [slowest[number] for number in sorted(slowest)][self.options.warm_up:]
@@ -338,6 +339,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
     parser.add_argument("--dquant", default=str(target / "dquant"), help="the program [default: the release build]")
+    parser.add_argument("--library", default=str(target / "libibverbs.so"), help="the drop-in library [default: the release build]")
     parser.add_argument("--seconds", type=int, default=20, help="about how long each run takes [default: 20]")
     parser.add_argument("--iterations", type=int, default=120, help="of the ring in each run [default: 120]")
     parser.add_argument("--warm-up", type=int, default=5, help="iterations that are not counted [default: 5]")
@@ -359,7 +361,7 @@ def main():
                 good = run(options, pathlib.Path(name))
             finally:
                 if options.keep:
-                    shutil.copytree(name, options.keep, dirs_exist_ok=True)
+                    shutil.copytree(name, options.keep, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock", "etcd"))
     except sandbox.Missing as missing:
         print(f"skipped: {missing}")
         return SKIPPED

@@ -94,7 +94,7 @@ struct ServeArgs {
 
 /// The device of this side.
 #[derive(Debug, Args)]
-struct DeviceArgs {
+pub(super) struct DeviceArgs {
     /// Use this RDMA device of a libibverbs instead of dquant's own
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
@@ -105,7 +105,7 @@ struct DeviceArgs {
 }
 
 impl DeviceArgs {
-    fn choice(self) -> Option<DeviceChoice> {
+    pub(super) fn choice(self) -> Option<DeviceChoice> {
         let DeviceArgs { device, verbs_library } = self;
         device.map(|name| DeviceChoice { library: verbs_library, name })
     }

@@ -84,7 +84,7 @@ pub(super) fn roce_v1(
 }
 
 /// A device of a library.
-pub(super) fn loaded(choice: &DeviceChoice, memory: u64) -> Result<Loaded, CliError> {
+pub(crate) fn loaded(choice: &DeviceChoice, memory: u64) -> Result<Loaded, CliError> {
     let DeviceChoice { library, name } = choice;
     let opened = Library::load(library).and_then(|found| LoadedDevice::open(&found, name));
     let device = opened.map_err(|error| {

@@ -9,10 +9,11 @@ use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration as StdDuration, Instant};
 
 use arrayvec::ArrayVec;
+use engine::data::DeviceChoice;
 use nic::clock;
 use nic::congestion::{Choice, window_packets};
 use nic::driver::{Application, Driver, Turn};
-use nic::fabric::{Fabric, Software, Trouble};
+use nic::fabric::{Fabric, Trouble};
 use nic::pool::Pool;
 use roce::device::{self, Device, InitialPsns};
 use roce::endpoint::{Connect, Mtu, QpConfig};
@@ -80,6 +81,8 @@ pub struct Setup {
     pub shift: Duration,
     /// Seed of keys and numbers.
     pub seed: u64,
+    /// The device of a libibverbs instead of our own, which shares UDP port 4791 with others of its host.
+    pub device: Option<DeviceChoice>,
 }
 
 /// An edge from this rank.
@@ -154,8 +157,23 @@ pub fn run(setup: &Setup, place: &Place) -> Result<Outcome, CliError> {
     let ip = setup.peers[rank as usize].ip();
     let packets = Some("the job is to use the network".to_owned());
     let seed = setup.seed.wrapping_add(u64::from(rank));
-    let mut fabric = host::software(ip, memory, seed, packets)?;
-    let mut ends = Ends::open(&mut fabric, rank, &sizes, seed)?;
+    match &setup.device {
+        Some(choice) => run_on(setup, place, steps, &sizes, host::loaded(choice, memory)?),
+        None => run_on(setup, place, steps, &sizes, host::software(ip, memory, seed, packets)?),
+    }
+}
+
+fn run_on<F: Fabric>(
+    setup: &Setup,
+    place: &Place,
+    steps: Vec<Step>,
+    sizes: &Sizes,
+    mut fabric: F,
+) -> Result<Outcome, CliError> {
+    let rank = place.rank();
+    let ip = setup.peers[rank as usize].ip();
+    let seed = setup.seed.wrapping_add(u64::from(rank));
+    let mut ends = Ends::open(&mut fabric, rank, sizes, seed)?;
     let seat = Seat {
         port: fabric.local().port(),
         mtu: host::mtu(&fabric, setup.peers[usize::from(rank == 0)]),
@@ -182,11 +200,11 @@ pub fn run(setup: &Setup, place: &Place) -> Result<Outcome, CliError> {
     replay(setup, rank, steps, fabric, ends, meeting)
 }
 
-fn replay(
+fn replay<F: Fabric>(
     setup: &Setup,
     rank: u32,
     steps: Vec<Step>,
-    fabric: Software,
+    fabric: F,
     ends: Ends,
     meeting: Meeting,
 ) -> Result<Outcome, CliError> {
@@ -605,8 +623,8 @@ fn take<D: Device>(device: &mut D, cq: CqId) -> Result<ArrayVec<Completion, BATC
 
 // ---- turns -------------------------------------------------------------------------------------------
 
-struct Work {
-    fabric: Software,
+struct Work<F> {
+    fabric: F,
     meeting: Meeting,
     progress: Progress,
     peers: Vec<SocketAddr>,
@@ -614,7 +632,7 @@ struct Work {
     failure: Option<Broken>,
 }
 
-impl Work {
+impl<F: Fabric> Work<F> {
     /// A queue pair failed: because its peer has ended, if that is heard in time, which says more.
     fn explain(&mut self, (peer, why): (u32, String)) -> Broken {
         let began = Instant::now();
@@ -674,7 +692,7 @@ impl Work {
     }
 }
 
-impl Application for Work {
+impl<F: Fabric> Application for Work<F> {
     const SPIN: Duration = Duration::from_micros(5);
 
     fn turn(&mut self, now: Time) -> Turn {

@@ -11,6 +11,7 @@ use parfait::pattern::{Pattern, PatternError};
 use serde::Serialize;
 
 use crate::cli::daemons::span;
+use crate::cli::perf::DeviceArgs;
 use crate::cli::run::membership;
 use crate::cli::{Console, Report};
 use crate::exit::{CliError, Exit};
@@ -37,6 +38,7 @@ Examples:
   dquant job replay ring:3@100M --rank 2 --peers 10.0.0.1,10.0.0.2,10.0.0.3 --job llm
   dquant job replay hierarchical:2x4@2G,10G --all --iterations 20 --compute 10ms
   dquant job replay ring:3@1G --all --bytes-per-edge 16MiB --steps 4 --json
+  dquant job replay ring:3@1G --rank 0 --peers 10.0.0.1,10.0.0.2,10.0.0.3 --device mlx5_0
   dquant job replay mesh:4@1G --all --dscp 26 --start-at 1767225600.5 --shift 40ms"
 )]
 pub(in crate::cli) struct Replay {
@@ -99,6 +101,9 @@ pub(in crate::cli) struct Replay {
     /// Congestion control: auto, off, delay, swift, or another of docs/congestion.md
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = str::parse::<Choice>)]
     cc: Choice,
+
+    #[command(flatten)]
+    device: DeviceArgs,
 }
 
 /// An address of a rank; only the port of rank 0 is used.
@@ -133,6 +138,7 @@ impl Replay {
             None => self.dscp.unwrap_or(0),
         };
         let setup = Setup {
+            device: self.device.choice(),
             terms: Terms {
                 pattern: pattern.to_string(),
                 bytes: self.bytes_per_edge,

@@ -1,16 +1,26 @@
 //! `dquant job submit`.
 
 use std::fmt;
+use std::path::PathBuf;
 
 use clap::Args;
+use cluster::convert;
 use cluster::proto::Held;
+use fabric::topology::Capacity;
 use parfait::job::Job;
+use parfait::outage::Outage;
+use parfait::site::Site;
+use parfait::spread::Ecmp;
 use serde::Serialize;
 
 use super::caller;
 use crate::cli::cluster::BrainsArgs;
+use crate::cli::parfait::prove::ProofReport;
 use crate::cli::{Console, Report};
 use crate::exit::{CliError, Exit};
+use crate::proof::set::Member;
+use crate::proof::{self, Options, picture};
+use crate::topology::own;
 
 /// Ask for hosts and bandwidth for a job
 ///
@@ -23,7 +33,8 @@ use crate::exit::{CliError, Exit};
 Examples:
   dquant job submit 'ring:8@5G' --name llm
   dquant job submit 'parallel:8x4x2@20G,2G,5G' --name gpt --brain 10.0.0.5,10.0.0.6
-  dquant job submit 'mesh:16@1G' --name moe --try      where it would go, without admitting it"
+  dquant job submit 'mesh:16@1G' --name moe --try      where it would go, without admitting it
+  dquant job submit 'ring:8@5G' --name llm --prove --picture links.svg"
 )]
 pub(super) struct Submit {
     /// The job: its pattern, the rate of its edges, and options such as slots=2
@@ -36,6 +47,17 @@ pub(super) struct Submit {
     /// Only say where it would go
     #[arg(long = "try")]
     is_trial: bool,
+
+    /// First run all admitted jobs and this one in the simulator, and admit it only if every pair has its guarantee
+    ///
+    /// All jobs send as much as they can. Shown are the worst pair of each job against its guarantee,
+    /// and how long an iteration of this one takes.
+    #[arg(long, verbatim_doc_comment)]
+    prove: bool,
+
+    /// Map of links with what is promised and used in the proof, as SVG
+    #[arg(long, value_name = "FILE", requires = "prove")]
+    picture: Option<PathBuf>,
 
     #[command(flatten)]
     brains: BrainsArgs,
@@ -54,8 +76,12 @@ impl Submit {
             console.report(&report)?;
             return Ok(Exit::Good);
         }
+        let unchanged_since = match self.prove {
+            true => Some(self.prove_with(&owner, console)?),
+            false => None,
+        };
         let (outcome, held) = self.brains.call(async |client| {
-            let outcome = client.submit(name, &owner, job, None).await?;
+            let outcome = client.submit(name, &owner, job, unchanged_since).await?;
             // Another client may have released it since: then there is nothing to show but its number.
             let held = if outcome.is_ok() { client.topology().await?.held } else { Vec::new() };
             Ok((outcome, held))
@@ -64,6 +90,61 @@ impl Submit {
         let held = held.into_iter().find(|held| held.job == number).unwrap_or_default();
         console.report(&PlacedReport::new(Some(number), &held))?;
         Ok(Exit::Good)
+    }
+}
+
+impl Submit {
+    /// Runs the admitted set with this job in the simulator; the entry of the log since which that holds.
+    ///
+    /// # Errors
+    /// When a pair of any job would not have its guarantee.
+    fn prove_with(&self, owner: &str, console: &mut Console) -> Result<u64, CliError> {
+        let (placed, cluster) = self.brains.call(async |client| {
+            let placed = client.place(&self.name, owner, &self.job).await?;
+            Ok((placed, client.topology().await?))
+        })?;
+        let (held, since) = (placed.0.map_err(refused)?, placed.1);
+        if since != cluster.unchanged_since {
+            return Err(
+                CliError::check_failed("jobs came or went meanwhile").hint("submit it again")
+            );
+        }
+        let odd =
+            |error: &dyn fmt::Display| CliError::usage(format!("the brain's answer: {error}"));
+        let topology =
+            own::read(&cluster.topology, Capacity::default()).map_err(|error| odd(&error))?;
+        let site = Site {
+            topology,
+            slots: cluster.slots,
+            ecmp: if cluster.ecmp == "worst" { Ecmp::Worst } else { Ecmp::Even },
+            reservable_ppm: cluster.reservable_ppm,
+        };
+        let network = site.network(&Outage::none()).map_err(|error| odd(&error))?;
+        let number = cluster.held.iter().map(|held| held.job).max().unwrap_or(0) + 1;
+        let all = cluster.held.iter().map(|held| (held.job, held)).chain([(number, &held)]);
+        let members = all.map(|(id, held)| {
+            let held = convert::held(held, &network).map_err(|error| odd(&error))?;
+            Ok(Member::of(id, &held, Some(held.dscp)))
+        });
+        let members: Vec<Member> = members.collect::<Result<_, CliError>>()?;
+        let options = Options { subject: Some(number), ..Options::new() };
+        let proof = proof::prove(&site.topology, &network, &members, &options);
+        let proof = proof.map_err(CliError::from_cause)?;
+        if let Some(path) = &self.picture {
+            std::fs::write(path, picture::svg(&site.topology, &proof)).map_err(|error| {
+                CliError::because(format_args!("cannot write {}", path.display()), &error)
+            })?;
+        }
+        let report =
+            ProofReport::of("of the brain", ("windows", options.queues), &site.topology, &proof);
+        console.report(&report)?;
+        match report.is_kept {
+            true => Ok(since),
+            false => Err(CliError::check_failed(
+                "not submitted: a pair would have less than its guarantee in the simulator",
+            )
+            .hint("ask for less, or submit it without --prove: the ledger has room for it")),
+        }
     }
 }
 

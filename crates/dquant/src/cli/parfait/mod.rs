@@ -1,7 +1,7 @@
 //! `dquant parfait`: bandwidth that jobs can count on, planned, proved and measured without a cluster.
 
 mod profile;
-mod prove;
+pub(super) mod prove;
 mod shifts;
 mod slurm_topology;
 mod violations;

@@ -211,8 +211,9 @@ fn keep_common(sets: &mut [(Way, Admitted)]) {
     }
 }
 
+/// What the simulator says of a set of jobs.
 #[derive(Debug, Serialize)]
-struct ProofReport {
+pub(in crate::cli) struct ProofReport {
     placement: &'static str,
     topology: String,
     control: String,
@@ -221,7 +222,7 @@ struct ProofReport {
     refused: Vec<Refused>,
     worst: Option<Worst>,
     /// Whether every pair had its guarantee on average.
-    is_kept: bool,
+    pub(in crate::cli) is_kept: bool,
     /// Share of windows of pairs that were below, in all.
     below_percent: f64,
     overbooked_ports: usize,
@@ -284,6 +285,21 @@ impl ProofReport {
         admitted: &Admitted,
         proof: &Proof,
     ) -> ProofReport {
+        let refused = admitted.refused.iter();
+        let refused = refused
+            .map(|(job, reason)| Refused { request: job.to_string(), reason: reason.clone() });
+        let how = (command.control.as_str(), command.queues);
+        let refused = refused.collect();
+        ProofReport { refused, ..ProofReport::of(way.name(), how, topology, proof) }
+    }
+
+    /// Of jobs that have their places, by what put them there, congestion control and queues.
+    pub(in crate::cli) fn of(
+        placement: &'static str,
+        (control, queues): (&str, u8),
+        topology: &Topology,
+        proof: &Proof,
+    ) -> ProofReport {
         let hosts: Vec<_> = topology.hosts().collect();
         let name = |host: u32| topology.node(hosts[host as usize]).name().to_owned();
         let worst = proof.worst().map(|(job, pair)| Worst {
@@ -297,16 +313,13 @@ impl ProofReport {
         let pairs = || proof.jobs.iter().flat_map(|job| &job.pairs);
         let windows: u64 = pairs().map(|pair| u64::from(pair.windows)).sum();
         let below: u64 = pairs().map(|pair| u64::from(pair.below)).sum();
-        let refused = admitted.refused.iter();
         ProofReport {
-            placement: way.name(),
+            placement,
             topology: topology.to_string(),
-            control: command.control.clone(),
-            queues: command.queues,
+            control: control.to_owned(),
+            queues,
             jobs: proof.jobs.iter().map(JobRow::new).collect(),
-            refused: refused
-                .map(|(job, reason)| Refused { request: job.to_string(), reason: reason.clone() })
-                .collect(),
+            refused: Vec::new(),
             worst,
             is_kept: pairs().all(|pair| pair.ratio() >= 1.0 - SLACK),
             below_percent: 100.0 * below as f64 / windows.max(1) as f64,
