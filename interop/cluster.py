@@ -9,7 +9,7 @@ how long an iteration takes: alone, beside the tenants without enforcement, with
     cargo build --release -p dquant -p ibverbs
     python3 interop/cluster.py [--seconds 10] [--rate 1000] [--check]
 
-Exit status: 0 (with --check: what the issue asks for holds); 1 it does not; 77 the machine lacks something, which is printed.
+Exit status: 0 (with --check: guarantees hold, and an iteration takes at most 1.1 times what it takes alone); 1 it does not; 77 the machine lacks something, which is printed.
 """
 
 import argparse
@@ -58,8 +58,8 @@ class Job:
 
 
 # Hosts have 15 slots: one worker of each job fits, no two of one job, and one slot is left.
-LLM = Job("llm", 0.45, 8, 0, 0)
-TENANTS = [Job("batch", 0.30, 4, 2, 18701), Job("scan", 0.15, 2, 8, 18702)]
+LLM = Job("llm", 0.60, 8, 0, 0)
+TENANTS = [Job("batch", 0.20, 4, 2, 18701), Job("scan", 0.14, 2, 8, 18702)]
 JOBS = [LLM, *TENANTS]
 
 
@@ -305,9 +305,9 @@ def run(options, folder):
         print("| | iterations | p50, ms | p99, ms | slowest, ms | on the wire into host3, Mbit/s | port, Mbit/s |\n|---|---|---|---|---|---|---|")
         alone, _, _ = measure(cluster, "alone", [])
         with_, rates, _ = measure(cluster, "beside the tenants, enforced", TENANTS)
-        killed, later, (host, took) = measure(cluster, "the same, leading brain killed", TENANTS, failover(cluster, leaders))
+        killed, later, (dead, took) = measure(cluster, "the same, leading brain killed", TENANTS, failover(cluster, leaders))
         ends = [end for job in TENANTS for end in cluster.tenant(job, 12)]
-        ranks = cluster.ring(1_000_000)
+        ranks = cluster.ring(100_000)
         time.sleep(SETTLE_S + 2)
         explained = cluster.dquant("job", "explain", TENANTS[0].name)
         for process in (*ranks, *ends):
@@ -325,7 +325,7 @@ def run(options, folder):
                 for host in HOSTS:
                     subprocess.run([*cluster.hosts[host].prefix, "tc", "qdisc", "del", "dev", "eth", "root"], check=False, capture_output=True)
                 without, _, _ = measure(cluster, "beside the tenants, one queue", TENANTS)
-        print(f"\nthe leader on host{host} was killed; the next job was admitted after {took:.2f} s\n\n{explained}")
+        print(f"\nthe leader on host{dead} was killed; the next job was admitted after {took:.2f} s\n\n{explained}")
         base = percentile(alone, 0.99)
         good = percentile(with_, 0.99) <= ALLOWED * base and percentile(killed, 0.99) <= ALLOWED * base
         for job in TENANTS:
@@ -343,7 +343,7 @@ def main():
     parser.add_argument("--seconds", type=int, default=20, help="about how long each run takes [default: 20]")
     parser.add_argument("--iterations", type=int, default=120, help="of the ring in each run [default: 120]")
     parser.add_argument("--warm-up", type=int, default=5, help="iterations that are not counted [default: 5]")
-    parser.add_argument("--bytes", default="2MiB", help="that each edge carries in an iteration [default: 2MiB]")
+    parser.add_argument("--bytes", default="1MiB", help="that each edge carries in an iteration [default: 1MiB]")
     parser.add_argument("--compute", default="50ms", help="pause of each iteration [default: 50ms]")
     parser.add_argument("--rate", type=int, default=1000, help="of all ports, in Mbit/s [default: 1000]")
     parser.add_argument("--mtu", type=int, default=9000, help="of all interfaces [default: 9000]")

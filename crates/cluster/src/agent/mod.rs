@@ -295,8 +295,8 @@ fn port_plans(config: &Config, shares: &[Share]) -> Result<Vec<PortPlan>, String
             weight_units: WEIGHT_UNITS,
             quantum_bytes: 64,
             frame_bytes: FRAME_BYTES,
-            // 8 ms of the port: less costs go-back-N its window (docs/cluster.md).
-            buffer_bytes: (port.rate_bps / 1000).max(64 << 10),
+            // 32 ms of the port: senders that are paced by delay never fill it, and go-back-N does not pay for bursts.
+            buffer_bytes: (port.rate_bps / 250).max(256 << 10),
         };
         let plan = Plan::new(own, Scheme::Paced, &guarantees)
             .map_err(|refusal| format!("port {}: {refusal}", port.port))?;
