@@ -171,6 +171,7 @@ const FLOORS: &[(&str, &str)] = &[
         "crates/cluster/src/enforce",
         "netlink
          dcb: netlink
+         paces
          htb: netlink",
     ),
     (

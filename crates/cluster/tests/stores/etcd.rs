@@ -179,7 +179,7 @@ fn run(folder: &Path, program: &str, arguments: &str) -> Option<()> {
         Ok(output) if output.status.success() => Some(()),
         Ok(output) => panic!("{program} {arguments}: {}", String::from_utf8_lossy(&output.stderr)),
         Err(error) => {
-            eprintln!("skipped: {program}: {error}");
+            crate::skip_because(&format!("{program}: {error}"));
             None
         }
     }

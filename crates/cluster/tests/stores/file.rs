@@ -230,7 +230,7 @@ impl Said {
     }
 }
 
-/// C8: whatever instant a writer is killed at, what it confirmed is there, and nothing is there in parts.
+/// Whatever instant a writer is killed at, what it confirmed is there, and nothing is there in parts.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_writer_loses_nothing() {
     let kills = std::env::var("DQUANT_KILLS").map_or(40, |text| text.parse().expect("a number"));

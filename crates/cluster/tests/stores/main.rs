@@ -8,3 +8,10 @@ mod history;
 mod ledger;
 mod members;
 mod scratch;
+#[path = "../../../../testing/skip.rs"]
+mod skip;
+
+/// Reports why the test of this thread cannot run on this machine.
+fn skip_because(reason: &str) {
+    skip::note(std::thread::current().name().unwrap_or("stores"), reason);
+}

@@ -71,7 +71,7 @@ impl Members {
         tls: Option<ClientTlsConfig>,
     ) -> Option<Members> {
         if !Path::new(ETCD).exists() {
-            eprintln!("skipped: no {ETCD} on this machine; Debian's package etcd-server has it");
+            crate::skip_because(&format!("no {ETCD}; Debian's package etcd-server has it"));
             return None;
         }
         let scratch = Scratch::new("etcd");

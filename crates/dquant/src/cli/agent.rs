@@ -45,7 +45,7 @@ pub(super) struct AgentCommand {
     #[arg(long = "port", required = true, value_name = "N=INTERFACE[:RATE]", value_parser = port)]
     ports: Vec<PortArg>,
 
-    /// What enforces: htb (queues of Linux), dcb (queues of a network card), or none
+    /// What enforces plans
     #[arg(long, value_enum, default_value = "htb")]
     enforce: Choice,
 
@@ -57,11 +57,13 @@ pub(super) struct AgentCommand {
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u8).range(1..=8))]
     queues: u8,
 
-    /// File with the last command and the plan in force
+    /// The last command and the plan in force
     #[arg(long, value_name = "FILE", default_value = "/var/lib/dquant/agent.state")]
     state: PathBuf,
 
-    /// Where programs of this machine ask for the DSCP of their job; empty for nowhere
+    /// Socket that tells programs the DSCP of their job
+    ///
+    /// Empty for none.
     #[arg(long, value_name = "PATH", default_value = cluster::local::SOCKET)]
     socket: PathBuf,
 

@@ -61,11 +61,13 @@ pub(super) struct BrainCommand {
     #[arg(long, value_name = "N", default_value_t = 8)]
     slots: u32,
 
-    /// Share of each link that jobs may reserve; the rest is for traffic without guarantees
+    /// Share of each link that jobs may reserve
+    ///
+    /// The rest is for traffic without guarantees.
     #[arg(long, value_name = "SHARE", default_value = "95%", value_parser = units::fraction_ppm)]
     reservable: u32,
 
-    /// How jobs count on equal paths: evenly, or each path must carry everything
+    /// How jobs count on equal paths
     #[arg(long, value_enum, default_value = "even")]
     ecmp: EcmpChoice,
 
@@ -126,7 +128,9 @@ struct StoreArgs {
 /// How etcd is spoken to.
 #[derive(Debug, Args)]
 struct EtcdArgs {
-    /// What all keys in etcd begin with; the brains of one cluster have the same
+    /// What all keys in etcd begin with
+    ///
+    /// The brains of one cluster have the same.
     #[arg(long, value_name = "PREFIX", default_value = "/dquant/brain/", requires = "etcd")]
     etcd_prefix: String,
 

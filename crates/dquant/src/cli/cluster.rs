@@ -39,7 +39,9 @@ impl TlsArgs {
 /// Where brains are, and what they want to see.
 #[derive(Debug, Args)]
 pub(super) struct BrainsArgs {
-    /// Brains of the cluster; the leader is found among them. The port is 4795 when none is given
+    /// Brains of the cluster
+    ///
+    /// The leader is found among them. The port is 4795 when none is given.
     #[arg(
         long = "brain",
         value_name = "HOST[:PORT]",

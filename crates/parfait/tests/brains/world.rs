@@ -811,7 +811,7 @@ fn broken(site: Option<&Site>, choice: usize) -> Ask {
         }
     };
     // More comes back than goes, so that most is up.
-    Ask::Outage { parts: vec![part], is_down: choice / 4 % 2 == 0, most_moved: 20 }
+    Ask::Outage { parts: vec![part], is_down: (choice / 4).is_multiple_of(2), most_moved: 20 }
 }
 
 /// Who a client's jobs belong to.

@@ -50,7 +50,9 @@ pub(in crate::cli) struct Replay {
     #[arg(long, value_name = "R", required_unless_present = "all", requires = "peers")]
     rank: Option<u32>,
 
-    /// Addresses of the ranks, in their order; others come to the first, at port 4793 unless it has one
+    /// Addresses of the ranks, in their order
+    ///
+    /// The others come to the first, at port 4793 unless it has one.
     #[arg(long, value_name = "IP[:PORT],...", value_delimiter = ',', value_parser = peer)]
     peers: Vec<SocketAddr>,
 
@@ -70,7 +72,9 @@ pub(in crate::cli) struct Replay {
     #[arg(long, value_name = "SIZE", default_value = "4MiB", value_parser = units::size_bytes)]
     bytes_per_edge: u64,
 
-    /// Parts of each phase, one after the other; a part begins when the part before has arrived
+    /// Parts of each phase, one after the other
+    ///
+    /// A part begins when the part before has arrived.
     #[arg(long, value_name = "N", default_value_t = 1)]
     steps: u32,
 
@@ -86,7 +90,9 @@ pub(in crate::cli) struct Replay {
     #[arg(long, value_name = "NAME", conflicts_with = "dscp")]
     job: Option<String>,
 
-    /// When the first iteration begins, in seconds since 1970; without it as soon as all ranks are there
+    /// When the first iteration begins, in seconds since 1970
+    ///
+    /// Without it as soon as all ranks are there.
     #[arg(long, value_name = "SECONDS", value_parser = unix_ms)]
     start_at: Option<u64>,
 
@@ -98,7 +104,7 @@ pub(in crate::cli) struct Replay {
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = span)]
     wait: Duration,
 
-    /// Congestion control: auto, off, delay, swift, or another of docs/congestion.md
+    /// Congestion control: auto, off, delay, swift, or one of docs/congestion.md
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = str::parse::<Choice>)]
     cc: Choice,
 

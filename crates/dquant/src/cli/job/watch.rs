@@ -58,9 +58,8 @@ impl Watch {
         let mut left = self.count.unwrap_or(u64::MAX);
         while left > 0 {
             let mut events = runtime.block_on(client.events(0))?;
-            loop {
-                // Once the leader is gone, its successor is asked.
-                let Some(event) = runtime.block_on(events.next())? else { break };
+            // Once the leader is gone, its successor is asked.
+            while let Some(event) = runtime.block_on(events.next())? {
                 let Event { number, unix_ms, kind, job, text } = event;
                 console.report(&Happened { number, unix_ms, kind, job, text })?;
                 left -= 1;

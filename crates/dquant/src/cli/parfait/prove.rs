@@ -71,7 +71,9 @@ pub(super) struct Prove {
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     slots: u32,
 
-    /// Part of each link that may be promised; the rest is for acknowledgements and rounding of weights
+    /// Part of each link that may be promised
+    ///
+    /// The rest is for acknowledgements and rounding of weights.
     #[arg(long, value_name = "PART", default_value = "90%", value_parser = units::fraction_ppm)]
     reservable: u32,
 
