@@ -817,12 +817,14 @@ impl Brain {
         let (mut entries, mut answers, mut nodes) = (Vec::new(), Vec::new(), BTreeSet::new());
         for request in self.waiting.drain(..batch) {
             let Request { client, sequence, ask } = request;
-            let is_old = |last: &crate::log::Answered| last.sequence >= sequence;
-            if leader.book.clients().get(&client).is_some_and(is_old)
+            let last = leader.book.clients().get(&client).map(|last| last.sequence);
+            if let Some(last) = last.filter(|last| *last >= sequence)
                 && !self.planted.is(Bug::RepeatCountedTwice)
             {
                 // Two requests of a client waited, the later one first.
                 self.counters.stale += 1;
+                let answer = Err(Denial::Stale { last });
+                self.effects.push_back(Effect::Answer { client, sequence, answer });
                 continue;
             }
             let mut changes =

@@ -209,6 +209,22 @@ fn a_brain_answers_when_it_is_durable_and_says_why_a_job_does_not_fit() {
 }
 
 #[test]
+fn two_waiting_requests_of_a_client_in_the_wrong_order_are_both_answered() {
+    let mut brain = leading();
+    brain.handle_request(request(2, 1, "ring:2@1G"), 50);
+    let first = drain(&mut brain);
+    brain.handle_request(request(1, 2, "ring:2@1G"), 51);
+    brain.handle_request(request(1, 1, "ring:2@1G"), 52);
+    assert_eq!(drain(&mut brain), []);
+    brain.handle_stored(ticket_of(&first), Ok(()), 60);
+    let second = drain(&mut brain);
+    let stale = (1, Err(Denial::Stale { last: 2 }));
+    assert!(answers(&second).contains(&stale), "{second:?}");
+    brain.handle_stored(ticket_of(&second), Ok(()), 70);
+    assert!(matches!(answers(&drain(&mut brain))[..], [(1, Ok(Outcome::Admitted(_)))]));
+}
+
+#[test]
 fn a_flood_is_denied_and_counted() {
     let mut idle = brain();
     idle.handle_request(request(1, 1, "ring:2@1G"), 1);
