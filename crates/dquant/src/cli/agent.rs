@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use cluster::agent::{self, Config, Jobs, PortConfig, Ready};
 use cluster::enforce::dcb::Dcb;
@@ -62,7 +63,8 @@ pub(super) struct AgentCommand {
     state: PathBuf,
 
     /// Where programs of this machine ask for the DSCP of their job; empty for nowhere
-    #[arg(long, value_name = "PATH", default_value = cluster::local::SOCKET)]
+    #[arg(long, value_name = "PATH", default_value = cluster::local::SOCKET,
+          value_parser = OsStringValueParser::new().map(PathBuf::from))]
     socket: PathBuf,
 
     #[command(flatten)]
