@@ -225,6 +225,26 @@ fn two_waiting_requests_of_a_client_in_the_wrong_order_are_both_answered() {
 }
 
 #[test]
+fn requests_that_take_long_to_decide_do_not_share_a_write() {
+    let mut brain = leading();
+    brain.handle_request(request(9, 1, "ring:2@1G"), 50);
+    let mut effects = drain(&mut brain);
+    for client in 1..=3 {
+        brain.handle_request(request(client, 1, "ring:10000@1G"), 50 + client);
+    }
+    for client in 4..=6 {
+        brain.handle_request(request(client, 1, "ring:2@1G"), 50 + client);
+    }
+    let mut answered = Vec::new();
+    for _ in 0..4 {
+        brain.handle_stored(ticket_of(&effects), Ok(()), 60);
+        effects = drain(&mut brain);
+        answered.push(answers(&effects).len());
+    }
+    assert_eq!(answered, [1, 1, 1, 4], "the last of the large ones has room for small ones");
+}
+
+#[test]
 fn a_flood_is_denied_and_counted() {
     let mut idle = brain();
     idle.handle_request(request(1, 1, "ring:2@1G"), 1);
