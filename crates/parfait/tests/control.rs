@@ -209,6 +209,42 @@ fn a_brain_answers_when_it_is_durable_and_says_why_a_job_does_not_fit() {
 }
 
 #[test]
+fn two_waiting_requests_of_a_client_in_the_wrong_order_are_both_answered() {
+    let mut brain = leading();
+    brain.handle_request(request(2, 1, "ring:2@1G"), 50);
+    let first = drain(&mut brain);
+    brain.handle_request(request(1, 2, "ring:2@1G"), 51);
+    brain.handle_request(request(1, 1, "ring:2@1G"), 52);
+    assert_eq!(drain(&mut brain), []);
+    brain.handle_stored(ticket_of(&first), Ok(()), 60);
+    let second = drain(&mut brain);
+    let stale = (1, Err(Denial::Stale { last: 2 }));
+    assert!(answers(&second).contains(&stale), "{second:?}");
+    brain.handle_stored(ticket_of(&second), Ok(()), 70);
+    assert!(matches!(answers(&drain(&mut brain))[..], [(1, Ok(Outcome::Admitted(_)))]));
+}
+
+#[test]
+fn requests_that_take_long_to_decide_do_not_share_a_write() {
+    let mut brain = leading();
+    brain.handle_request(request(9, 1, "ring:2@1G"), 50);
+    let mut effects = drain(&mut brain);
+    for client in 1..=3 {
+        brain.handle_request(request(client, 1, "ring:10000@1G"), 50 + client);
+    }
+    for client in 4..=6 {
+        brain.handle_request(request(client, 1, "ring:2@1G"), 50 + client);
+    }
+    let mut answered = Vec::new();
+    for _ in 0..4 {
+        brain.handle_stored(ticket_of(&effects), Ok(()), 60);
+        effects = drain(&mut brain);
+        answered.push(answers(&effects).len());
+    }
+    assert_eq!(answered, [1, 1, 1, 4], "the last of the large ones has room for small ones");
+}
+
+#[test]
 fn a_flood_is_denied_and_counted() {
     let mut idle = brain();
     idle.handle_request(request(1, 1, "ring:2@1G"), 1);

@@ -38,6 +38,12 @@ const MEASURE_EVERY: Duration = Duration::from_secs(1);
 /// Between attempts to find the leader.
 const PAUSE: Duration = Duration::from_millis(200);
 
+/// The longest pause between attempts where connections end soon, as when two agents of one node displace each other.
+const LONG_PAUSE: Duration = Duration::from_secs(5);
+
+/// A connection that lasted so long was a good one.
+const LASTING: Duration = Duration::from_secs(10);
+
 /// How long a brain may take to accept an agent.
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -186,7 +192,12 @@ impl Body {
         };
         let now_ns = self.begun.elapsed().as_nanos() as u64;
         let reply = match self.agent.handle_command(command, now_ns) {
-            Step::Answer(reply) => reply,
+            Step::Answer(reply) => {
+                if let Err(objection) = reply.verdict {
+                    log::refusal(format_args!("the plan is refused: {objection}"));
+                }
+                reply
+            }
             Step::Enforce => {
                 let before = std::mem::take(&mut self.names);
                 self.names =
@@ -364,6 +375,9 @@ async fn follow(body: &mut Body) -> Error {
     let mut leader: Option<String> = None;
     let mut heard = Instant::now();
     let mut is_reported = false;
+    let mut pauses = Pauses::default();
+    // Brains that each name the other are asked no faster than others.
+    let mut is_sent_on = false;
     loop {
         let addresses = &body.config.brains.addresses;
         let address = leader.take().unwrap_or_else(|| {
@@ -373,14 +387,17 @@ async fn follow(body: &mut Body) -> Error {
         match attach(body, &address).await {
             Ok((commands, replies)) => {
                 log::line(format_args!("follows brain {address}"));
+                let begun = Instant::now();
                 if let Err(error) = serve(body, commands, replies).await {
                     return error;
                 }
                 log::line(format_args!("brain {address} is gone: its last plan stays in force"));
-                (heard, is_reported) = (Instant::now(), false);
+                (heard, is_reported, is_sent_on) = (Instant::now(), false, false);
+                tokio::time::sleep(pauses.after(begun.elapsed())).await;
             }
-            Err((_, Some(other))) => leader = Some(other),
-            Err((why, None)) => {
+            Err((_, Some(other))) if !is_sent_on => (leader, is_sent_on) = (Some(other), true),
+            Err((why, _)) => {
+                is_sent_on = false;
                 if heard.elapsed() > SILENCE && !is_reported {
                     log::line(format_args!("no brain leads: {why}; the last plan stays in force"));
                     is_reported = true;
@@ -388,6 +405,22 @@ async fn follow(body: &mut Body) -> Error {
                 tokio::time::sleep(PAUSE).await;
             }
         }
+    }
+}
+
+/// How long to wait after a connection has ended.
+#[derive(Debug, Default)]
+struct Pauses {
+    /// Connections in a row that ended soon.
+    short: u32,
+}
+
+impl Pauses {
+    /// The pause after a connection that lasted so long.
+    fn after(&mut self, lasted: Duration) -> Duration {
+        self.short = if lasted < LASTING { self.short.saturating_add(1) } else { 0 };
+        let doubled = self.short.saturating_sub(1).min(16);
+        (PAUSE * (1 << doubled)).min(LONG_PAUSE)
     }
 }
 
@@ -447,5 +480,22 @@ async fn serve(body: &mut Body, mut commands: Commands, replies: Replies) -> Res
         let message = Message::Reply(convert::reply_message(&reply, &body.note, body.down_ports()));
         // A brain that does not read is sent the next report.
         let _ = replies.try_send(proto::AgentMessage { message: Some(message) });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_that_end_soon_are_made_less_and_less_often() {
+        let mut pauses = Pauses::default();
+        let made = |pauses: &mut Pauses| pauses.after(Duration::from_millis(3));
+        assert_eq!([made(&mut pauses), made(&mut pauses)], [PAUSE, PAUSE * 2]);
+        for _ in 0..100 {
+            assert!(made(&mut pauses) <= LONG_PAUSE);
+        }
+        assert_eq!(made(&mut pauses), LONG_PAUSE);
+        assert_eq!(pauses.after(LASTING), PAUSE, "after a good one it is at once");
     }
 }

@@ -35,6 +35,10 @@ const VIEW_EVERY: Duration = Duration::from_millis(200);
 /// And so often while nothing does, since measurements and silences change by themselves.
 const VIEW_IDLE: Duration = Duration::from_secs(1);
 
+/// Who waits for a view gets one once so many times its cost have passed since the last one: views take at most a fifth of
+/// the actor's time, however many ask.
+const VIEW_SPARE: u32 = 4;
+
 /// Larger topologies are shown so often.
 const LARGE_NODES: usize = 5_000;
 const LARGE_EVERY: Duration = Duration::from_secs(10);
@@ -103,6 +107,8 @@ pub(super) struct Actor<S> {
     store_name: String,
     begun: Instant,
     inputs: mpsc::Receiver<Input>,
+    /// What the store answers; it goes first.
+    stored: mpsc::Receiver<Input>,
     sender: mpsc::Sender<Input>,
     log_calls: mpsc::Sender<LogCall>,
     /// What is to be appended with the next sync.
@@ -113,13 +119,17 @@ pub(super) struct Actor<S> {
     state: State,
     view: watch::Sender<Arc<View>>,
     viewed: Option<Instant>,
+    /// What the last view took.
+    view_cost: Duration,
+    /// Those who wait for a view that has what they did before.
+    showing: Vec<oneshot::Sender<()>>,
     is_changed: bool,
     events: Arc<Events>,
     memory: Memory,
-    /// Links whose carrier differs from what is known: who said so, and since when.
-    unsettled: BTreeMap<LinkId, (NodeId, Instant)>,
-    /// Links that are down by the word of an agent.
-    reported: BTreeMap<LinkId, NodeId>,
+    /// Since when links differ from what is known.
+    unsettled: BTreeMap<LinkId, Instant>,
+    /// Links that agents said are down, and those who still say so.
+    reported: BTreeMap<LinkId, BTreeSet<NodeId>>,
     /// Of requests of the brain itself.
     own_sequence: u64,
 }
@@ -135,12 +145,13 @@ impl<S: Store> Actor<S> {
         candidate: Candidate,
         cluster: Cluster,
         store_name: String,
-        (sender, inputs): (mpsc::Sender<Input>, mpsc::Receiver<Input>),
+        inputs: mpsc::Receiver<Input>,
         view: watch::Sender<Arc<View>>,
         events: Arc<Events>,
     ) -> Actor<S> {
         // The state machine has one call outstanding; an opening may follow one that is still under way.
         let (log_calls, calls) = mpsc::channel(16);
+        let (sender, stored) = mpsc::channel(16);
         tokio::spawn(serve_log(Arc::clone(&store), calls, sender.clone()));
         Actor {
             state: brain.state(),
@@ -151,6 +162,7 @@ impl<S: Store> Actor<S> {
             store_name,
             begun: Instant::now(),
             inputs,
+            stored,
             sender,
             log_calls,
             appending: None,
@@ -159,6 +171,8 @@ impl<S: Store> Actor<S> {
             leader: None,
             view,
             viewed: None,
+            view_cost: Duration::ZERO,
+            showing: Vec::new(),
             is_changed: true,
             events,
             memory: Memory::new(),
@@ -178,12 +192,16 @@ impl<S: Store> Actor<S> {
         loop {
             let now_ns = self.now_ns();
             let due = Duration::from_nanos(self.brain.poll_timeout().saturating_sub(now_ns));
+            let due = due.min(self.view_due()).min(VIEW_EVERY);
             tokio::select! {
+                biased;
+                // However many ask, the lease is kept and what is durable is answered.
+                Some(input) = self.stored.recv() => self.handle(input),
                 input = self.inputs.recv() => match input {
                     Some(input) => self.handle(input),
                     None => return,
                 },
-                () = tokio::time::sleep(due.min(VIEW_EVERY)) => {}
+                () = tokio::time::sleep(due) => {}
             }
             let now_ns = self.now_ns();
             if self.brain.poll_timeout() <= now_ns {
@@ -223,15 +241,7 @@ impl<S: Store> Actor<S> {
             // Who asked may be gone.
             Input::Place { label, job, answer } => drop(answer.send(self.place(label, job))),
             Input::Book { answer } => drop(answer.send(self.book())),
-            Input::Show { answer } => {
-                // What the caller did before is in it.
-                if self.is_changed {
-                    self.viewed = None;
-                    self.show();
-                }
-                // Who asked may be gone.
-                let _ = answer.send(());
-            }
+            Input::Show { answer } => self.showing.push(answer),
             Input::Find { name, answer } => drop(answer.send(self.find(&name))),
             Input::Attached { name, agent, answer } => {
                 let attached = self.attach(&name, agent, now_ns);
@@ -239,10 +249,7 @@ impl<S: Store> Actor<S> {
             }
             Input::Detached { node, number } => {
                 if self.agents.get(&node).is_some_and(|agent| agent.number == number) {
-                    self.agents.remove(&node);
-                    let name = self.brain.network().node_name(node);
-                    self.events.note("agent", None, format!("the agent of '{name}' is gone"));
-                    self.is_changed = true;
+                    self.forget(node);
                 }
             }
             Input::Reply { node, number, reply, note, down } => {
@@ -317,60 +324,72 @@ impl<S: Store> Actor<S> {
         }
         agent.heard = Instant::now();
         agent.note = note;
-        if let Err(objection) = &reply.verdict {
+        let before = self.brain.objection(node);
+        self.brain.handle_reply(node, reply);
+        self.is_changed = true;
+        // Each report repeats it, and only the first one is news.
+        if let Some(objection) = self.brain.objection(node).filter(|now| before != Some(*now)) {
             let name = self.brain.network().node_name(node);
-            let text =
-                format!("the agent of '{name}' refuses its plan: {objection}; {}", agent.note);
+            let note = self.agents.get(&node).map_or("", |agent| &agent.note);
+            let text = format!("the agent of '{name}' refuses its plan: {objection}; {note}");
             log::line(&text);
             self.events.note("alarm", None, text);
         }
-        self.brain.handle_reply(node, reply);
-        self.is_changed = true;
     }
 
-    /// Notes ports without a carrier. A link that changed and stays so for a while is an outage, or the end of one.
+    /// Notes ports without a carrier. A link that an agent said is down, or none says any more, is an outage or the end of
+    /// one after a while. A link that no agent said is down is left to people.
     fn links(&mut self, node: NodeId, down: &BTreeSet<u8>, now_ns: u64) {
         let Some(book) = self.leading_book() else { return };
-        let topology = &self.cluster.topology;
-        let ports = topology.node(node).links();
         let known: BTreeSet<LinkId> = book.outage().links().collect();
-        let changed: Vec<(LinkId, bool)> = ports
-            .map(|(port, link)| (link, down.contains(&port)))
-            .filter(|(link, is_down)| known.contains(link) != *is_down)
-            .collect();
-        for (_, link) in topology.node(node).links() {
-            let is_changed = changed.iter().any(|(own, _)| *own == link);
-            // An end without an agent says nothing, and one that has no carrier speaks for both.
-            if !is_changed && self.unsettled.get(&link).is_some_and(|(by, _)| *by == node) {
-                self.unsettled.remove(&link);
+        let ports: Vec<(u8, LinkId)> = self.cluster.topology.node(node).links().collect();
+        for (port, link) in ports {
+            if down.contains(&port) {
+                self.reported.entry(link).or_default().insert(node);
             }
-        }
-        for (link, is_down) in changed {
-            let said_by_other = !is_down && self.reported.get(&link).is_some_and(|by| *by != node);
-            if said_by_other {
-                continue;
+            let Some(by) = self.reported.get_mut(&link) else { continue };
+            if !down.contains(&port) {
+                by.remove(&node);
             }
-            let (_, since) = *self.unsettled.entry(link).or_insert((node, Instant::now()));
-            if since.elapsed() < SETTLES {
+            let is_down = !by.is_empty();
+            if is_down != known.contains(&link) {
+                self.settle(node, link, is_down, now_ns);
                 continue;
             }
             self.unsettled.remove(&link);
-            match is_down {
-                true => self.reported.insert(link, node),
-                false => self.reported.remove(&link),
-            };
-            self.own_sequence += 1;
-            let ask =
-                Ask::Outage { parts: vec![Part::Link(link)], is_down, most_moved: MOST_MOVED };
-            let request =
-                Request { client: self.candidate.number, sequence: self.own_sequence, ask };
-            let name = self.cluster.topology.node(node).name();
-            let word = if is_down { "has no carrier" } else { "has a carrier again" };
-            let text = format!("a link of '{name}' {word}");
-            log::line(&text);
-            self.events.note("link", None, text);
-            self.brain.handle_request(request, now_ns);
+            if !is_down {
+                self.reported.remove(&link);
+            }
         }
+    }
+
+    /// A link is not as it is known to be: once it has been so for long enough, that is an outage, or the end of one.
+    fn settle(&mut self, node: NodeId, link: LinkId, is_down: bool, now_ns: u64) {
+        let since = *self.unsettled.entry(link).or_insert_with(Instant::now);
+        if since.elapsed() < SETTLES {
+            return;
+        }
+        self.unsettled.remove(&link);
+        self.own_sequence += 1;
+        let ask = Ask::Outage { parts: vec![Part::Link(link)], is_down, most_moved: MOST_MOVED };
+        let request = Request { client: self.candidate.number, sequence: self.own_sequence, ask };
+        let name = self.cluster.topology.node(node).name();
+        let word = if is_down { "has no carrier" } else { "has a carrier again" };
+        let text = format!("a link of '{name}' {word}");
+        log::line(&text);
+        self.events.note("link", None, text);
+        self.brain.handle_request(request, now_ns);
+    }
+
+    /// An agent is gone, and its word on carriers with it.
+    fn forget(&mut self, node: NodeId) {
+        self.agents.remove(&node);
+        for by in self.reported.values_mut() {
+            by.remove(&node);
+        }
+        let name = self.brain.network().node_name(node);
+        self.events.note("agent", None, format!("the agent of '{name}' is gone"));
+        self.is_changed = true;
     }
 
     /// Does what the state machine asks for.
@@ -477,24 +496,46 @@ impl<S: Store> Actor<S> {
             }
             _ => {}
         }
+        self.events.lead(state == State::Leading);
         if matches!(state, State::Standby | State::Opening) {
             // Their streams end, and they look for the leader.
             self.agents.clear();
+            self.reported.clear();
+            self.unsettled.clear();
+            // What was being stored may or may not be: whoever waits for it asks again, at once.
+            self.waiting.clear();
         }
         self.state = state;
         self.is_changed = true;
     }
 
-    fn show(&mut self) {
+    /// How long until the next view is made.
+    fn view_due(&self) -> Duration {
         let is_large = self.cluster.topology.nodes().len() > LARGE_NODES;
-        let every = match (is_large, self.is_changed) {
-            (true, _) => LARGE_EVERY,
-            (false, true) => VIEW_EVERY,
-            (false, false) => VIEW_IDLE,
+        let every = match (self.showing.is_empty(), is_large, self.is_changed) {
+            (false, _, _) => self.view_cost * VIEW_SPARE,
+            (true, true, _) => LARGE_EVERY,
+            (true, false, true) => VIEW_EVERY,
+            (true, false, false) => VIEW_IDLE,
         };
-        if self.viewed.is_some_and(|viewed| viewed.elapsed() < every) {
-            return;
+        self.viewed.map_or(Duration::ZERO, |viewed| every.saturating_sub(viewed.elapsed()))
+    }
+
+    fn show(&mut self) {
+        if self.is_changed || self.showing.is_empty() {
+            if !self.view_due().is_zero() {
+                return;
+            }
+            self.make_view();
         }
+        for answer in self.showing.drain(..) {
+            // Who asked may be gone.
+            let _ = answer.send(());
+        }
+    }
+
+    fn make_view(&mut self) {
+        let begun = Instant::now();
         // Those whose clients gave up.
         self.waiting.retain(|_, answers| {
             answers.retain(|answer| !answer.is_closed());
@@ -511,6 +552,7 @@ impl<S: Store> Actor<S> {
         let (topology, agents) = (&self.cluster.topology, &self.agents);
         let view = Picture { brain: &self.brain, topology, agents, about }.view();
         self.view.send_replace(Arc::new(view));
+        self.view_cost = begun.elapsed();
         self.viewed = Some(Instant::now());
         self.is_changed = false;
     }

@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use tokio::sync::watch;
+
 use crate::view::ClusterEvent;
 use crate::web::EventLog;
 
@@ -12,6 +14,7 @@ use crate::web::EventLog;
 pub(super) struct Events {
     log: Arc<EventLog>,
     next: AtomicU64,
+    is_leading: watch::Sender<bool>,
 }
 
 /// Milliseconds since 1970.
@@ -23,12 +26,27 @@ pub(super) fn unix_ms() -> u64 {
 impl Events {
     /// Nothing happened yet.
     pub(super) fn new() -> Events {
-        Events { log: Arc::new(EventLog::new(unix_ms())), next: AtomicU64::new(1) }
+        Events {
+            log: Arc::new(EventLog::new(unix_ms())),
+            next: AtomicU64::new(1),
+            is_leading: watch::Sender::new(false),
+        }
     }
 
     /// Where subscribers read.
     pub(super) fn log(&self) -> &Arc<EventLog> {
         &self.log
+    }
+
+    /// Whether this brain leads: events of one that does not say nothing about the cluster.
+    pub(super) fn leading(&self) -> watch::Receiver<bool> {
+        self.is_leading.subscribe()
+    }
+
+    /// This brain leads from now on, or does not.
+    pub(super) fn lead(&self, is_leading: bool) {
+        self.is_leading
+            .send_if_modified(|before| std::mem::replace(before, is_leading) != is_leading);
     }
 
     /// Notes something. Only the actor does, so numbers are in order.

@@ -13,6 +13,8 @@ mod events;
 mod extender;
 mod picture;
 mod service;
+#[cfg(test)]
+mod tests;
 
 pub use service::LEADER_ENTRY;
 
@@ -194,14 +196,16 @@ pub fn run<S: Store, E: From<Error>>(
             candidate.clone(),
             config.cluster.clone(),
             config.store.clone(),
-            (inputs.clone(), receiver),
+            receiver,
             view,
             Arc::clone(&events),
         );
         let log = Arc::clone(events.log());
         let hooks = extender::hooks(inputs.clone(), fresh_seed()?.max(1));
         extra(Looks { view: looks.clone(), events: Arc::clone(&log), hooks })?;
-        let handle = Handle { inputs, view: looks, events: log, cluster: Arc::new(config.cluster) };
+        let leading = events.leading();
+        let cluster = Arc::new(config.cluster);
+        let handle = Handle { inputs, view: looks, events: log, leading, cluster };
         ready(&Ready {
             role: "brain",
             listen,

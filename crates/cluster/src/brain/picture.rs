@@ -132,7 +132,10 @@ impl Picture<'_> {
                 port: from.port.into(),
                 capacity_bps: rates.get(&(directed as usize / 2)).copied().unwrap_or(0),
                 reserved_bps: trunk.map_or(0, |trunk| book.ledger().reserved_bps(trunk)),
-                used_bps: has_agent.then(|| on_port.values().map(|measure| measure.bps).sum()),
+                // Agents may say anything.
+                used_bps: has_agent.then(|| {
+                    on_port.values().fold(0, |sum, measure| measure.bps.saturating_add(sum))
+                }),
                 is_down: down.contains(&(directed as usize / 2)),
                 jobs: jobs.collect(),
             });

@@ -53,6 +53,7 @@ pub(super) struct Handle {
     pub(super) inputs: mpsc::Sender<Input>,
     pub(super) view: watch::Receiver<Arc<View>>,
     pub(super) events: Arc<EventLog>,
+    pub(super) leading: watch::Receiver<bool>,
     pub(super) cluster: Arc<Cluster>,
 }
 
@@ -68,7 +69,9 @@ impl Service {
     }
 
     fn not_leading(&self) -> Status {
-        let leader = self.handle.view.borrow().brain.leader.clone();
+        let brain = self.handle.view.borrow().brain.clone();
+        // A brain that lost its lease, or cannot write, may know of no other yet.
+        let leader = brain.leader.filter(|leader| *leader != brain.address);
         let mut status = Status::failed_precondition(match &leader {
             Some(leader) => format!("this brain does not lead; ask {leader}"),
             None => "no brain leads".to_owned(),
@@ -88,7 +91,9 @@ impl Service {
         };
         match tokio::time::timeout(ANSWER_TIMEOUT, told).await {
             Ok(Some(answer)) => Ok(answer),
-            Ok(None) => Err(Status::unavailable("the brain is stopping")),
+            Ok(None) => Err(Status::unavailable(
+                "the brain stopped, or gave up leading\nwhat became of the request is not known: ask again",
+            )),
             Err(_) => Err(Status::deadline_exceeded(
                 "the log did not answer in time\nwhat became of the request is not known: ask again",
             )),
@@ -295,6 +300,10 @@ impl Brain for Service {
         call: Request<proto::EventsRequest>,
     ) -> Result<Response<Self::EventsStream>, Status> {
         let under_way = Call::of(&call);
+        let mut leading = self.handle.leading.clone();
+        if !*leading.borrow_and_update() {
+            return Err(self.not_leading());
+        }
         let log = Arc::clone(&self.handle.events);
         let after = match call.into_inner().after {
             0 => log.last(),
@@ -322,6 +331,8 @@ impl Brain for Service {
                 let is_open = tokio::select! {
                     changed = news.changed() => changed.is_ok(),
                     () = sender.closed() => false,
+                    // Subscribers look for the leader.
+                    _ = leading.wait_for(|is_leading| !is_leading) => false,
                 };
                 if !is_open {
                     return;

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use cluster::agent::{self, Config, Jobs, PortConfig, Ready};
 use cluster::enforce::dcb::Dcb;
@@ -64,7 +65,8 @@ pub(super) struct AgentCommand {
     /// Socket that tells programs the DSCP of their job
     ///
     /// Empty for none.
-    #[arg(long, value_name = "PATH", default_value = cluster::local::SOCKET)]
+    #[arg(long, value_name = "PATH", default_value = cluster::local::SOCKET,
+          value_parser = OsStringValueParser::new().map(PathBuf::from))]
     socket: PathBuf,
 
     #[command(flatten)]

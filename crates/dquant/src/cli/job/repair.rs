@@ -13,7 +13,8 @@ use crate::exit::{CliError, Exit};
 /// Say that hosts, switches or links are down: jobs that are hit get other hosts
 ///
 /// Others stay where they are. A job that finds no place keeps its own and is degraded: it has no
-/// guarantee until there is room. Agents report ports without a carrier themselves.
+/// guarantee until there is room. Agents report ports without a carrier themselves, and when it is
+/// back; what no agent saw go down stays so until `dquant job up`.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,

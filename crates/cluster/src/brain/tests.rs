@@ -1,0 +1,429 @@
+//! A brain's daemon over a store in memory, with callers and agents that are hostile, slow or wrong.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use fabric::shape::Shape;
+use fabric::topology::{Capacity, NodeId};
+use parfait::agent::{Measure, Objection, Position, Reply};
+use parfait::brain::{Image, Lease, StorageError};
+use parfait::spread::Ecmp;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio_stream::StreamExt;
+use tonic::{Code, Request};
+
+use super::actor::{Actor, Answer, Attached, Input};
+use super::events::Events;
+use super::service::{Handle, Service};
+use super::{Cluster, machine_config};
+use crate::convert;
+use crate::proto;
+use crate::proto::brain_server::Brain;
+use crate::store::{Candidate, Holder, Report, Store};
+use crate::view::View;
+
+const LEASE: Duration = Duration::from_secs(2);
+
+/// Longer than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(8);
+
+/// A log in memory. Its lease goes to another brain, or its writes take for ever, when the test says so.
+#[derive(Default)]
+struct Memory {
+    image: Mutex<Image>,
+    is_lost: AtomicBool,
+    hangs: AtomicBool,
+}
+
+impl Store for Memory {
+    async fn claim(&self, candidate: &Candidate) -> Result<Holder, StorageError> {
+        Ok(match self.is_lost.load(Ordering::SeqCst) {
+            true => Holder { lease: Lease { holder: 99, term: 2 }, address: "other:1".to_owned() },
+            false => Holder {
+                lease: Lease { holder: candidate.number, term: 1 },
+                address: candidate.address.clone(),
+            },
+        })
+    }
+
+    async fn resign(&self, _: &Candidate) -> Result<(), StorageError> {
+        Ok(())
+    }
+
+    async fn open(&self, _: u64, _: u64) -> Result<Image, StorageError> {
+        Ok(self.image.lock().expect("nothing panics").clone())
+    }
+
+    async fn append(&self, _: u64, at: u64, record: Vec<u8>) -> Result<(), StorageError> {
+        if self.hangs.load(Ordering::SeqCst) {
+            std::future::pending::<()>().await;
+        }
+        let mut image = self.image.lock().expect("nothing panics");
+        image.log.truncate(at as usize);
+        image.log.extend(record);
+        Ok(())
+    }
+
+    async fn snapshot(&self, _: u64, snapshot: Vec<u8>) -> Result<(), StorageError> {
+        *self.image.lock().expect("nothing panics") = Image { snapshot, log: Vec::new() };
+        Ok(())
+    }
+
+    fn report(&self) -> Report {
+        Report::default()
+    }
+}
+
+/// A brain that runs in this process.
+struct Running {
+    store: Arc<Memory>,
+    cluster: Cluster,
+    inputs: mpsc::Sender<Input>,
+    view: watch::Receiver<Arc<View>>,
+    events: Arc<Events>,
+    service: Service,
+}
+
+impl Running {
+    /// One that leads, on 4 hosts of 2 slots behind 2 leaves.
+    async fn leading() -> Running {
+        Running::on("leaf-spine:2x2x2").await
+    }
+
+    async fn on(shape: &str) -> Running {
+        let shape: Shape = shape.parse().expect("a shape");
+        let topology = shape.build(Capacity::default()).expect("small");
+        let (text, ecmp) = (String::new(), Ecmp::Even);
+        let cluster = Cluster { topology, text, slots: 2, reservable_ppm: 950_000, ecmp };
+        let ground = cluster.ground().expect("connected");
+        let switches: Vec<NodeId> = cluster.topology.switches().collect();
+        let config = machine_config(7, LEASE);
+        let machine = parfait::brain::Brain::new(config, ground, &switches);
+        let store = Arc::new(Memory::default());
+        let candidate = Candidate { number: 7, address: "own:1".to_owned() };
+        let (inputs, receiver) = mpsc::channel(64);
+        let (sender, view) = watch::channel(Arc::new(View::default()));
+        let events = Arc::new(Events::new());
+        let actor = Actor::new(
+            machine,
+            Arc::clone(&store),
+            candidate,
+            cluster.clone(),
+            "memory".to_owned(),
+            receiver,
+            sender,
+            Arc::clone(&events),
+        );
+        tokio::spawn(actor.run());
+        let handle = Handle {
+            inputs: inputs.clone(),
+            view: view.clone(),
+            events: Arc::clone(events.log()),
+            leading: events.leading(),
+            cluster: Arc::new(cluster.clone()),
+        };
+        let mut leading = events.leading();
+        in_time(leading.wait_for(|is_leading| *is_leading)).await.expect("it runs");
+        Running { store, cluster, inputs, view, events, service: Service::new(handle) }
+    }
+
+    async fn submit(&self, name: &str, job: &str) -> Result<u64, tonic::Status> {
+        let client = proto::Client { number: fresh_number(), sequence: 1 };
+        let request = proto::SubmitRequest {
+            client: Some(client),
+            name: name.to_owned(),
+            owner: String::new(),
+            job: job.to_owned(),
+            unchanged_since: None,
+        };
+        let reply = self.service.submit(Request::new(request)).await?.into_inner();
+        match reply.result {
+            Some(proto::submit_reply::Result::Admitted(admitted)) => Ok(admitted.job),
+            other => panic!("{name} is not admitted: {other:?}"),
+        }
+    }
+
+    /// An agent that is connected, and the end on which it gets commands.
+    async fn attach(&self, name: &str, number: u64) -> (Agent, mpsc::Receiver<proto::Command>) {
+        let (commands, receiver) = mpsc::channel(64);
+        let agent = Attached {
+            number,
+            commands,
+            enforcer: "none".to_owned(),
+            note: String::new(),
+            heard: Instant::now(),
+        };
+        let (answer, attached) = oneshot::channel();
+        let name = name.to_owned();
+        self.tell(Input::Attached { name, agent, answer }).await;
+        let node = in_time(attached).await.expect("it runs").expect("the node is there");
+        (Agent { node, number }, receiver)
+    }
+
+    async fn tell(&self, input: Input) {
+        self.inputs.send(input).await.expect("the actor runs");
+    }
+
+    async fn reply(&self, agent: &Agent, reply: Reply, down: &[u8]) {
+        let Agent { node, number } = *agent;
+        let down: BTreeSet<u8> = down.iter().copied().collect();
+        self.tell(Input::Reply { node, number, reply, note: String::new(), down }).await;
+    }
+
+    /// The view once it is as `is_there` says.
+    async fn view(&self, what: &str, is_there: impl Fn(&View) -> bool) -> Arc<View> {
+        let mut view = self.view.clone();
+        let found = in_time(view.wait_for(|view| is_there(view))).await;
+        found.unwrap_or_else(|_| panic!("{what}")).clone()
+    }
+
+    fn event_count(&self, kind: &str) -> usize {
+        self.events.log().since(0, usize::MAX).iter().filter(|event| event.kind == kind).count()
+    }
+}
+
+/// How an agent that is connected is known.
+#[derive(Clone, Copy)]
+struct Agent {
+    node: NodeId,
+    number: u64,
+}
+
+fn fresh_number() -> u64 {
+    static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1000);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+async fn in_time<F: Future>(future: F) -> F::Output {
+    tokio::time::timeout(PATIENCE, future).await.expect("it takes too long")
+}
+
+fn good(position: Position) -> Reply {
+    Reply { position, verdict: Ok(()), measures: Vec::new() }
+}
+
+fn run(test: impl Future<Output = ()>) {
+    let runtime = engine::runtime::multi_thread().expect("a runtime");
+    runtime.block_on(test);
+}
+
+#[test]
+fn events_are_those_of_the_leader_and_end_with_its_lead() {
+    run(async {
+        let brain = Running::leading().await;
+        let subscribe = || brain.service.events(Request::new(proto::EventsRequest { after: 0 }));
+        let mut events = subscribe().await.expect("it leads").into_inner();
+        brain.submit("one", "ring:2@1G").await.expect("there is room");
+        let first = in_time(events.next()).await.expect("an event").expect("no error");
+        assert_eq!(first.kind, "admitted");
+        brain.store.is_lost.store(true, Ordering::SeqCst);
+        assert!(in_time(events.next()).await.is_none(), "the stream ends");
+        let refused = subscribe().await.expect_err("it does not lead");
+        assert_eq!(refused.code(), Code::FailedPrecondition);
+    });
+}
+
+#[test]
+fn who_waits_for_a_write_hears_at_once_that_the_leader_gave_up() {
+    run(async {
+        let brain = Running::leading().await;
+        brain.store.hangs.store(true, Ordering::SeqCst);
+        let (answer, answered) = oneshot::channel::<Answer>();
+        let ask = parfait::brain::Ask::Defragment { most_moved: 1 };
+        let request = parfait::brain::Request { client: 5, sequence: 1, ask };
+        brain.tell(Input::Ask { request, answer }).await;
+        let submitted = brain.submit("one", "ring:2@1G");
+        let lose = async {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            brain.store.is_lost.store(true, Ordering::SeqCst);
+        };
+        let begun = Instant::now();
+        let (submitted, ()) = tokio::join!(submitted, lose);
+        let code = submitted.expect_err("it was not stored").code();
+        assert!(matches!(code, Code::Unavailable | Code::FailedPrecondition), "{code:?}");
+        // Threads of the web server's hooks wait without an end.
+        let waited = in_time(answered).await;
+        assert!(waited.is_err() || waited.is_ok_and(|answer| answer.is_err()));
+        assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    });
+}
+
+#[test]
+fn measures_that_lie_add_up_to_no_overflow() {
+    run(async {
+        let brain = Running::leading().await;
+        for name in ["one", "two"] {
+            brain.submit(name, "ring:4@1G most=host:1").await.expect("there is room");
+        }
+        let (agent, mut commands) = brain.attach("host0", 1).await;
+        let plan = loop {
+            let command = in_time(commands.recv()).await.expect("the plan");
+            let command = convert::command(&command).expect("well-formed");
+            if command.plan.len() == 2 {
+                break command;
+            }
+        };
+        let measures = plan.plan.iter().map(|share| Measure {
+            port: share.port,
+            job: share.job,
+            bps: u64::MAX,
+            ..Measure::default()
+        });
+        let reply = Reply { measures: measures.collect(), ..good(plan.position) };
+        brain.reply(&agent, reply, &[]).await;
+        let is_used = |view: &View| view.links.iter().any(|link| link.used_bps == Some(u64::MAX));
+        brain.view("the link is full beyond measure", is_used).await;
+    });
+}
+
+#[test]
+fn a_plan_that_stays_refused_is_one_alarm() {
+    run(async {
+        let brain = Running::leading().await;
+        let (agent, mut commands) = brain.attach("host0", 1).await;
+        let command = in_time(commands.recv()).await.expect("the plan");
+        let position = convert::position(command.position);
+        let verdict = Err(Objection::NoPort(1));
+        for _ in 0..20 {
+            brain.reply(&agent, Reply { verdict, ..good(position) }, &[]).await;
+        }
+        brain
+            .view("it refuses", |view| view.nodes.iter().any(|node| node.agent == "refusing"))
+            .await;
+        assert_eq!(brain.event_count("alarm"), 1);
+        // A reply to what nobody asked is none.
+        let position = Position { term: 1, sequence: u64::MAX };
+        let verdict = Err(Objection::NotEnforced);
+        brain.reply(&agent, Reply { verdict, ..good(position) }, &[]).await;
+        let (answer, shown) = oneshot::channel();
+        brain.tell(Input::Show { answer }).await;
+        in_time(shown).await.expect("it runs");
+        assert_eq!(brain.event_count("alarm"), 1);
+    });
+}
+
+/// Repeats what agents say about their ports for so long.
+async fn say(brain: &Running, words: &[(&Agent, &[u8])], length: Duration) {
+    let begun = Instant::now();
+    while begun.elapsed() < length {
+        for (agent, down) in words {
+            brain.reply(agent, good(Position::default()), down).await;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+impl Running {
+    async fn outage(&self, part: &str, is_down: bool) {
+        let client = proto::Client { number: fresh_number(), sequence: 1 };
+        let (parts, client) = (vec![part.to_owned()], Some(client));
+        let request = proto::OutageRequest { client, parts, is_down, most_moved: 16 };
+        let reply =
+            self.service.outage(Request::new(request)).await.expect("it leads").into_inner();
+        let result = reply.result.expect("a result");
+        assert!(matches!(result, proto::repair_reply::Result::Repaired(_)), "{result:?}");
+    }
+
+    fn links_down(&self) -> usize {
+        self.view.borrow().links.iter().filter(|link| link.is_down).count()
+    }
+}
+
+#[test]
+fn a_link_that_people_took_down_stays_down_though_it_has_a_carrier() {
+    run(async {
+        let brain = Running::leading().await;
+        let (host, _commands) = brain.attach("host0", 1).await;
+        let port = brain.cluster.topology.node(host.node).links().next().expect("a link").0;
+        brain.outage(&format!("host0:{port}"), true).await;
+        say(&brain, &[(&host, &[])], Duration::from_millis(3_500)).await;
+        assert_eq!(brain.links_down(), 2, "both directions");
+        // An agent that saw the carrier go says when it is back.
+        say(&brain, &[(&host, &[port])], Duration::from_millis(500)).await;
+        say(&brain, &[(&host, &[])], Duration::from_millis(2_500)).await;
+        brain.view("the link is up", |view| view.links.iter().all(|link| !link.is_down)).await;
+    });
+}
+
+#[test]
+fn a_link_is_up_when_no_end_says_that_it_is_down() {
+    run(async {
+        let brain = Running::leading().await;
+        let (host, _commands) = brain.attach("host0", 1).await;
+        let topology = &brain.cluster.topology;
+        let (port, link) = topology.node(host.node).links().next().expect("a link");
+        let ends = topology.link(link).expect("it is there").ends;
+        let other = ends.into_iter().find(|end| end.node != host.node).expect("a switch");
+        let (leaf, _more) = brain.attach(topology.node(other.node).name(), 2).await;
+        let (own, others): ([u8; 1], [u8; 1]) = ([port], [other.port]);
+        say(&brain, &[(&host, &own), (&leaf, &others)], Duration::from_millis(2_500)).await;
+        brain.view("the link is down", |view| view.links.iter().any(|link| link.is_down)).await;
+        say(&brain, &[(&host, &[]), (&leaf, &others)], Duration::from_millis(3_000)).await;
+        assert_eq!(brain.links_down(), 2, "one end has no carrier");
+        assert_eq!(brain.event_count("link"), 1);
+        // What an agent said that is gone counts no more.
+        brain.tell(Input::Detached { node: leaf.node, number: leaf.number }).await;
+        say(&brain, &[(&host, &[])], Duration::from_millis(2_500)).await;
+        brain.view("the link is up", |view| view.links.iter().all(|link| !link.is_down)).await;
+    });
+}
+
+#[test]
+fn many_who_look_share_views_and_each_sees_what_it_did() {
+    run(async {
+        let brain = Running::on("fat-tree:8").await;
+        let (agent, _commands) = brain.attach("host0", 1).await;
+        let mut seen = Vec::new();
+        let mut answers = Vec::new();
+        for _ in 0..400 {
+            brain.reply(&agent, good(Position::default()), &[]).await;
+            let (answer, shown) = oneshot::channel();
+            brain.tell(Input::Show { answer }).await;
+            let view = brain.view.clone();
+            answers.push(tokio::spawn(async move {
+                in_time(shown).await.expect("it runs");
+                Arc::clone(&view.borrow())
+            }));
+        }
+        for answer in answers {
+            let view = answer.await.expect("no panic");
+            if !seen.iter().any(|other| Arc::ptr_eq(other, &view)) {
+                seen.push(view);
+            }
+        }
+        assert!(seen.len() < 40, "{} views for 400 who ask at once", seen.len());
+        brain.submit("one", "ring:2@1G").await.expect("there is room");
+        let request = proto::ViewRequest { any_brain: false };
+        let reply = brain.service.view(Request::new(request)).await.expect("it leads").into_inner();
+        let view: View = serde_json::from_slice(&reply.json).expect("a view");
+        assert_eq!(view.jobs.len(), 1);
+    });
+}
+
+#[test]
+fn a_flood_of_questions_does_not_cost_the_lease() {
+    run(async {
+        let brain = Running::on("fat-tree:16").await;
+        let begun = Instant::now();
+        let asked = (0..1500).map(|number| {
+            let inputs = brain.inputs.clone();
+            tokio::spawn(async move {
+                let label =
+                    parfait::log::Label { name: format!("job{number}"), owner: String::new() };
+                let job = "ring:2000@1M".parse().expect("a job");
+                let (answer, placed) = oneshot::channel();
+                inputs.send(Input::Place { label, job, answer }).await.expect("the actor runs");
+                placed.await.expect("the actor runs")
+            })
+        });
+        let asked: Vec<_> = asked.collect();
+        for placing in asked {
+            let placing = placing.await.expect("no panic");
+            assert!(placing.is_some(), "it leads after {:?}", begun.elapsed());
+        }
+        assert_eq!(brain.event_count("leading"), 1);
+        assert!(begun.elapsed() > LEASE, "too few questions: {:?}", begun.elapsed());
+    });
+}
