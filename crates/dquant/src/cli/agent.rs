@@ -1,9 +1,11 @@
 //! `dquant agent`: enforces on this machine what the brain decides.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use clap::builder::OsStringValueParser;
 use clap::{Args, ValueEnum};
 use cluster::agent::{self, Config, Jobs, PortConfig, Ready};
 use cluster::enforce::dcb::Dcb;
@@ -62,8 +64,9 @@ pub(super) struct AgentCommand {
     state: PathBuf,
 
     /// Where programs of this machine ask for the DSCP of their job; empty for nowhere
-    #[arg(long, value_name = "PATH", default_value = cluster::local::SOCKET)]
-    socket: PathBuf,
+    // A parser of paths refuses empty ones.
+    #[arg(long, value_name = "PATH", default_value = cluster::local::SOCKET, value_parser = OsStringValueParser::new())]
+    socket: OsString,
 
     #[command(flatten)]
     brains: BrainsArgs,
@@ -181,7 +184,7 @@ impl AgentCommand {
             enforcer: self.enforce.name().to_owned(),
         };
         let mut listener = None;
-        let socket = self.socket;
+        let socket = PathBuf::from(self.socket);
         let local = |jobs: Jobs| {
             if !socket.as_os_str().is_empty() {
                 listener = Some(serve_local(&socket, jobs)?);
@@ -245,7 +248,22 @@ impl fmt::Display for ReadyReport {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        agent: AgentCommand,
+    }
+
+    #[test]
+    fn an_agent_without_a_socket_has_an_empty_path() {
+        let line =
+            Line::try_parse_from(["agent", "--node", "host0", "--port", "1=lo", "--socket", ""]);
+        assert!(line.expect("an empty path is one").agent.socket.is_empty());
+    }
 
     #[test]
     fn ports_are_read_with_and_without_a_rate() {
