@@ -295,7 +295,7 @@ fn port_plans(config: &Config, shares: &[Share]) -> Result<Vec<PortPlan>, String
             weight_units: WEIGHT_UNITS,
             quantum_bytes: 64,
             frame_bytes: FRAME_BYTES,
-            // 8 ms of the port: less costs go-back-N its window (docs/cluster.md).
+            // 8 ms of the port: less costs go-back-N its window (docs/enforcement.md).
             buffer_bytes: (port.rate_bps / 1000).max(64 << 10),
         };
         let plan = Plan::new(own, Scheme::Paced, &guarantees)
@@ -391,6 +391,11 @@ async fn follow(body: &mut Body) -> Error {
     }
 }
 
+/// A refusal whose hint is behind a line break, for the log.
+fn one_line(message: &str) -> String {
+    message.replace('\n', "; hint: ")
+}
+
 type Commands = Streaming<proto::Command>;
 type Replies = mpsc::Sender<proto::AgentMessage>;
 
@@ -415,9 +420,9 @@ async fn attach(
         let commands = attached.map_err(|status| {
             let leader = named_leader(&status).filter(|leader| leader != address);
             if leader.is_none() && status.code() != tonic::Code::FailedPrecondition {
-                log::line(format_args!("brain {address}: {}", status.message()));
+                log::line(format_args!("brain {address}: {}", one_line(status.message())));
             }
-            (status.message().to_owned(), leader)
+            (one_line(status.message()), leader)
         })?;
         Ok((commands.into_inner(), replies))
     };
