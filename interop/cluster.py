@@ -44,6 +44,11 @@ def address(host):
     return f"10.81.0.{host}"
 
 
+def ring_address(host):
+    """Of the replayed ring: verbs programs hold UDP port 4791 of the other one, and agents know RoCE by that port."""
+    return f"10.82.0.{host}"
+
+
 class Job:
     """A tenant's job: of its ring's edges, the one into the contended host carries perftest."""
 
@@ -51,7 +56,7 @@ class Job:
         self.name, self.part, self.slots, self.queue_pairs, self.port = name, part, slots, queue_pairs, port
 
     def text(self, rate):
-        return f"ring:3@{round(self.part * rate)}M slots={self.slots}"
+        return f"ring:3@{round(self.part * rate)}M slots={self.slots} most=host:1"
 
     def guarantee(self, rate):
         return round(self.part * rate) * 1e6
@@ -90,6 +95,9 @@ class Cluster:
             sandbox.ip(f"link set port{number} up", switch.prefix)
             sandbox.ip(f"addr add {address(number)}/24 dev eth", host.prefix)
             sandbox.ip("link set eth up", host.prefix)
+            sandbox.ip("link add link eth name ring type macvlan mode bridge", host.prefix)
+            sandbox.ip(f"addr add {ring_address(number)}/24 dev ring", host.prefix)
+            sandbox.ip("link set ring up", host.prefix)
         return switch, hosts
 
     def start(self, name, prefix, command, **extra):
@@ -222,7 +230,7 @@ class Cluster:
 
     def ring(self, iterations):
         """All ranks of the replayed job; times of its iterations in milliseconds."""
-        peers = ",".join(address(host) for host in LLM.hosts)
+        peers = ",".join(ring_address(host) for host in LLM.hosts)
         ranks = []
         for rank, host in enumerate(LLM.hosts):
             command = [self.options.dquant, "job", "replay", f"ring:3@{round(LLM.part * self.options.rate)}M", "--rank", str(rank), "--peers", peers,
@@ -309,7 +317,7 @@ def run(options, folder):
         ends = [end for job in TENANTS for end in cluster.tenant(job, 12)]
         ranks = cluster.ring(100_000)
         time.sleep(SETTLE_S + 2)
-        explained = cluster.dquant("job", "explain", TENANTS[0].name)
+        explained = "\n\n".join(cluster.dquant("job", "explain", job.name).strip() for job in (LLM, TENANTS[0]))
         for process in (*ranks, *ends):
             cluster.end(process)
         # Sockets and DSCPs stay, queues go: the agents would put them back.

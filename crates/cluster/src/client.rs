@@ -3,6 +3,7 @@
 //! A [`Client`] knows several brains and finds the leader among them: one that does not lead says who does. Requests that
 //! change something have a number, so that asking again, also another brain, executes them once.
 
+use std::error::Error as _;
 use std::time::{Duration, Instant};
 
 use engine::control::auth::AddToken;
@@ -345,9 +346,14 @@ fn repaired(reply: proto::RepairReply) -> Result<Result<proto::Repaired, String>
 
 /// A brain's refusal as an error of ours. Its hint is behind a line break.
 fn refusal(address: &str, status: &Status) -> Error {
-    let (message, hint) = match status.message().split_once('\n') {
+    // What failed below a call is in its causes: its own message is "transport error" then.
+    let text = match status.source() {
+        Some(_) => root_cause(status),
+        None => status.message().to_owned(),
+    };
+    let (message, hint) = match text.split_once('\n') {
         Some((message, hint)) => (message, Some(hint.to_owned())),
-        None => (status.message(), None),
+        None => (&*text, None),
     };
     let text = format!("brain {address}: {message}");
     let hint = hint.or_else(|| match status.code() {
@@ -357,6 +363,10 @@ fn refusal(address: &str, status: &Status) -> Error {
         Code::FailedPrecondition => {
             Some("`dquant brain` of another machine may lead: name it with --brain".to_owned())
         }
+        _ if status.source().is_some() => Some(
+            "if the brain speaks TLS, give --tls-ca, and --tls-cert and --tls-key if it asks for certificates"
+                .to_owned(),
+        ),
         _ => None,
     });
     let error = match is_elsewhere(status.code()) {

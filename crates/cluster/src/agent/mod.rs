@@ -424,6 +424,11 @@ impl Pauses {
     }
 }
 
+/// A refusal whose hint is behind a line break, for the log.
+fn one_line(message: &str) -> String {
+    message.replace('\n', "; hint: ")
+}
+
 type Commands = Streaming<proto::Command>;
 type Replies = mpsc::Sender<proto::AgentMessage>;
 
@@ -448,9 +453,9 @@ async fn attach(
         let commands = attached.map_err(|status| {
             let leader = named_leader(&status).filter(|leader| leader != address);
             if leader.is_none() && status.code() != tonic::Code::FailedPrecondition {
-                log::line(format_args!("brain {address}: {}", status.message()));
+                log::line(format_args!("brain {address}: {}", one_line(status.message())));
             }
-            (status.message().to_owned(), leader)
+            (one_line(status.message()), leader)
         })?;
         Ok((commands.into_inner(), replies))
     };

@@ -23,7 +23,7 @@ use super::actor::{Answer, Attached, Input, MAX_COMMANDS, NotAttached};
 use crate::convert;
 use crate::proto;
 use crate::proto::brain_server::Brain;
-use crate::view::{ClusterEvent, View};
+use crate::view::{BrainView, ClusterEvent, View};
 use crate::web::{EventLog, MAX_EVENTS};
 
 /// The metadata entry in which a brain that does not lead names the one that does.
@@ -57,6 +57,21 @@ pub(super) struct Handle {
     pub(super) cluster: Arc<Cluster>,
 }
 
+/// Names the leader, if another brain is known to be it. What was known last may be this brain itself.
+fn not_leading(brain: &BrainView) -> Status {
+    let Some(leader) = brain.leader.as_ref().filter(|leader| **leader != brain.address) else {
+        return Status::failed_precondition(format!(
+            "no brain leads\nbrains cannot lead without their ledger: is {} in reach? the brains' logs say why not",
+            brain.store
+        ));
+    };
+    let mut status = Status::failed_precondition(format!("this brain does not lead; ask {leader}"));
+    if let Ok(leader) = leader.parse() {
+        status.metadata_mut().insert(LEADER_ENTRY, leader);
+    }
+    status
+}
+
 #[derive(Debug)]
 pub(super) struct Service {
     handle: Handle,
@@ -69,17 +84,7 @@ impl Service {
     }
 
     fn not_leading(&self) -> Status {
-        let brain = self.handle.view.borrow().brain.clone();
-        // A brain that lost its lease, or cannot write, may know of no other yet.
-        let leader = brain.leader.filter(|leader| *leader != brain.address);
-        let mut status = Status::failed_precondition(match &leader {
-            Some(leader) => format!("this brain does not lead; ask {leader}"),
-            None => "no brain leads".to_owned(),
-        });
-        if let Some(leader) = leader.and_then(|leader| leader.parse().ok()) {
-            status.metadata_mut().insert(LEADER_ENTRY, leader);
-        }
-        status
+        not_leading(&self.handle.view.borrow().brain)
     }
 
     /// Sends something to the actor and waits for its answer.
@@ -410,6 +415,32 @@ async fn listen(
             message.down_ports.into_iter().filter_map(|port| u8::try_from(port).ok()).collect();
         if inputs.send(Input::Reply { node, number, reply, note, down }).await.is_err() {
             return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::Code;
+
+    use super::*;
+
+    #[test]
+    fn a_brain_that_does_not_lead_names_another_one_and_never_itself() {
+        let brain = |leader: Option<&str>| BrainView {
+            address: "10.0.0.5:4795".to_owned(),
+            leader: leader.map(str::to_owned),
+            store: "etcd 10.0.0.1:2379".to_owned(),
+            ..BrainView::default()
+        };
+        let other = not_leading(&brain(Some("10.0.0.6:4795")));
+        assert_eq!(other.code(), Code::FailedPrecondition);
+        assert_eq!(other.metadata().get(LEADER_ENTRY).expect("an entry"), "10.0.0.6:4795");
+        for nobody in [None, Some("10.0.0.5:4795")] {
+            let status = not_leading(&brain(nobody));
+            assert!(status.message().starts_with("no brain leads\n"), "{}", status.message());
+            assert!(status.message().contains("is etcd 10.0.0.1:2379 in reach?"));
+            assert!(status.metadata().get(LEADER_ENTRY).is_none());
         }
     }
 }

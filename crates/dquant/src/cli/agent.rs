@@ -249,7 +249,22 @@ impl fmt::Display for ReadyReport {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        agent: AgentCommand,
+    }
+
+    #[test]
+    fn an_agent_without_a_socket_has_an_empty_path() {
+        let line =
+            Line::try_parse_from(["agent", "--node", "host0", "--port", "1=lo", "--socket", ""]);
+        assert!(line.expect("an empty path is one").agent.socket.as_os_str().is_empty());
+    }
 
     #[test]
     fn ports_are_read_with_and_without_a_rate() {

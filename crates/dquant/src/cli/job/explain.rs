@@ -148,6 +148,13 @@ fn explain(view: &View, job: &JobView) -> Explanation {
 
 /// The answer to "which job took my bandwidth?".
 fn verdict(view: &View, job: &JobView, links: &[Link]) -> Vec<String> {
+    if job.state == "degraded" {
+        return vec![
+            "no job: a failure left too little room, so nothing is reserved for it until what is down is back \
+             (`dquant job up`)"
+                .to_owned(),
+        ];
+    }
     let hosts: std::collections::BTreeSet<u32> = job.workers.iter().map(|one| one.host).collect();
     if links.is_empty() {
         let host = hosts.first().and_then(|host| view.nodes.get(*host as usize));
@@ -176,8 +183,8 @@ fn verdict(view: &View, job: &JobView, links: &[Link]) -> Vec<String> {
                 rate(other.reserved_bps)
             ),
             None => format!(
-                "{lacks}, and no job has more than its share: traffic without a job's DSCP, or a slower link \
-                 behind, takes the rest"
+                "{lacks}, and no job has more than its share: it pauses within the second, or traffic without a \
+                 job's DSCP, or a slower link behind, takes the rest"
             ),
         });
     }
@@ -196,7 +203,7 @@ fn verdict(view: &View, job: &JobView, links: &[Link]) -> Vec<String> {
     }
     if unknown > 0 {
         said.push(format!(
-            "{unknown} of its {} links are not measured: their senders have no agent",
+            "{unknown} of its {} links are not measured: their senders have no agent that enforces",
             links.len()
         ));
     }
@@ -234,7 +241,7 @@ impl fmt::Display for Explanation {
                 "this job",
                 rate(link.reserved_bps)
             )?;
-            if link.backlog_bytes > 0 {
+            if link.backlog_bytes >= 1000 {
                 write!(f, ", {} kB wait", link.backlog_bytes / 1000)?;
             }
             if link.dropped_packets > 0 {
@@ -326,7 +333,10 @@ mod tests {
             "{took}"
         );
         let other = said(vec![on_link(1, 500, Some(300), 90_000), on_link(2, 100, Some(90), 0)]);
-        assert!(other.contains("traffic without a job's DSCP"), "{other}");
+        assert!(
+            other.contains("it pauses within the second, or traffic without a job's DSCP"),
+            "{other}"
+        );
         let idle = said(vec![on_link(1, 500, Some(300), 0), on_link(2, 100, Some(650), 9_000)]);
         assert_eq!(idle, "nobody: it sends less than it is guaranteed, and nothing of it waits");
         let holds =
@@ -335,5 +345,13 @@ mod tests {
         let unknown = said(vec![on_link(1, 500, None, 0)]);
         assert!(unknown.contains("1 of its 1 links are not measured"), "{unknown}");
         assert!(said(Vec::new()).contains("all its workers are on host0"));
+    }
+
+    #[test]
+    fn a_degraded_job_has_nothing_reserved_because_of_a_failure() {
+        let mut view = view(Vec::new());
+        "degraded".clone_into(&mut view.jobs[0].state);
+        let said = explain(&view, &view.jobs[0]).verdict.join("; ");
+        assert!(said.contains("nothing is reserved for it"), "{said}");
     }
 }

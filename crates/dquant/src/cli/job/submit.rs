@@ -149,8 +149,11 @@ impl Submit {
 }
 
 fn refused(reason: String) -> CliError {
-    CliError::check_failed(format!("not admitted: {reason}"))
-        .hint("ask for less, release another job (`dquant job list`), or wait for one to end")
+    let hint = match reason.contains(" is called '") {
+        true => "choose another --name: running jobs differ in theirs (`dquant job list`)",
+        false => "ask for less, cancel another job (`dquant job list`), or wait for one to end",
+    };
+    CliError::check_failed(format!("not admitted: {reason}")).hint(hint)
 }
 
 /// Where a job is, or would be.

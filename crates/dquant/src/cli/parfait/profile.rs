@@ -4,11 +4,11 @@ use std::fmt;
 use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use clap::Args;
 use parfait::pattern::Pattern;
 use parfait::profile::{Options, Profile, ProfileError, profile};
+use roce::Duration;
 use serde::Serialize;
 
 use super::super::{Console, Report};
@@ -68,6 +68,10 @@ pub(super) struct ProfileCommand {
     communication: Option<Duration>,
 }
 
+/// What a file has to be.
+const FORMAT_HINT: &str =
+    "FILE is a pcap or pcapng capture, or a table that begins with `time,from,to,bytes`";
+
 impl ProfileCommand {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
         let names = match &self.map {
@@ -81,10 +85,8 @@ impl ProfileCommand {
             _ => capture::read(&bytes, &names),
         };
         let traffic = traffic
-            .map_err(|error| CliError::because(self.file.display(), &error).hint(INPUT_HINT))?;
-        let ns = |time: Option<Duration>| {
-            time.map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
-        };
+            .map_err(|error| CliError::because(self.file.display(), &error).hint(FORMAT_HINT))?;
+        let ns = |time: Option<Duration>| time.map(Duration::as_nanos);
         let options = Options {
             period_ns: ns(self.period),
             iteration_ns: ns(self.iteration),
@@ -219,6 +221,32 @@ impl fmt::Display for Profiled {
         match self.edges.len().checked_sub(LISTED) {
             None | Some(0) => Ok(()),
             Some(more) => write!(f, "\n… and {more} more edges; --json has all"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        profile: ProfileCommand,
+    }
+
+    #[test]
+    fn times_are_read_as_what_they_are_kept_as() {
+        for (option, other) in [("--iteration", "--period"), ("--communication", "--period")] {
+            let line = Line::try_parse_from(["profile", "run.pcap", option, "250ms", other, "1s"]);
+            let profile = line.expect("a command").profile;
+            let time = profile.iteration.or(profile.communication).map(Duration::as_nanos);
+            assert_eq!(
+                (time, profile.period.map(Duration::as_nanos)),
+                (Some(250_000_000), Some(1_000_000_000))
+            );
         }
     }
 }
