@@ -44,11 +44,6 @@ def address(host):
     return f"10.81.0.{host}"
 
 
-def ring_address(host):
-    """Of the replayed ring: verbs programs hold UDP port 4791 of the other one, and agents know RoCE by that port."""
-    return f"10.82.0.{host}"
-
-
 class Job:
     """A tenant's job: of its ring's edges, the one into the contended host carries perftest."""
 
@@ -95,9 +90,6 @@ class Cluster:
             sandbox.ip(f"link set port{number} up", switch.prefix)
             sandbox.ip(f"addr add {address(number)}/24 dev eth", host.prefix)
             sandbox.ip("link set eth up", host.prefix)
-            sandbox.ip("link add link eth name ring type macvlan mode bridge", host.prefix)
-            sandbox.ip(f"addr add {ring_address(number)}/24 dev ring", host.prefix)
-            sandbox.ip("link set ring up", host.prefix)
         return switch, hosts
 
     def start(self, name, prefix, command, **extra):
@@ -230,7 +222,7 @@ class Cluster:
 
     def ring(self, iterations):
         """All ranks of the replayed job; times of its iterations in milliseconds."""
-        peers = ",".join(ring_address(host) for host in LLM.hosts)
+        peers = ",".join(address(host) for host in LLM.hosts)
         ranks = []
         for rank, host in enumerate(LLM.hosts):
             command = [self.options.dquant, "job", "replay", f"ring:3@{round(LLM.part * self.options.rate)}M", "--rank", str(rank), "--peers", peers,
