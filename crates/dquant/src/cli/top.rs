@@ -1,6 +1,6 @@
 //! `dquant top --cluster`: what a cluster's links, jobs and nodes do now.
 //!
-//! A [`View`](cluster::view::View) comes from whoever has one: the page's server ([`fetch`]) or a file. It is drawn as
+//! A [`View`] comes from whoever has one: the page's server ([`fetch`]) or a file. It is drawn as
 //! text ([`text`]), again and again on a terminal, once elsewhere.
 
 mod fetch;
