@@ -119,6 +119,8 @@ pub(super) struct Actor<S> {
     state: State,
     view: watch::Sender<Arc<View>>,
     viewed: Option<Instant>,
+    /// Views made.
+    views: u64,
     /// What the last view took.
     view_cost: Duration,
     /// Those who wait for a view that has what they did before.
@@ -171,6 +173,7 @@ impl<S: Store> Actor<S> {
             leader: None,
             view,
             viewed: None,
+            views: 0,
             view_cost: Duration::ZERO,
             showing: Vec::new(),
             is_changed: true,
@@ -550,7 +553,9 @@ impl<S: Store> Actor<S> {
             store: self.store_name.clone(),
         };
         let (topology, agents) = (&self.cluster.topology, &self.agents);
-        let view = Picture { brain: &self.brain, topology, agents, about }.view();
+        let mut view = Picture { brain: &self.brain, topology, agents, about }.view();
+        self.views += 1;
+        view.counters.insert("brain.views".to_owned(), self.views);
         self.view.send_replace(Arc::new(view));
         self.view_cost = begun.elapsed();
         self.viewed = Some(Instant::now());
