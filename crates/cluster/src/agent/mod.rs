@@ -309,7 +309,7 @@ fn port_plans(config: &Config, shares: &[Share]) -> Result<Vec<PortPlan>, String
             // 32 ms of the port: senders that are paced by delay never fill it, and go-back-N does not pay for bursts.
             buffer_bytes: (port.rate_bps / 250).max(256 << 10),
         };
-        let plan = Plan::new(own, Scheme::Paced, &guarantees)
+        let plan = Plan::new(own, Scheme::Matched, &guarantees)
             .map_err(|refusal| format!("port {}: {refusal}", port.port))?;
         plans.push(PortPlan { interface: port.interface.clone(), plan });
     }

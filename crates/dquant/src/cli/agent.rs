@@ -55,7 +55,7 @@ pub(super) struct AgentCommand {
     replace: bool,
 
     /// Queues for jobs at each port
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u8).range(1..=8))]
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u8).range(1..=8))]
     queues: u8,
 
     /// The last command and the plan in force

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -241,6 +241,7 @@ impl BrainCommand {
         let ready =
             |ready: &Ready| console.report(&ReadyReport { event: "ready", ready: ready.clone() });
         if let Some(path) = &self.store.state {
+            check_folder(path)?;
             let config =
                 Config { listen, ..config(FILE_LEASE, format!("file {}", path.display())) };
             let open = async || FileStore::new(path).map_err(Error::from_cause);
@@ -253,6 +254,20 @@ impl BrainCommand {
             brain::run(config, open, web, ready)?;
         }
         Ok(Exit::Good)
+    }
+}
+
+/// Refuses a file whose folder is not there: nothing that the brain waits for would make it.
+fn check_folder(path: &Path) -> Result<(), CliError> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    match folder.filter(|folder| !folder.is_dir()) {
+        None => Ok(()),
+        Some(folder) => Err(CliError::usage(format!(
+            "{}: there is no folder {}",
+            path.display(),
+            folder.display()
+        ))
+        .hint("make the folder, or choose another --state")),
     }
 }
 

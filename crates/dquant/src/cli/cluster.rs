@@ -63,6 +63,11 @@ impl BrainsArgs {
         Ok(Brains::new(&self.brains, &self.token.required()?, &self.tls.files())?)
     }
 
+    /// The cluster's token, if one was given.
+    pub(super) fn token(&self) -> Result<Option<String>, CliError> {
+        self.token.given()
+    }
+
     /// Makes calls to the leader.
     pub(super) fn call<R>(
         &self,

@@ -1,6 +1,6 @@
 //! `dquant top --cluster`: what a cluster's links, jobs and nodes do now.
 //!
-//! A [`View`] comes from whoever has one: the page's server ([`fetch`]) or a file. It is drawn as
+//! A [`View`] comes from whoever has one: the brain that leads, the page's server ([`fetch`]) or a file. It is drawn as
 //! text ([`text`]), again and again on a terminal, once elsewhere.
 
 mod fetch;
@@ -16,7 +16,8 @@ use clap::Args;
 use cluster::view::View;
 use serde::Serialize;
 
-use super::daemons::{TokenArgs, span};
+use super::cluster::BrainsArgs;
+use super::daemons::span;
 use super::{Console, Report};
 use crate::exit::{CliError, Exit, INPUT_HINT};
 
@@ -32,9 +33,10 @@ const SNAPSHOT_ROWS: usize = 60;
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
-    group = clap::ArgGroup::new("source").required(true),
+    group = clap::ArgGroup::new("source"),
     after_help = "\
 Examples:
+  dquant top --cluster --brain 10.0.0.5,10.0.0.6 --token-file token
   dquant top --cluster --from http://10.0.0.5:4796 --token-file token
   dquant top --cluster --from http://10.0.0.5:4796 --interval 5s
   dquant top --cluster --from http://10.0.0.5:4796 --once
@@ -46,7 +48,7 @@ pub(super) struct Top {
     #[arg(long, required = true)]
     cluster: bool,
 
-    /// Web server of a brain
+    /// Web server of a brain, in place of the brains' own port
     #[arg(long, value_name = "URL", group = "source")]
     from: Option<String>,
 
@@ -63,7 +65,7 @@ pub(super) struct Top {
     once: bool,
 
     #[command(flatten)]
-    token: TokenArgs,
+    brains: BrainsArgs,
 }
 
 /// A view as this command shows it.
@@ -91,9 +93,13 @@ impl Top {
         if let Some(path) = &self.view {
             return watch(console, None, || read(path));
         }
-        let token = self.token.given()?;
-        let url = fetch::Url::parse(self.from.as_deref().unwrap_or_default())?;
         let interval = Some(self.interval).filter(|_| !self.once);
+        let Some(from) = &self.from else {
+            return watch(console, interval, || {
+                self.brains.call(async |client| client.view().await)
+            });
+        };
+        let (token, url) = (self.brains.token()?, fetch::Url::parse(from)?);
         watch(console, interval, || fetch::view(&url, token.as_deref()))
     }
 }
