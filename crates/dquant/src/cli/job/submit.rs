@@ -48,10 +48,10 @@ pub(super) struct Submit {
     #[arg(long = "try")]
     is_trial: bool,
 
-    /// First run all admitted jobs and this one in the simulator, and admit it only if every pair has its guarantee
+    /// Admit it only if the simulator says that all jobs keep their guarantees
     ///
-    /// All jobs send as much as they can. Shown are the worst pair of each job against its guarantee,
-    /// and how long an iteration of this one takes.
+    /// All admitted jobs and this one send as much as they can. Shown are the worst pair of each job
+    /// against its guarantee, and how long an iteration of this one takes.
     #[arg(long, verbatim_doc_comment)]
     prove: bool,
 
