@@ -127,7 +127,8 @@ async fn an_etcd_without_space_is_full_and_can_be_read() {
             Ok(()) => written += 1,
             Err(error) => break error,
         }
-        assert!(written < 100, "the quota does not hold");
+        // etcd knows its size when it commits, every 100 ms.
+        assert!(written < 2000, "the quota does not hold");
     };
     assert_eq!(error, StorageError::Full);
     let report = store.report();
