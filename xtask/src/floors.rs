@@ -141,7 +141,7 @@ const FLOORS: &[(&str, &str)] = &[
          queues: job loads ledger
          shifts
          planted
-         log: runs job demand outage network site loads ledger placement repair queues
+         log: runs separation job demand outage network site loads ledger placement repair queues
          mending: ledger placement repair log
          agent: planted job ledger queues
          brain: *",

@@ -20,6 +20,7 @@ use parfait::demand::Order;
 use parfait::job::{Job, JobError};
 use parfait::loads::Piece;
 use parfait::pattern::Pattern;
+use parfait::separation::{MAX_NAME_BYTES, is_name};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use thiserror::Error;
@@ -38,9 +39,6 @@ const BATCH_INDEX: &str = "batch.kubernetes.io/job-completion-index";
 
 /// The best score that an extender gives (`MaxExtenderPriority`).
 pub const BEST_SCORE: i64 = 10;
-
-/// Most bytes of the name of a job: its pods' namespace, a dot, and their group.
-pub const MAX_NAME_BYTES: usize = 64;
 
 /// What the scheduler asks with: `ExtenderArgs`. It names nodes or, where the extender caches them, only their names.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -216,8 +214,7 @@ pub fn wanted(pod: &Pod) -> Result<Option<Wanted>, MarkError> {
     let batch = || BATCH_NAMES.iter().find_map(|key| label(key));
     let group = annotation(GROUP).or_else(|| label(GROUP)).or_else(batch);
     let name = format!("{namespace}.{}", group.ok_or(MarkError::NoGroup)?);
-    let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-    if name.len() > MAX_NAME_BYTES || !name.bytes().all(fits) {
+    if !is_name(&name) {
         return Err(MarkError::Name(name));
     }
     let workers = job.pattern.workers().map_err(JobError::from)?;

@@ -38,6 +38,7 @@ use crate::placement::migration::Standing;
 use crate::queues::Dscp;
 use crate::repair::{Cause, Struck, strike};
 use crate::runs::Run;
+use crate::separation::is_name;
 use crate::site::{Ground, Site};
 
 /// The version of the format that is written, and the only one that is read.
@@ -46,9 +47,6 @@ pub const VERSION: u16 = 2;
 /// Most clients whose last answer is kept: those that asked last. One that repeats a request after so many others asked
 /// is taken for new.
 pub const MAX_CLIENTS: usize = 4096;
-
-/// Most bytes of the name of a job, and of its owner's.
-pub const MAX_NAME_BYTES: usize = 64;
 
 /// Most bytes of the reason of a refusal that is kept.
 const MAX_REASON_BYTES: usize = 256;
@@ -177,20 +175,18 @@ pub struct Moved {
 /// What people call a job, and who submitted it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Label {
-    /// Its name: letters, digits, `.`, `_` and `-`, at most [`MAX_NAME_BYTES`]; no other running job has it.
+    /// Its name ([`is_name`]); no other running job has it.
     pub name: String,
-    /// Who submitted it, of the same letters and `@`; may be empty.
+    /// Who submitted it: such a name, with one `@` perhaps; may be empty.
     pub owner: String,
 }
 
 impl Label {
     /// Whether both can be.
     pub fn is_valid(&self) -> bool {
-        let is_word = |text: &str, more: &[u8]| {
-            let fits = |byte: u8| byte.is_ascii_alphanumeric() || more.contains(&byte);
-            text.len() <= MAX_NAME_BYTES && text.bytes().all(fits)
-        };
-        !self.name.is_empty() && is_word(&self.name, b"._-") && is_word(&self.owner, b"._-@")
+        // An owner may be nobody, and of some domain.
+        let owner = self.owner.replacen('@', ".", 1);
+        is_name(&self.name) && (owner.is_empty() || is_name(&owner))
     }
 }
 

@@ -21,6 +21,12 @@ pub const MAX_APART: usize = 16;
 /// Most bytes of a job's name.
 pub const MAX_NAME_BYTES: usize = 64;
 
+/// Whether a job can be called that: letters, digits, `.`, `_` and `-`.
+pub fn is_name(text: &str) -> bool {
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    !text.is_empty() && text.len() <= MAX_NAME_BYTES && text.bytes().all(fits)
+}
+
 /// See the module's text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Separation {
@@ -65,12 +71,8 @@ impl Separation {
             "most" => self.set_numbers(value, ["host", "leaf"], true),
             "apart" => {
                 for name in value.split(',') {
-                    let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-                    let is_name = !name.is_empty()
-                        && name.len() <= MAX_NAME_BYTES
-                        && name.bytes().all(fits)
-                        && !self.apart.iter().any(|other| other == name);
-                    if !is_name || self.apart.len() == MAX_APART {
+                    let is_new = !self.apart.iter().any(|other| other == name);
+                    if !is_name(name) || !is_new || self.apart.len() == MAX_APART {
                         return None;
                     }
                     self.apart.push(name.to_string());

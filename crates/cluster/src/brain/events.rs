@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use tokio::sync::watch;
 
 use crate::view::ClusterEvent;
-use crate::web::EventLog;
+use crate::web::{EventLog, unix_ms};
 
 /// See the module's text.
 #[derive(Debug)]
@@ -15,12 +14,6 @@ pub(super) struct Events {
     log: Arc<EventLog>,
     next: AtomicU64,
     is_leading: watch::Sender<bool>,
-}
-
-/// Milliseconds since 1970.
-pub(super) fn unix_ms() -> u64 {
-    // A clock before 1970 shows 0.
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
 
 impl Events {

@@ -8,8 +8,8 @@ use parfait::brain::{Brain, State};
 use parfait::log::Book;
 
 use super::actor::Attached;
-use super::events::unix_ms;
 use crate::view::{Alarm, BrainView, JobView, LinkJob, LinkView, NodeView, Placed, View};
+use crate::web::unix_ms;
 
 /// Alarms of one kind that a view names; the last one says how many more there are.
 const MAX_ALARMS: usize = 20;

@@ -422,7 +422,7 @@ async fn a_short_storm() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "takes minutes"]
+#[ignore = "30 rounds take three minutes; a short one runs always"]
 async fn a_long_storm() {
     let rounds = std::env::var("DQUANT_ROUNDS").map_or(30, |text| text.parse().expect("a number"));
     let Some(figures) = storm(rounds).await else { return };
