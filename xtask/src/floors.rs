@@ -143,7 +143,7 @@ const FLOORS: &[(&str, &str)] = &[
          planted
          log: runs separation job demand outage network site loads ledger placement repair queues
          mending: ledger placement repair log
-         agent: planted job ledger queues
+         agent: planted job ledger queues shifts
          brain: *",
     ),
     (

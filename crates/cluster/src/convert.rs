@@ -1,7 +1,7 @@
 //! Between the messages of the wire and the types of `parfait`. Whatever comes from outside is checked here.
 
 use fabric::topology::NodeId;
-use parfait::agent::{Command, MAX_SHARES, Measure, Objection, Position, Reply, Share};
+use parfait::agent::{Command, MAX_SHARES, Measure, Objection, Phase, Position, Reply, Share};
 use parfait::demand::{Abstraction, Order};
 use parfait::job::Latency;
 use parfait::loads::Piece;
@@ -74,6 +74,10 @@ pub fn share(message: &proto::Share) -> Result<Share, Malformed> {
     let proto::Share { job, bps, burst_bytes, .. } = *message;
     let latency = LATENCIES.get(message.latency as usize).copied();
     let latency = latency.ok_or_else(|| Malformed::new("there is no such latency class"))?;
+    let phase = message.phase.map(|phase| {
+        let proto::Phase { period_ns, shift_ns, exchange_ns } = phase;
+        Phase { period_ns, shift_ns, exchange_ns }
+    });
     Ok(Share {
         port: port(message.port)?,
         job,
@@ -81,11 +85,16 @@ pub fn share(message: &proto::Share) -> Result<Share, Malformed> {
         bps,
         burst_bytes,
         latency,
+        phase,
     })
 }
 
 /// A share for the wire, with the name of its job.
 pub fn share_message(share: &Share, name: &str) -> proto::Share {
+    let phase = share.phase.map(|phase| {
+        let Phase { period_ns, shift_ns, exchange_ns } = phase;
+        proto::Phase { period_ns, shift_ns, exchange_ns }
+    });
     proto::Share {
         port: share.port.into(),
         job: share.job,
@@ -94,6 +103,7 @@ pub fn share_message(share: &Share, name: &str) -> proto::Share {
         burst_bytes: share.burst_bytes,
         latency: LATENCIES.iter().position(|one| *one == share.latency).unwrap_or(1) as u32,
         name: name.to_owned(),
+        phase,
     }
 }
 
@@ -127,6 +137,7 @@ pub fn objection(message: &proto::Objection) -> Result<Objection, Malformed> {
         Kind::Overbooked(proto::Overbooked { port: at, planned_bps, port_bps }) => {
             Objection::Overbooked { port: port(at)?, planned_bps, port_bps }
         }
+        Kind::Phase(job) => Objection::Phase(job),
         Kind::NotEnforced(_) => Objection::NotEnforced,
     })
 }
@@ -146,6 +157,7 @@ pub fn objection_message(objection: Objection) -> proto::Objection {
         Objection::Overbooked { port, planned_bps, port_bps } => {
             Kind::Overbooked(proto::Overbooked { port: port.into(), planned_bps, port_bps })
         }
+        Objection::Phase(job) => Kind::Phase(job),
         Objection::NotEnforced => Kind::NotEnforced(true),
     };
     proto::Objection { objection: Some(kind) }

@@ -19,6 +19,7 @@ use crate::job::Latency;
 use crate::ledger::JobId;
 use crate::planted::{Bug, Planted};
 use crate::queues::Dscp;
+use crate::shifts::MAX_PERIOD_NS;
 
 /// Most shares of a plan: 255 ports, on each of which jobs differ by one of 61 DSCPs.
 pub const MAX_SHARES: usize = 255 * 61;
@@ -38,6 +39,28 @@ pub struct Share {
     pub burst_bytes: u64,
     /// How much it minds waiting.
     pub latency: Latency,
+    /// When its exchanges may begin; `None` for whenever it likes.
+    pub phase: Option<Phase>,
+}
+
+/// When the exchanges of a job may begin, so that jobs take turns on the links that they share ([`crate::shifts`]): at
+/// `shift_ns + n * period_ns` of Unix time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Phase {
+    /// From one exchange to the next, in nanoseconds; at most [`MAX_PERIOD_NS`].
+    pub period_ns: u64,
+    /// Below the period.
+    pub shift_ns: u64,
+    /// How long an exchange lasts; at least 1 and below the period.
+    pub exchange_ns: u64,
+}
+
+impl Phase {
+    /// Whether it can be meant.
+    pub fn is_valid(&self) -> bool {
+        let Phase { period_ns, shift_ns, exchange_ns } = *self;
+        period_ns <= MAX_PERIOD_NS && shift_ns < period_ns && (1..period_ns).contains(&exchange_ns)
+    }
 }
 
 /// What is guaranteed at the ports of a node, sorted by port and job.
@@ -103,6 +126,9 @@ pub enum Objection {
         /// What it carries.
         port_bps: u64,
     },
+    /// The plan has a time for a job that cannot be one.
+    #[error("the times of job {0} at a port are impossible")]
+    Phase(JobId),
     /// The node could not enforce it; the plan before it is in force.
     #[error("the plan could not be enforced; the one before is in force")]
     NotEnforced,
@@ -326,6 +352,10 @@ pub fn check_plan(plan: &[Share], ports_bps: &BTreeMap<u8, u64>) -> Result<(), O
     let key = |share: &Share| (share.port, share.job);
     if let Some(pair) = plan.windows(2).find(|pair| key(&pair[0]) >= key(&pair[1])) {
         return Err(Objection::Unsorted(pair[1].job));
+    }
+    let has_impossible_phase = |share: &&Share| share.phase.is_some_and(|phase| !phase.is_valid());
+    if let Some(share) = plan.iter().find(has_impossible_phase) {
+        return Err(Objection::Phase(share.job));
     }
     for shares in plan.chunk_by(|a, b| a.port == b.port) {
         let port = shares[0].port;

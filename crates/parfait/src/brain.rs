@@ -1058,7 +1058,7 @@ fn plans(book: &Book, nodes: &BTreeSet<NodeId>) -> BTreeMap<NodeId, Plan> {
             let held = book.jobs().get(&reserved.job)?;
             let Job { burst_bytes, latency, .. } = held.job;
             let &Reserved { job, dscp, bps } = reserved;
-            Some(Share { port: from.port, job, dscp, bps, burst_bytes, latency })
+            Some(Share { port: from.port, job, dscp, bps, burst_bytes, latency, phase: None })
         }));
     }
     plans.values_mut().for_each(|plan| plan.sort_unstable_by_key(|share| (share.port, share.job)));

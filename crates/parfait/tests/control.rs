@@ -3,7 +3,7 @@
 use fabric::shape::Shape;
 use fabric::topology::Capacity;
 use parfait::agent::{
-    Agent, Command, MAX_SHARES, Measure, Objection, Position, Reply, Saved, Share, Step,
+    Agent, Command, MAX_SHARES, Measure, Objection, Phase, Position, Reply, Saved, Share, Step,
 };
 use parfait::brain::{
     Ask, Brain, Config, Denial, Effect, Image, Lease, MAX_WAITING, Request, State, StorageError,
@@ -18,7 +18,7 @@ use parfait::spread::Ecmp;
 
 fn share(job: u64, bps: u64) -> Share {
     let dscp = Dscp::new(1 + (job % 40) as u8).expect("a code point for jobs");
-    Share { port: 1, job, dscp, bps, burst_bytes: 64_000, latency: Latency::Normal }
+    Share { port: 1, job, dscp, bps, burst_bytes: 64_000, latency: Latency::Normal, phase: None }
 }
 
 /// One whose two ports carry so much each.
@@ -74,6 +74,7 @@ fn an_agent_follows_positions_and_answers_repetitions_the_same() {
 fn an_agent_keeps_its_plan_when_the_next_one_is_impossible_or_fails() {
     let mut agent = agent(100, Saved::default());
     tell(&mut agent, command(1, 1, vec![share(1, 60)]));
+    let never = Some(Phase { period_ns: 5, shift_ns: 5, exchange_ns: 1 });
     let many = (0..=MAX_SHARES as u64).map(|job| share(job, 0)).collect();
     let impossible = [
         (
@@ -86,6 +87,7 @@ fn an_agent_keeps_its_plan_when_the_next_one_is_impossible_or_fails() {
         ),
         (vec![share(2, 1), share(2, 1)], Objection::Unsorted(2)),
         (vec![share(1, 1), Share { port: 3, ..share(1, 1) }], Objection::NoPort(3)),
+        (vec![share(1, 1), Share { phase: never, ..share(2, 1) }], Objection::Phase(2)),
         (
             vec![share(1, 1), share(41, 1)],
             Objection::SharedDscp { port: 1, dscp: share(1, 1).dscp },
@@ -99,7 +101,7 @@ fn an_agent_keeps_its_plan_when_the_next_one_is_impossible_or_fails() {
         }
         assert_eq!(agent.plan(), [share(1, 60)]);
     }
-    assert_eq!((agent.counters().impossible, agent.counters().repeated), (6, 6));
+    assert_eq!((agent.counters().impossible, agent.counters().repeated), (7, 7));
     assert_eq!(agent.handle_command(command(1, 9, vec![share(3, 3)]), 6), Step::Enforce);
     assert_eq!(agent.enforced(false).verdict, Err(Objection::NotEnforced));
     assert_eq!(agent.plan(), [share(1, 60)]);

@@ -128,7 +128,7 @@ pub(super) fn saved(state: &proto::AgentState) -> Result<Saved, convert::Malform
 
 #[cfg(test)]
 mod tests {
-    use parfait::agent::{Objection, Position, Share};
+    use parfait::agent::{Objection, Phase, Position, Share};
     use parfait::job::Latency;
     use parfait::queues::Dscp;
 
@@ -151,6 +151,7 @@ mod tests {
             bps: 5_000_000_000,
             burst_bytes: 64_000,
             latency: Latency::Bulk,
+            phase: Some(Phase { period_ns: 24_000_000, shift_ns: 8, exchange_ns: 7_000_000 }),
         };
         Saved {
             position: Position { term: 7, sequence: 9 },
