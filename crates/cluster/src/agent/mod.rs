@@ -31,6 +31,7 @@ use crate::convert;
 use crate::enforce::{Enforcer, PortPlan};
 use crate::proto;
 use crate::proto::agent_message::Message;
+use crate::words::counted;
 
 /// How often what jobs send is measured and reported.
 const MEASURE_EVERY: Duration = Duration::from_secs(1);
@@ -217,8 +218,8 @@ impl Body {
                     let jobs: std::collections::BTreeSet<u64> =
                         shares.iter().map(|share| share.job).collect();
                     log::line(format_args!(
-                        "guarantees of {} jobs are in force, term {}",
-                        jobs.len(),
+                        "guarantees of {} are in force, term {}",
+                        counted(jobs.len(), "job"),
                         reply.position.term
                     ));
                 }

@@ -26,6 +26,7 @@ use crate::proto;
 use crate::store::{Candidate, Holder, Store};
 use crate::view::{BrainView, View};
 
+use crate::words::counted;
 /// Commands that wait for one agent; the state machine has one outstanding, and sends it again.
 pub(super) const MAX_COMMANDS: usize = 4;
 
@@ -471,7 +472,12 @@ impl<S: Store> Actor<S> {
             Ok(Outcome::Repaired { hit, moved, degraded }) => self.events.note(
                 "moved",
                 None,
-                format!("{hit} jobs were hit, {moved} workers have other hosts, {degraded} jobs are degraded"),
+                format!(
+                    "{} hit, {} moved to other hosts, {} degraded",
+                    counted(*hit, "job"),
+                    counted(*moved, "worker"),
+                    counted(*degraded, "job")
+                ),
             ),
             Ok(Outcome::Refused(reason)) => self.events.note("refused", None, reason.clone()),
             Err(_) => {}
@@ -487,8 +493,11 @@ impl<S: Store> Actor<S> {
         match state {
             State::Leading => {
                 let jobs = self.brain.book().map_or(0, |(book, _)| book.jobs().len());
-                let text =
-                    format!("{} leads in term {term}, with {jobs} jobs", self.candidate.address);
+                let text = format!(
+                    "{} leads in term {term}, with {}",
+                    self.candidate.address,
+                    counted(jobs, "job")
+                );
                 log::line(&text);
                 self.events.note("leading", None, text);
             }

@@ -24,6 +24,7 @@ use crate::convert;
 use crate::proto;
 use crate::proto::brain_server::Brain;
 use crate::view::{BrainView, ClusterEvent, View};
+use crate::words::counted;
 use crate::web::{EventLog, MAX_EVENTS};
 
 /// The metadata entry in which a brain that does not lead names the one that does.
@@ -323,8 +324,10 @@ impl Brain for Service {
                 for event in log.since(seen, EVENTS_AT_ONCE) {
                     let missed = event.number.saturating_sub(seen + 1);
                     if missed > 0 && seen > 0 {
-                        let text =
-                            format!("{missed} events were missed: the brain keeps {MAX_EVENTS}");
+                        let text = format!(
+                            "{} missed: the brain keeps the newest {MAX_EVENTS}",
+                            counted(missed, "event")
+                        );
                         let _ = sender.send(Err(Status::data_loss(text))).await;
                         return;
                     }

@@ -11,6 +11,7 @@ use cluster::enforce::dcb::Dcb;
 use cluster::enforce::htb::Htb;
 use cluster::enforce::{EnforceError, Enforcer, Nothing};
 use cluster::local::{self, Membership, Refusal};
+use cluster::words::counted;
 use engine::error::Error;
 use serde::Serialize;
 
@@ -239,7 +240,8 @@ impl Report for ReadyReport {
 impl fmt::Display for ReadyReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Ready { node, enforcer, ports, jobs, .. } = &self.ready;
-        write!(f, "agent ready: {node}, enforces with {enforcer}, {jobs} jobs from before")?;
+        let jobs = counted(*jobs, "job");
+        write!(f, "agent ready: {node}, enforces with {enforcer}, {jobs} from before")?;
         for PortConfig { port, interface, rate_bps } in ports {
             write!(f, "\n  port {port}: {interface}, {:.3} Gbit/s", *rate_bps as f64 / 1e9)?;
         }
