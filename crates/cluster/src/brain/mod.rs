@@ -82,7 +82,8 @@ const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct Config {
     /// Where it listens.
     pub listen: SocketAddr,
-    /// Where clients and agents reach it, as `HOST:PORT`, if that is not where it listens.
+    /// Where clients and agents reach it, as `HOST:PORT`. Without it, where it listens, or the machine's name if that is
+    /// every address.
     pub address: Option<String>,
     /// What callers must present.
     pub token: String,
@@ -156,6 +157,17 @@ fn nodes_named(topology: &Topology, names: &[String]) -> Result<Vec<NodeId>, Err
     names.iter().map(named).collect()
 }
 
+/// Where others reach a brain that listens there. All addresses of a machine are none for others: its name stands for them.
+fn reached_at(listen: SocketAddr) -> String {
+    match listen.ip().is_unspecified() {
+        true => {
+            let system = rustix::system::uname();
+            format!("{}:{}", system.nodename().to_string_lossy(), listen.port())
+        }
+        false => listen.to_string(),
+    }
+}
+
 /// Runs a brain until it is asked to end. `ready` receives its addresses.
 ///
 /// # Errors
@@ -181,7 +193,7 @@ pub fn run<S: Store, E: From<Error>>(
                 .hint("choose another address or port with --listen")
         })?;
         let listen = listener.local_addr().map_err(Error::from_cause)?;
-        let address = config.address.clone().unwrap_or_else(|| listen.to_string());
+        let address = config.address.clone().unwrap_or_else(|| reached_at(listen));
         let candidate = Candidate { number, address: address.clone() };
         let (inputs, receiver) = mpsc::channel(MAX_INPUTS);
         let (view, looks) = watch::channel(Arc::new(View::default()));
