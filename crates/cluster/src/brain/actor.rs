@@ -222,8 +222,17 @@ impl<S: Store> Actor<S> {
         match input {
             Input::Claimed { ticket, holder: Ok(holder) } => {
                 self.brain.handle_lease(ticket, holder.lease, now_ns);
-                self.is_changed |= self.leader.as_ref() != Some(&holder);
-                self.leader = Some(holder);
+                if self.leader.as_ref() != Some(&holder) {
+                    self.is_changed = true;
+                    if holder.lease.holder != self.candidate.number {
+                        let Holder { address, lease } = &holder;
+                        log::line(format_args!(
+                            "stands by: {address} leads in term {}",
+                            lease.term
+                        ));
+                    }
+                    self.leader = Some(holder);
+                }
             }
             Input::Claimed { holder: Err(error), .. } => {
                 log::line(format_args!("the lease: {error}"));
