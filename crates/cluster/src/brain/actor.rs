@@ -15,6 +15,7 @@ use parfait::job::Job;
 use parfait::log::{Book, Held, Label, Outcome};
 use parfait::mending::Part;
 use parfait::placement::search::Memory;
+use parfait::spread::Ecmp;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::events::Events;
@@ -22,11 +23,11 @@ use super::picture::{Picture, state_name};
 use super::{Cluster, ITERATIONS};
 use crate::convert::{position_message, share_message};
 use crate::kubernetes::nodes_by_rank;
-use crate::proto;
+use crate::proto::{self, Serialised};
 use crate::store::{Candidate, Holder, Store};
 use crate::view::{BrainView, View};
-
 use crate::words::counted;
+
 /// Commands that wait for one agent; the state machine has one outstanding, and sends it again.
 pub(super) const MAX_COMMANDS: usize = 4;
 
@@ -67,7 +68,7 @@ pub(super) enum Input {
     Stored { ticket: u64, stored: Result<(), StorageError> },
     Ask { request: Request, answer: oneshot::Sender<Answer> },
     Place { label: Label, job: Job, answer: oneshot::Sender<Placing> },
-    Book { answer: oneshot::Sender<Option<(Vec<proto::Held>, u64)>> },
+    Topology { answer: oneshot::Sender<Option<Serialised>> },
     Show { answer: oneshot::Sender<()> },
     Find { name: String, answer: oneshot::Sender<Found> },
     Attached { name: String, agent: Attached, answer: oneshot::Sender<Result<NodeId, NotAttached>> },
@@ -127,6 +128,10 @@ pub(super) struct Actor<S> {
     /// Those who wait for a view that has what they did before.
     showing: Vec<oneshot::Sender<()>>,
     is_changed: bool,
+    /// The reply to who asks for the topology, and the entry of the log that changed it last.
+    topology: Option<(u64, Serialised)>,
+    /// How often that reply was made.
+    serialised: u64,
     events: Arc<Events>,
     memory: Memory,
     /// Since when links differ from what is known.
@@ -178,6 +183,8 @@ impl<S: Store> Actor<S> {
             view_cost: Duration::ZERO,
             showing: Vec::new(),
             is_changed: true,
+            topology: None,
+            serialised: 0,
             events,
             memory: Memory::new(),
             unsettled: BTreeMap::new(),
@@ -253,7 +260,7 @@ impl<S: Store> Actor<S> {
             Input::Ask { request, answer } => self.ask(request, answer, now_ns),
             // Who asked may be gone.
             Input::Place { label, job, answer } => drop(answer.send(self.place(label, job))),
-            Input::Book { answer } => drop(answer.send(self.book())),
+            Input::Topology { answer } => drop(answer.send(self.topology())),
             Input::Show { answer } => self.showing.push(answer),
             Input::Find { name, answer } => drop(answer.send(self.find(&name))),
             Input::Attached { name, agent, answer } => {
@@ -294,12 +301,34 @@ impl<S: Store> Actor<S> {
         Some((placed.map(|held: Held| crate::convert::held_message(0, &held, network)), since))
     }
 
-    fn book(&self) -> Option<(Vec<proto::Held>, u64)> {
+    /// The topology and all jobs, serialised once for all who ask before the jobs change.
+    fn topology(&mut self) -> Option<Serialised> {
         let book = self.leading_book()?;
+        let unchanged_since = book.changed_index();
+        if let Some((since, reply)) = &self.topology
+            && *since == unchanged_since
+        {
+            return Some(reply.clone());
+        }
         let network = self.brain.network();
         let held = book.jobs().iter();
         let held = held.map(|(job, held)| crate::convert::held_message(*job, held, network));
-        Some((held.collect(), book.changed_index()))
+        let Cluster { text, slots, reservable_ppm, ecmp, .. } = &self.cluster;
+        let reply = Serialised::of(&proto::TopologyReply {
+            topology: text.clone(),
+            slots: *slots,
+            reservable_ppm: *reservable_ppm,
+            ecmp: match ecmp {
+                Ecmp::Even => "even",
+                Ecmp::Worst => "worst",
+            }
+            .to_owned(),
+            held: held.collect(),
+            unchanged_since,
+        });
+        self.serialised += 1;
+        self.topology = Some((unchanged_since, reply.clone()));
+        Some(reply)
     }
 
     fn find(&self, name: &str) -> Found {
@@ -523,6 +552,8 @@ impl<S: Store> Actor<S> {
             self.agents.clear();
             self.reported.clear();
             self.unsettled.clear();
+            // Another log may have other jobs under the same numbers of entries.
+            self.topology = None;
             // What was being stored may or may not be: whoever waits for it asks again, at once.
             self.waiting.clear();
         }
@@ -574,6 +605,7 @@ impl<S: Store> Actor<S> {
         let mut view = Picture { brain: &self.brain, topology, agents, about }.view();
         self.views += 1;
         view.counters.insert("brain.views".to_owned(), self.views);
+        view.counters.insert("brain.topologies_serialised".to_owned(), self.serialised);
         self.view.send_replace(Arc::new(view));
         self.view_cost = begun.elapsed();
         self.viewed = Some(Instant::now());

@@ -10,6 +10,7 @@ use fabric::topology::{Capacity, NodeId};
 use parfait::agent::{Measure, Objection, Position, Reply};
 use parfait::brain::{Image, Lease, StorageError};
 use parfait::spread::Ecmp;
+use prost::Message;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::StreamExt;
 use tonic::{Code, Request};
@@ -390,8 +391,51 @@ fn many_who_look_share_views_and_each_sees_what_it_did() {
         brain.submit("one", "ring:2@1G").await.expect("there is room");
         let request = proto::ViewRequest { any_brain: false };
         let reply = brain.service.view(Request::new(request)).await.expect("it leads").into_inner();
-        let view: View = serde_json::from_slice(&reply.json).expect("a view");
-        assert_eq!(view.jobs.len(), 1);
+        assert_eq!(view_of(&reply).jobs.len(), 1);
+    });
+}
+
+fn view_of(reply: &proto::Serialised) -> View {
+    let reply = proto::ViewReply::decode(reply.bytes()).expect("a reply");
+    serde_json::from_slice(&reply.json).expect("a view")
+}
+
+#[test]
+fn a_thousand_callers_cost_one_serialisation() {
+    run(async {
+        let brain = Running::on("fat-tree:8").await;
+        let (agent, _commands) = brain.attach("host0", 1).await;
+        let topology = async || {
+            let reply = brain.service.topology(Request::new(proto::TopologyRequest {})).await;
+            let reply = reply.expect("it leads").into_inner();
+            proto::TopologyReply::decode(reply.bytes()).expect("a reply")
+        };
+        let made = || brain.view.borrow().counters["brain.topologies_serialised"];
+        for _ in 0..1000 {
+            assert!(topology().await.held.is_empty());
+        }
+        let job = brain.submit("one", "ring:2@1G").await.expect("there is room");
+        for _ in 0..1000 {
+            let reply = topology().await;
+            assert_eq!(reply.held.iter().map(|held| held.job).collect::<Vec<_>>(), [job]);
+        }
+        let (answer, shown) = oneshot::channel();
+        // The counter is in a view that was made after this reply.
+        brain.reply(&agent, good(Position::default()), &[]).await;
+        brain.tell(Input::Show { answer }).await;
+        in_time(shown).await.expect("it runs");
+        assert_eq!(made(), 2, "before the job and with it");
+
+        let begun = brain.view.borrow().counters["brain.views"];
+        let mut last = None;
+        for _ in 0..1000 {
+            let request = Request::new(proto::ViewRequest { any_brain: false });
+            last = Some(brain.service.view(request).await.expect("it leads").into_inner());
+        }
+        assert_eq!(view_of(&last.expect("a reply")).jobs.len(), 1);
+        let views = brain.view.borrow().counters["brain.views"] - begun + 1;
+        let serialised = brain.service.views_serialised.load(Ordering::Relaxed);
+        assert!(serialised <= views && serialised < 100, "{serialised} of {views} views");
     });
 }
 
