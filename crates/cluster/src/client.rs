@@ -93,8 +93,16 @@ impl Brains {
             None => endpoint,
         };
         let channel = endpoint.connect().await.map_err(|error| {
-            Error::unreachable(format!("brain {address}: {}", root_cause(&error)))
-                .hint(format!("is `dquant brain` running there? start it with --listen {address}"))
+            let cause = root_cause(&error);
+            let text = format!("brain {address}: {cause}");
+            match tls::hint(&cause) {
+                // It does not pass by itself. Another brain may have a certificate that is right.
+                Some(hint) if self.addresses.len() > 1 => Error::unreachable(text).hint(hint),
+                Some(hint) => Error::invalid(text).hint(hint),
+                None => Error::unreachable(text).hint(format!(
+                    "is `dquant brain` running there? start it with --listen {address}"
+                )),
+            }
         })?;
         let stub = BrainClient::with_interceptor(channel, AddToken::new(&self.token));
         Ok(stub.max_decoding_message_size(MAX_ANSWER_BYTES))
@@ -416,7 +424,7 @@ fn repaired(reply: proto::RepairReply) -> Result<Result<proto::Repaired, String>
 }
 
 /// A brain's refusal as an error of ours. Its hint is behind a line break.
-fn refusal(address: &str, status: &Status) -> Error {
+pub(crate) fn refusal(address: &str, status: &Status) -> Error {
     // What failed below a call is in its causes: its own message is "transport error" then.
     let text = match status.source() {
         Some(_) => root_cause(status),
@@ -434,10 +442,10 @@ fn refusal(address: &str, status: &Status) -> Error {
         Code::FailedPrecondition => {
             Some("`dquant brain` of another machine may lead: name it with --brain".to_owned())
         }
-        _ if status.source().is_some() => Some(
-            "if the brain speaks TLS, give --tls-ca, and --tls-cert and --tls-key if it asks for certificates"
-                .to_owned(),
-        ),
+        // A server of TLS closes connections that do not begin with TLS, with a message that says nothing.
+        _ if status.source().is_some() => {
+            Some(tls::hint(&text).unwrap_or(tls::SPEAKS_TLS).to_owned())
+        }
         _ => None,
     });
     let error = match is_elsewhere(status.code()) {

@@ -26,7 +26,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
 use self::state::StateFile;
-use crate::client::{Brains, named_leader};
+use crate::client::{Brains, named_leader, refusal};
 use crate::convert;
 use crate::enforce::{Enforcer, PortPlan};
 use crate::proto;
@@ -425,11 +425,6 @@ impl Pauses {
     }
 }
 
-/// A refusal whose hint is behind a line break, for the log.
-fn one_line(message: &str) -> String {
-    message.replace('\n', "; hint: ")
-}
-
 type Commands = Streaming<proto::Command>;
 type Replies = mpsc::Sender<proto::AgentMessage>;
 
@@ -440,7 +435,7 @@ async fn attach(
 ) -> Result<(Commands, Replies), (String, Option<String>)> {
     let attached = async {
         let mut stub =
-            body.config.brains.connect(address).await.map_err(|error| (error.to_string(), None))?;
+            body.config.brains.connect(address).await.map_err(|error| (error.to_line(), None))?;
         let (replies, outgoing) = mpsc::channel(MAX_REPLIES);
         let hello = proto::Hello {
             node: body.config.node.clone(),
@@ -453,10 +448,11 @@ async fn attach(
         let attached = stub.attach(ReceiverStream::new(outgoing)).await;
         let commands = attached.map_err(|status| {
             let leader = named_leader(&status).filter(|leader| leader != address);
+            let why = refusal(address, &status).to_line();
             if leader.is_none() && status.code() != tonic::Code::FailedPrecondition {
-                log::line(format_args!("brain {address}: {}", one_line(status.message())));
+                log::line(&why);
             }
-            (one_line(status.message()), leader)
+            (why, leader)
         })?;
         Ok((commands.into_inner(), replies))
     };
