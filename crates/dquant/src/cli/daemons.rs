@@ -40,7 +40,7 @@ const MAX_TOKEN_BYTES: u64 = 4096;
 /// Where the token comes from.
 #[derive(Debug, Args)]
 pub(super) struct TokenArgs {
-    /// Bearer token of the control plane
+    /// Secret that daemons and those who call them share
     ///
     /// Prefer the file or the variable: other users of the machine can see arguments.
     #[arg(long, value_name = "TOKEN", env = "DQUANT_TOKEN", hide_env_values = true)]
@@ -75,7 +75,7 @@ impl TokenArgs {
                     "make one with `openssl rand -hex 16` or `head -c 16 /dev/urandom | xxd -p`",
                 )),
             None => Err(CliError::usage("no token given").hint(
-                "set DQUANT_TOKEN or --token-file: whoever has the token may read what is exported",
+                "set DQUANT_TOKEN or --token-file: daemons and those who call them share it, and `openssl rand -hex 16` makes one",
             )),
         }
     }
