@@ -144,6 +144,8 @@ impl Replay {
             Some(name) => membership(name, console)?.dscp,
             None => self.dscp.unwrap_or(0),
         };
+        // Ranks report what they cannot do.
+        engine::log::enable();
         let setup = Setup {
             device: self.device.choice(),
             terms: Terms {
