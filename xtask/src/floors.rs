@@ -171,6 +171,7 @@ const FLOORS: &[(&str, &str)] = &[
     (
         "crates/cluster/src/enforce",
         "netlink
+         link: netlink
          dcb: netlink
          paces
          htb: netlink",

@@ -71,6 +71,13 @@ pub struct PortConfig {
     pub rate_bps: u64,
 }
 
+impl PortConfig {
+    fn message(&self) -> proto::Port {
+        let PortConfig { port, interface, rate_bps } = self.clone();
+        proto::Port { port: port.into(), interface, rate_bps }
+    }
+}
+
 /// How to run an agent.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -441,6 +448,7 @@ async fn attach(
             node: body.config.node.clone(),
             enforcer: body.config.enforcer.clone(),
             note: body.note.clone(),
+            ports: body.config.ports.iter().map(PortConfig::message).collect(),
         };
         let first = proto::AgentMessage { message: Some(Message::Hello(hello)) };
         // The channel is new.

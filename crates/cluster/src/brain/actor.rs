@@ -92,6 +92,10 @@ pub(super) struct Attached {
     pub(super) enforcer: String,
     pub(super) note: String,
     pub(super) heard: Instant,
+    /// Its ports, as it says; none from agents of older versions.
+    pub(super) ports: Vec<proto::Port>,
+    /// Where these are not those of the topology, found when it came.
+    pub(super) faults: Vec<String>,
 }
 
 /// A call to the log.
@@ -342,7 +346,12 @@ impl<S: Store> Actor<S> {
         Some(nodes)
     }
 
-    fn attach(&mut self, name: &str, agent: Attached, now_ns: u64) -> Result<NodeId, NotAttached> {
+    fn attach(
+        &mut self,
+        name: &str,
+        mut agent: Attached,
+        now_ns: u64,
+    ) -> Result<NodeId, NotAttached> {
         if self.brain.state() != State::Leading {
             return Err(NotAttached::NotLeading);
         }
@@ -350,10 +359,16 @@ impl<S: Store> Actor<S> {
         let node = self.brain.governed().iter().find(|node| network.node_name(**node) == name);
         let node = *node.ok_or_else(|| NotAttached::NoNode(name.to_owned()))?;
         let enforcer = agent.enforcer.clone();
+        agent.faults = port_faults(&self.cluster, node, &agent.ports);
+        let faults = agent.faults.clone();
         if self.agents.insert(node, agent).is_some() {
             log::line(format_args!("a second agent of '{name}' took the place of the first"));
         }
         self.events.note("agent", None, format!("the agent of '{name}' is here, with {enforcer}"));
+        for fault in faults {
+            log::refusal(&fault);
+            self.events.note("alarm", None, fault);
+        }
         self.is_changed = true;
         self.brain.handle_attached(node, now_ns);
         Ok(node)
@@ -611,6 +626,51 @@ impl<S: Store> Actor<S> {
         self.viewed = Some(Instant::now());
         self.is_changed = false;
     }
+}
+
+fn reservable_bps(rate_bps: u64, ppm: u32) -> u64 {
+    (u128::from(rate_bps) * u128::from(ppm) / 1_000_000) as u64
+}
+
+/// Where the ports of a node's agent are not those of the topology. An agent that names none is of an older version.
+fn port_faults(cluster: &Cluster, node: NodeId, named: &[proto::Port]) -> Vec<String> {
+    if named.is_empty() {
+        return Vec::new();
+    }
+    let topology = &cluster.topology;
+    let own = topology.node(node);
+    let name = own.name();
+    let mut faults = Vec::new();
+    for proto::Port { port, interface, rate_bps } in named {
+        let link = u8::try_from(*port).ok().and_then(|port| own.link_at(port));
+        let Some(link) = link.and_then(|link| topology.link(link)) else {
+            let ports: Vec<String> = own.links().map(|(port, _)| port.to_string()).collect();
+            faults.push(format!(
+                "the agent of '{name}' has a port {port} ({interface}), and the topology gives '{name}' {}",
+                match &ports[..] {
+                    [port] => format!("port {port} only"),
+                    ports => format!("ports {}", ports.join(", ")),
+                }
+            ));
+            continue;
+        };
+        let most_bps = reservable_bps(link.capacity.rate_bps, cluster.reservable_ppm);
+        if *rate_bps < most_bps {
+            faults.push(format!(
+                "port {port} ({interface}) of '{name}' carries {rate_bps} bit/s, and jobs may reserve {most_bps} there"
+            ));
+        }
+    }
+    let is_named = |port: u8| named.iter().any(|named| named.port == u32::from(port));
+    for (port, link) in own.links().filter(|(port, _)| !is_named(*port)) {
+        let ends = topology.link(link).map(|link| link.ends);
+        let other = ends.into_iter().flatten().find(|end| end.node != node);
+        let towards = other.map_or("", |end| topology.node(end.node).name());
+        faults.push(format!(
+            "the agent of '{name}' has no port {port}, which leads to '{towards}': it refuses plans that need it"
+        ));
+    }
+    faults
 }
 
 /// Calls the log, one call after another.

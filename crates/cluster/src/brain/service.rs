@@ -21,7 +21,7 @@ use super::Cluster;
 use super::actor::{Answer, Attached, Input, MAX_COMMANDS, NotAttached};
 use crate::convert;
 use crate::proto::brain_server::Brain;
-use crate::proto::{self, Serialised};
+use crate::proto::{self, Port, Serialised};
 use crate::view::{BrainView, ClusterEvent, View};
 use crate::web::{EventLog, MAX_EVENTS};
 use crate::words::counted;
@@ -37,6 +37,12 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Longest note of an agent that is kept.
 const MAX_NOTE_BYTES: usize = 512;
+
+/// Ports of an agent that are kept: as many as a node can have.
+const MAX_PORTS: usize = fabric::topology::MAX_PORTS as usize;
+
+/// Longest name of an interface that is kept.
+const MAX_INTERFACE_BYTES: usize = 16;
 
 /// Events that a subscriber gets before others may.
 const EVENTS_AT_ONCE: usize = 64;
@@ -381,6 +387,13 @@ impl Brain for Service {
             enforcer: cut(hello.enforcer, 32),
             note: cut(hello.note, MAX_NOTE_BYTES),
             heard: Instant::now(),
+            ports: hello
+                .ports
+                .into_iter()
+                .take(MAX_PORTS)
+                .map(|port| Port { interface: cut(port.interface, MAX_INTERFACE_BYTES), ..port })
+                .collect(),
+            faults: Vec::new(),
         };
         let name = cut(hello.node, 256);
         let attached = self.tell(|answer| Input::Attached { name, agent, answer }).await?;

@@ -148,6 +148,21 @@ impl Running {
 
     /// An agent that is connected, and the end on which it gets commands.
     async fn attach(&self, name: &str, number: u64) -> (Agent, mpsc::Receiver<proto::Command>) {
+        self.attach_with(name, number, &[]).await
+    }
+
+    /// As `attach`, with ports of that number and rate.
+    async fn attach_with(
+        &self,
+        name: &str,
+        number: u64,
+        ports: &[(u32, u64)],
+    ) -> (Agent, mpsc::Receiver<proto::Command>) {
+        let port = |&(port, rate_bps): &(u32, u64)| proto::Port {
+            port,
+            interface: format!("eth{port}"),
+            rate_bps,
+        };
         let (commands, receiver) = mpsc::channel(64);
         let agent = Attached {
             number,
@@ -155,6 +170,8 @@ impl Running {
             enforcer: "none".to_owned(),
             note: String::new(),
             heard: Instant::now(),
+            ports: ports.iter().map(port).collect(),
+            faults: Vec::new(),
         };
         let (answer, attached) = oneshot::channel();
         let name = name.to_owned();
@@ -302,6 +319,37 @@ fn a_plan_that_stays_refused_is_one_alarm() {
         brain.tell(Input::Show { answer }).await;
         in_time(shown).await.expect("it runs");
         assert_eq!(brain.event_count("alarm"), 1);
+    });
+}
+
+#[test]
+fn ports_that_the_topology_does_not_have_are_an_alarm_at_once() {
+    run(async {
+        let brain = Running::leading().await;
+        let rate = Capacity::default().rate_bps;
+        let alarms = async |about: &str| {
+            let has = |view: &View| view.alarms.iter().any(|alarm| alarm.text.contains(about));
+            brain.view(about, has).await
+        };
+        let (agent, _commands) = brain.attach_with("host0", 1, &[(2, rate)]).await;
+        let text =
+            "the agent of 'host0' has a port 2 (eth2), and the topology gives 'host0' port 1 only";
+        let view = alarms(text).await;
+        let alarm = view.alarms.iter().find(|alarm| alarm.text == text).expect("as it was");
+        assert_eq!(alarm.level, "error");
+        assert!(alarm.hint.contains("--port"), "{}", alarm.hint);
+        alarms("the agent of 'host0' has no port 1, which leads to 'leaf0'").await;
+        assert_eq!(brain.event_count("alarm"), 2);
+        // It comes again with its right port, and with one that carries less than the topology says.
+        let (agent, _commands) = {
+            brain.tell(Input::Detached { node: agent.node, number: agent.number }).await;
+            brain.attach_with("host0", 2, &[(1, rate)]).await
+        };
+        let is_gone = |view: &View| !view.alarms.iter().any(|alarm| alarm.text.contains("'host0'"));
+        brain.view("nothing is wrong with host0", is_gone).await;
+        brain.tell(Input::Detached { node: agent.node, number: agent.number }).await;
+        let _slow = brain.attach_with("host0", 3, &[(1, rate / 10)]).await;
+        alarms("port 1 (eth1) of 'host0' carries").await;
     });
 }
 
