@@ -43,7 +43,8 @@ pub(super) struct AgentCommand {
 
     /// A port of the node: its number in the topology, the interface, and what it carries
     ///
-    /// Without a rate, that of the interface, which virtual ones do not know.
+    /// Once for each port. `dquant top --cluster` shows the numbers. Without a rate, that of the
+    /// interface, which virtual ones do not know.
     #[arg(long = "port", required = true, value_name = "N=INTERFACE[:RATE]", value_parser = port)]
     ports: Vec<PortArg>,
 
@@ -73,7 +74,7 @@ pub(super) struct AgentCommand {
     #[command(flatten)]
     brains: BrainsArgs,
 
-    /// Write no line for what happens on standard error
+    /// Do not report on standard error what happens
     #[arg(long)]
     quiet: bool,
 

@@ -58,7 +58,7 @@ pub(super) struct BrainCommand {
     #[arg(long, value_name = "RATE", default_value = "100Gbit", value_parser = units::rate_bps)]
     link_rate: u64,
 
-    /// Slots of each host, such as GPUs
+    /// Slots of each host, such as GPUs; a worker takes one unless its job says more
     #[arg(long, value_name = "N", default_value_t = 8)]
     slots: u32,
 
@@ -68,7 +68,7 @@ pub(super) struct BrainCommand {
     #[arg(long, value_name = "SHARE", default_value = "95%", value_parser = units::fraction_ppm)]
     reservable: u32,
 
-    /// How jobs count on equal paths
+    /// How reservations count equal paths (ECMP)
     #[arg(long, value_enum, default_value = "even")]
     ecmp: EcmpChoice,
 
@@ -106,7 +106,7 @@ pub(super) struct BrainCommand {
     #[command(flatten)]
     tls: TlsArgs,
 
-    /// Write no line for what happens on standard error
+    /// Do not report on standard error what happens
     #[arg(long)]
     quiet: bool,
 

@@ -11,7 +11,7 @@ use crate::cli::cluster::BrainsArgs;
 use crate::cli::{Console, Report};
 use crate::exit::{CliError, Exit};
 
-/// Print what happens in the cluster until it is interrupted, or a number of events
+/// Print events of the cluster as they happen, until interrupted or for --count of them
 ///
 /// Admissions, releases, refusals, leaders, agents and alarms. When the leader changes, its events
 /// begin anew.
