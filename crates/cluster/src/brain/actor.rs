@@ -1,7 +1,7 @@
 //! The one task that owns the state machine: what happened goes in through a channel, what is to be done goes out.
 //!
 //! Claims of the lease run beside everything else, so a slow log does not lose the lease. Calls to the log run one after
-//! another, in a task of their own.
+//! another, in a task of their own. All of them end with the actor: no claim takes the lease back that was resigned.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,7 +17,9 @@ use parfait::mending::Part;
 use parfait::placement::search::Memory;
 use parfait::spread::Ecmp;
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinSet;
 
+use super::core::Parts;
 use super::events::Events;
 use super::picture::{Picture, state_name};
 use super::{Cluster, ITERATIONS};
@@ -117,6 +119,8 @@ pub(super) struct Actor<S> {
     stored: mpsc::Receiver<Input>,
     sender: mpsc::Sender<Input>,
     log_calls: mpsc::Sender<LogCall>,
+    /// Calls of the store under way.
+    calls: JoinSet<()>,
     /// What is to be appended with the next sync.
     appending: Option<(u64, Vec<u8>)>,
     waiting: BTreeMap<(u64, u64), Vec<oneshot::Sender<Answer>>>,
@@ -147,24 +151,19 @@ pub(super) struct Actor<S> {
 }
 
 impl<S: Store> Actor<S> {
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "it is made in one place, from what the daemon has"
-    )]
     pub(super) fn new(
-        brain: Brain,
-        store: Arc<S>,
-        candidate: Candidate,
-        cluster: Cluster,
-        store_name: String,
+        parts: Parts<S>,
         inputs: mpsc::Receiver<Input>,
         view: watch::Sender<Arc<View>>,
         events: Arc<Events>,
     ) -> Actor<S> {
+        let Parts { machine, cluster, ground, switches, store, candidate, store_name } = parts;
+        let brain = Brain::new(machine, ground, &switches);
         // The state machine has one call outstanding; an opening may follow one that is still under way.
-        let (log_calls, calls) = mpsc::channel(16);
+        let (log_calls, to_serve) = mpsc::channel(16);
         let (sender, stored) = mpsc::channel(16);
-        tokio::spawn(serve_log(Arc::clone(&store), calls, sender.clone()));
+        let mut calls = JoinSet::new();
+        calls.spawn(serve_log(Arc::clone(&store), to_serve, sender.clone()));
         Actor {
             state: brain.state(),
             brain,
@@ -177,6 +176,7 @@ impl<S: Store> Actor<S> {
             stored,
             sender,
             log_calls,
+            calls,
             appending: None,
             waiting: BTreeMap::new(),
             agents: BTreeMap::new(),
@@ -479,10 +479,12 @@ impl<S: Store> Actor<S> {
         }
     }
 
-    fn claim(&self, ticket: u64) {
+    fn claim(&mut self, ticket: u64) {
+        // Claims that ended.
+        while self.calls.try_join_next().is_some() {}
         let (store, candidate) = (Arc::clone(&self.store), self.candidate.clone());
         let sender = self.sender.clone();
-        tokio::spawn(async move {
+        self.calls.spawn(async move {
             let holder = store.claim(&candidate).await;
             // Without an actor nobody needs it.
             let _ = sender.send(Input::Claimed { ticket, holder }).await;

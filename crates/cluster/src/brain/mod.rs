@@ -5,10 +5,12 @@
 //! | `events` | what happens, numbered |
 //! | `picture` | the view of the cluster, made from the book and from what agents report |
 //! | `actor` | the one task that owns the state machine |
+//! | `core` | a brain without a network |
 //! | `service` | gRPC |
 //! | `extender` | what the scheduler of Kubernetes asks, over HTTP |
 
 mod actor;
+mod core;
 mod events;
 mod extender;
 mod picture;
@@ -16,6 +18,7 @@ mod service;
 #[cfg(test)]
 mod tests;
 
+pub use core::{Core, Parts};
 pub use service::LEADER_ENTRY;
 
 use std::collections::BTreeMap;
@@ -36,16 +39,14 @@ use parfait::site::{Ground, Site};
 use parfait::spread::Ecmp;
 use serde::Serialize;
 use tokio::net::TcpListener;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::server::TlsConnectInfo;
 use tonic::transport::{Server, ServerTlsConfig};
 use tonic::{Request, Status};
 
-use self::actor::Actor;
-use self::events::Events;
-use self::service::{Handle, Service};
+use self::service::Service;
 use crate::proto::brain_server::BrainServer;
 use crate::store::{Candidate, Store};
 use crate::tls;
@@ -183,7 +184,6 @@ pub fn run<S: Store, E: From<Error>>(
     let server_tls = config.tls.server()?;
     let number = fresh_seed()?.max(1);
     let hosts = ground.network.hosts();
-    let machine = machine::Brain::new(machine_config(number, config.lease), ground, &switches);
     let runtime = runtime::multi_thread()?;
     let served = runtime.block_on(async {
         let mut signals = EndSignals::listen()?;
@@ -195,29 +195,22 @@ pub fn run<S: Store, E: From<Error>>(
         let listen = listener.local_addr().map_err(Error::from_cause)?;
         let address = config.address.clone().unwrap_or_else(|| reached_at(listen));
         let candidate = Candidate { number, address: address.clone() };
-        let (inputs, receiver) = mpsc::channel(MAX_INPUTS);
-        let (view, looks) = watch::channel(Arc::new(View::default()));
-        let events = Arc::new(Events::new());
         let mut notes = Vec::new();
         if server_tls.is_none() && !listen.ip().is_loopback() {
             notes.push("not encrypted: give --tls-cert and --tls-key".to_owned());
         }
-        let actor = Actor::new(
-            machine,
-            Arc::clone(&store),
-            candidate.clone(),
-            config.cluster.clone(),
-            config.store.clone(),
-            receiver,
-            view,
-            Arc::clone(&events),
-        );
-        let log = Arc::clone(events.log());
-        let hooks = extender::hooks(inputs.clone(), fresh_seed()?.max(1));
-        extra(Looks { view: looks.clone(), events: Arc::clone(&log), hooks })?;
-        let leading = events.leading();
-        let cluster = Arc::new(config.cluster);
-        let handle = Handle { inputs, view: looks, events: log, leading, cluster };
+        let gate = Gate::with_room(2 * hosts as usize + switches.len());
+        let (core, actor) = Core::new(Parts {
+            machine: machine_config(number, config.lease),
+            cluster: config.cluster,
+            ground,
+            switches,
+            store: Arc::clone(&store),
+            candidate: candidate.clone(),
+            store_name: config.store.clone(),
+        });
+        let hooks = extender::hooks(core.inputs.clone(), fresh_seed()?.max(1));
+        extra(Looks { view: core.view.clone(), events: Arc::clone(&core.events), hooks })?;
         ready(&Ready {
             role: "brain",
             listen,
@@ -227,14 +220,13 @@ pub fn run<S: Store, E: From<Error>>(
             pid: std::process::id(),
             notes,
         })?;
-        let gate = Gate::with_room(2 * hosts as usize + switches.len());
         let check = Check(CheckToken::new(&config.token));
-        let service = InterceptedService::new(BrainServer::new(Service::new(handle)), check);
+        let service = InterceptedService::new(BrainServer::new(Service::new(core.handle())), check);
         let mut server = server(server_tls)?;
         let served = server.add_service(service).serve_with_incoming(gate.accept(listener));
         tokio::select! {
             ended = served => ended.map_err(|error| Error::from_cause(error).into()),
-            () = actor.run() => Err(Error::invalid("the brain stopped unexpectedly").into()),
+            () = actor => Err(Error::invalid("the brain stopped unexpectedly").into()),
             signal = signals.received() => {
                 log::line(format_args!("stopping on {signal}"));
                 if let Err(error) = store.resign(&candidate).await {

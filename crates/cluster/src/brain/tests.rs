@@ -15,15 +15,16 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::StreamExt;
 use tonic::{Code, Request};
 
-use super::actor::{Actor, Answer, Attached, Input};
-use super::events::Events;
-use super::service::{Handle, Service};
-use super::{Cluster, MAX_INPUTS, machine_config};
+use super::actor::{Answer, Attached, Input};
+use super::core::{Core, Parts};
+use super::service::Service;
+use super::{Cluster, machine_config};
 use crate::convert;
 use crate::proto;
 use crate::proto::brain_server::Brain;
 use crate::store::{Candidate, Holder, Report, Store};
 use crate::view::View;
+use crate::web::EventLog;
 
 const LEASE: Duration = Duration::from_secs(2);
 
@@ -83,7 +84,7 @@ struct Running {
     cluster: Cluster,
     inputs: mpsc::Sender<Input>,
     view: watch::Receiver<Arc<View>>,
-    events: Arc<Events>,
+    events: Arc<EventLog>,
     service: Service,
 }
 
@@ -101,32 +102,22 @@ impl Running {
         let ground = cluster.ground().expect("connected");
         let switches: Vec<NodeId> = cluster.topology.switches().collect();
         let config = machine_config(7, LEASE);
-        let machine = parfait::brain::Brain::new(config, ground, &switches);
         let store = Arc::new(Memory::default());
-        let candidate = Candidate { number: 7, address: "own:1".to_owned() };
-        let (inputs, receiver) = mpsc::channel(MAX_INPUTS);
-        let (sender, view) = watch::channel(Arc::new(View::default()));
-        let events = Arc::new(Events::new());
-        let actor = Actor::new(
-            machine,
-            Arc::clone(&store),
-            candidate,
-            cluster.clone(),
-            "memory".to_owned(),
-            receiver,
-            sender,
-            Arc::clone(&events),
-        );
-        tokio::spawn(actor.run());
-        let handle = Handle {
-            inputs: inputs.clone(),
-            view: view.clone(),
-            events: Arc::clone(events.log()),
-            leading: events.leading(),
-            cluster: Arc::new(cluster.clone()),
-        };
-        let mut leading = events.leading();
+        let (core, actor) = Core::new(Parts {
+            machine: config,
+            cluster: cluster.clone(),
+            ground,
+            switches,
+            store: Arc::clone(&store),
+            candidate: Candidate { number: 7, address: "own:1".to_owned() },
+            store_name: "memory".to_owned(),
+        });
+        tokio::spawn(actor);
+        let handle = core.handle();
+        let mut leading = handle.leading.clone();
         in_time(leading.wait_for(|is_leading| *is_leading)).await.expect("it runs");
+        let (inputs, view) = (handle.inputs.clone(), handle.view.clone());
+        let events = Arc::clone(&handle.events);
         Running { store, cluster, inputs, view, events, service: Service::new(handle) }
     }
 
@@ -198,7 +189,7 @@ impl Running {
     }
 
     fn event_count(&self, kind: &str) -> usize {
-        self.events.log().since(0, usize::MAX).iter().filter(|event| event.kind == kind).count()
+        self.events.since(0, usize::MAX).iter().filter(|event| event.kind == kind).count()
     }
 }
 
