@@ -99,8 +99,10 @@ impl Brains {
                 // It does not pass by itself. Another brain may have a certificate that is right.
                 Some(hint) if self.addresses.len() > 1 => Error::unreachable(text).hint(hint),
                 Some(hint) => Error::invalid(text).hint(hint),
+                None if cause.starts_with("failed to lookup address") => Error::unreachable(text)
+                    .hint("name a machine in --brain that this one can resolve, or give its address"),
                 None => Error::unreachable(text).hint(format!(
-                    "is `dquant brain` running there? start it with --listen {address}"
+                    "is `dquant brain` running there? start it with --listen {address}, and let firewalls pass the port"
                 )),
             }
         })?;
@@ -435,6 +437,8 @@ pub(crate) fn refusal(address: &str, status: &Status) -> Error {
         None => (&*text, None),
     };
     let text = format!("brain {address}: {message}");
+    // Of failures below a call, not of what a brain says.
+    let about_tls = status.source().and_then(|_| tls::hint(&text));
     let hint = hint.or_else(|| match status.code() {
         Code::Unauthenticated => {
             Some("give the cluster's token with --token-file or DQUANT_TOKEN".to_owned())
@@ -443,12 +447,11 @@ pub(crate) fn refusal(address: &str, status: &Status) -> Error {
             Some("`dquant brain` of another machine may lead: name it with --brain".to_owned())
         }
         // A server of TLS closes connections that do not begin with TLS, with a message that says nothing.
-        _ if status.source().is_some() => {
-            Some(tls::hint(&text).unwrap_or(tls::SPEAKS_TLS).to_owned())
-        }
+        _ if status.source().is_some() => Some(about_tls.unwrap_or(tls::SPEAKS_TLS).to_owned()),
         _ => None,
     });
-    let error = match is_elsewhere(status.code()) {
+    // A certificate that is refused is refused again.
+    let error = match is_elsewhere(status.code()) && about_tls.is_none() {
         true => Error::unreachable(text),
         false => Error::invalid(text),
     };
