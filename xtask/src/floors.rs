@@ -148,7 +148,8 @@ const FLOORS: &[(&str, &str)] = &[
     ),
     (
         "crates/cluster/src",
-        "proto
+        "words
+         proto
          convert: proto
          tls
          store
@@ -158,9 +159,9 @@ const FLOORS: &[(&str, &str)] = &[
          local
          view
          web: view
-         brain: proto convert tls store kubernetes view web
+         brain: words proto convert tls store kubernetes view web
          client: proto tls view brain
-         agent: proto convert enforce client local",
+         agent: words proto convert enforce client local",
     ),
     (
         "crates/cluster/src/store",
@@ -170,6 +171,7 @@ const FLOORS: &[(&str, &str)] = &[
     (
         "crates/cluster/src/enforce",
         "netlink
+         link: netlink
          dcb: netlink
          paces
          htb: netlink",

@@ -26,8 +26,17 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long one brain may take to answer.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Between rounds through all brains.
-const PAUSE: Duration = Duration::from_millis(100);
+/// The first pause between questions that nobody answered, and the longest: each is twice the one before. A new leader is
+/// found at most the longest one late.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_millis(400);
+
+/// The same for streams of events that end soon after they began.
+const FIRST_STREAM_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_STREAM_PAUSE: Duration = Duration::from_secs(5);
+
+/// A stream of events that lasted so long was a good one.
+const LASTING: Duration = Duration::from_secs(10);
 
 /// How long a client looks for a leader: longer than a change of the leader takes.
 pub const PATIENCE: Duration = Duration::from_secs(8);
@@ -84,8 +93,18 @@ impl Brains {
             None => endpoint,
         };
         let channel = endpoint.connect().await.map_err(|error| {
-            Error::unreachable(format!("brain {address}: {}", root_cause(&error)))
-                .hint(format!("is `dquant brain` running there? start it with --listen {address}"))
+            let cause = root_cause(&error);
+            let text = format!("brain {address}: {cause}");
+            match tls::hint(&cause) {
+                // It does not pass by itself. Another brain may have a certificate that is right.
+                Some(hint) if self.addresses.len() > 1 => Error::unreachable(text).hint(hint),
+                Some(hint) => Error::invalid(text).hint(hint),
+                None if cause.starts_with("failed to lookup address") => Error::unreachable(text)
+                    .hint("name a machine in --brain that this one can resolve, or give its address"),
+                None => Error::unreachable(text).hint(format!(
+                    "is `dquant brain` running there? start it with --listen {address}, and let firewalls pass the port"
+                )),
+            }
         })?;
         let stub = BrainClient::with_interceptor(channel, AddToken::new(&self.token));
         Ok(stub.max_decoding_message_size(MAX_ANSWER_BYTES))
@@ -108,6 +127,26 @@ fn is_elsewhere(code: Code) -> bool {
             | Code::Unknown
             | Code::ResourceExhausted
     )
+}
+
+/// Pauses of which each is twice the one before, up to a bound.
+#[derive(Debug)]
+struct Pauses {
+    first: Duration,
+    longest: Duration,
+    taken: u32,
+}
+
+impl Pauses {
+    fn new(first: Duration, longest: Duration) -> Pauses {
+        Pauses { first, longest, taken: 0 }
+    }
+
+    fn next(&mut self) -> Duration {
+        let pause = self.first.saturating_mul(1 << self.taken.min(16)).min(self.longest);
+        self.taken = self.taken.saturating_add(1);
+        pause
+    }
 }
 
 /// See the module's text.
@@ -165,6 +204,9 @@ impl Client {
         mut call: impl AsyncFnMut(Stub) -> Result<Response<R>, Status>,
     ) -> Result<R, Error> {
         let begun = Instant::now();
+        let mut pauses = Pauses::new(FIRST_PAUSE, LONGEST_PAUSE);
+        // Brains that each name the other are asked no faster than others.
+        let mut was_sent_on = false;
         loop {
             let asked = async {
                 let (address, stub) = self.stub().await?;
@@ -185,11 +227,13 @@ impl Client {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
-            if !error.is_transient() || begun.elapsed() >= self.patience {
+            let left = self.patience.saturating_sub(begun.elapsed());
+            if !error.is_transient() || left.is_zero() {
                 return Err(error);
             }
-            if self.leader.is_none() {
-                tokio::time::sleep(PAUSE).await;
+            was_sent_on = self.leader.is_some() && !was_sent_on;
+            if !was_sent_on {
+                tokio::time::sleep(pauses.next().min(left)).await;
             }
         }
     }
@@ -335,6 +379,43 @@ impl EventStream {
     }
 }
 
+/// Events of whichever brain leads: once a leader is gone, its successor is asked.
+#[derive(Debug)]
+pub struct Watch {
+    client: Client,
+    stream: Option<(EventStream, Instant)>,
+    pauses: Pauses,
+}
+
+impl Watch {
+    /// One that has not subscribed yet.
+    pub fn new(client: Client) -> Watch {
+        let pauses = Pauses::new(FIRST_STREAM_PAUSE, LONGEST_STREAM_PAUSE);
+        Watch { client, stream: None, pauses }
+    }
+
+    /// The next event. Brains whose streams end at once are asked less and less often.
+    ///
+    /// # Errors
+    /// When no brain leads, or this subscriber was too slow and missed some.
+    pub async fn next(&mut self) -> Result<proto::Event, Error> {
+        loop {
+            let (mut stream, begun) = match self.stream.take() {
+                Some(stream) => stream,
+                None => (self.client.events(0).await?, Instant::now()),
+            };
+            if let Some(event) = stream.next().await? {
+                self.stream = Some((stream, begun));
+                return Ok(event);
+            }
+            if begun.elapsed() >= LASTING {
+                self.pauses.taken = 0;
+            }
+            tokio::time::sleep(self.pauses.next()).await;
+        }
+    }
+}
+
 fn repaired(reply: proto::RepairReply) -> Result<Result<proto::Repaired, String>, Error> {
     use proto::repair_reply::Result;
     match reply.result {
@@ -345,7 +426,7 @@ fn repaired(reply: proto::RepairReply) -> Result<Result<proto::Repaired, String>
 }
 
 /// A brain's refusal as an error of ours. Its hint is behind a line break.
-fn refusal(address: &str, status: &Status) -> Error {
+pub(crate) fn refusal(address: &str, status: &Status) -> Error {
     // What failed below a call is in its causes: its own message is "transport error" then.
     let text = match status.source() {
         Some(_) => root_cause(status),
@@ -356,6 +437,8 @@ fn refusal(address: &str, status: &Status) -> Error {
         None => (&*text, None),
     };
     let text = format!("brain {address}: {message}");
+    // Of failures below a call, not of what a brain says.
+    let about_tls = status.source().and_then(|_| tls::hint(&text));
     let hint = hint.or_else(|| match status.code() {
         Code::Unauthenticated => {
             Some("give the cluster's token with --token-file or DQUANT_TOKEN".to_owned())
@@ -363,18 +446,159 @@ fn refusal(address: &str, status: &Status) -> Error {
         Code::FailedPrecondition => {
             Some("`dquant brain` of another machine may lead: name it with --brain".to_owned())
         }
-        _ if status.source().is_some() => Some(
-            "if the brain speaks TLS, give --tls-ca, and --tls-cert and --tls-key if it asks for certificates"
-                .to_owned(),
-        ),
+        // A server of TLS closes connections that do not begin with TLS, with a message that says nothing.
+        _ if status.source().is_some() => Some(about_tls.unwrap_or(tls::SPEAKS_TLS).to_owned()),
         _ => None,
     });
-    let error = match is_elsewhere(status.code()) {
+    // A certificate that is refused is refused again.
+    let error = match is_elsewhere(status.code()) && about_tls.is_none() {
         true => Error::unreachable(text),
         false => Error::invalid(text),
     };
     match hint {
         Some(hint) => error.hint(hint),
         None => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::net::TcpListener;
+    use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+    use tonic::transport::Server;
+    use tonic::{Request, Streaming};
+
+    use super::*;
+    use crate::proto::Serialised;
+    use crate::proto::brain_server::{Brain, BrainServer};
+
+    /// A brain that never leads and names another one, or whose streams of events end at once.
+    struct Odd {
+        named: Option<String>,
+        calls: Arc<AtomicUsize>,
+    }
+
+    impl Odd {
+        fn refusal<T>(&self) -> Result<Response<T>, Status> {
+            self.calls.fetch_add(1, Ordering::Relaxed);
+            let mut status = Status::failed_precondition("this brain does not lead");
+            if let Some(named) = &self.named {
+                let named = named.parse().expect("an address");
+                status.metadata_mut().insert(LEADER_ENTRY, named);
+            }
+            Err(status)
+        }
+    }
+
+    type Answer<T> = Result<Response<T>, Status>;
+
+    #[tonic::async_trait]
+    impl Brain for Odd {
+        type EventsStream = ReceiverStream<Result<proto::Event, Status>>;
+        type AttachStream = ReceiverStream<Result<proto::Command, Status>>;
+
+        async fn submit(&self, _: Request<proto::SubmitRequest>) -> Answer<proto::SubmitReply> {
+            self.refusal()
+        }
+
+        async fn place(&self, _: Request<proto::PlaceRequest>) -> Answer<proto::PlaceReply> {
+            self.refusal()
+        }
+
+        async fn release(&self, _: Request<proto::ReleaseRequest>) -> Answer<proto::ReleaseReply> {
+            self.refusal()
+        }
+
+        async fn outage(&self, _: Request<proto::OutageRequest>) -> Answer<proto::RepairReply> {
+            self.refusal()
+        }
+
+        async fn defragment(
+            &self,
+            _: Request<proto::DefragmentRequest>,
+        ) -> Answer<proto::RepairReply> {
+            self.refusal()
+        }
+
+        async fn view(&self, _: Request<proto::ViewRequest>) -> Answer<Serialised> {
+            self.refusal()
+        }
+
+        async fn topology(&self, _: Request<proto::TopologyRequest>) -> Answer<Serialised> {
+            self.refusal()
+        }
+
+        async fn events(&self, _: Request<proto::EventsRequest>) -> Answer<Self::EventsStream> {
+            self.calls.fetch_add(1, Ordering::Relaxed);
+            let (_, receiver) = tokio::sync::mpsc::channel(1);
+            Ok(Response::new(ReceiverStream::new(receiver)))
+        }
+
+        async fn attach(
+            &self,
+            _: Request<Streaming<proto::AgentMessage>>,
+        ) -> Answer<Self::AttachStream> {
+            self.refusal()
+        }
+    }
+
+    /// Serves an odd brain; the counter counts what it was asked.
+    fn serve(listener: TcpListener, named: Option<String>, calls: &Arc<AtomicUsize>) {
+        let brain = BrainServer::new(Odd { named, calls: Arc::clone(calls) });
+        let incoming = TcpListenerStream::new(listener);
+        tokio::spawn(Server::builder().add_service(brain).serve_with_incoming(incoming));
+    }
+
+    async fn listen() -> (TcpListener, String) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback has free ports");
+        let address = listener.local_addr().expect("it is bound").to_string();
+        (listener, address)
+    }
+
+    fn client(address: &str) -> Client {
+        let brains = Brains::new(&[address.to_owned()], "a-token", &tls::Files::default());
+        Client::new(brains.expect("an address")).expect("random numbers")
+    }
+
+    #[test]
+    fn pauses_double_up_to_their_bound() {
+        let mut pauses = Pauses::new(FIRST_PAUSE, LONGEST_PAUSE);
+        let taken = [pauses.next(), pauses.next(), pauses.next(), pauses.next()];
+        assert_eq!(taken, [1, 2, 4, 4].map(|times| FIRST_PAUSE * times));
+        for _ in 0..100 {
+            assert_eq!(pauses.next(), LONGEST_PAUSE);
+        }
+    }
+
+    #[tokio::test]
+    async fn brains_that_each_name_the_other_are_not_asked_without_a_pause() {
+        let ((one, first), (other, second)) = (listen().await, listen().await);
+        let calls = Arc::default();
+        serve(one, Some(second), &calls);
+        serve(other, Some(first.clone()), &calls);
+        let begun = Instant::now();
+        let patience = Duration::from_millis(1500);
+        let refused = client(&first).patience(patience).view().await.expect_err("nobody leads");
+        assert!(refused.is_transient(), "{refused}");
+        assert!(begun.elapsed() >= patience, "it looks for a leader that long");
+        // Pauses of 0.1, 0.2 and then 0.4 s, with one more question before each.
+        let calls = calls.load(Ordering::Relaxed);
+        assert!((4..=14).contains(&calls), "asked {calls} times");
+    }
+
+    #[tokio::test]
+    async fn streams_that_end_at_once_are_subscribed_to_ever_less_often() {
+        let (listener, address) = listen().await;
+        let calls = Arc::default();
+        serve(listener, None, &calls);
+        let mut watch = Watch::new(client(&address));
+        let waited = tokio::time::timeout(Duration::from_millis(1200), watch.next()).await;
+        assert!(waited.is_err(), "there is no event");
+        // At 0, 0.1, 0.3, 0.7 and 1.5 s.
+        let calls = calls.load(Ordering::Relaxed);
+        assert!((2..=4).contains(&calls), "asked {calls} times");
     }
 }

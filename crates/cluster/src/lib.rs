@@ -18,6 +18,7 @@
 //! | [`brain`] | the daemon that leads or stands by |
 //! | [`agent`] | the daemon of a host or switch |
 //! | [`client`] | calls to whichever brain leads |
+//! | [`words`] | counts with their nouns |
 //! | [`web`] | the brain's HTTP server: page, JSON, events, metrics |
 #![deny(unsafe_code)]
 
@@ -34,3 +35,4 @@ pub mod store;
 pub mod tls;
 pub mod view;
 pub mod web;
+pub mod words;

@@ -23,8 +23,51 @@ pub struct Files {
     pub key: Option<PathBuf>,
 }
 
+/// What to check when a brain that may speak TLS closes connections of a caller that does not.
+pub const SPEAKS_TLS: &str = "if the brain speaks TLS, give --tls-ca, and --tls-cert and --tls-key if it asks for certificates";
+
+/// What to check after a failure of TLS, by the words of rustls for it; `None` for other failures.
+pub fn hint(cause: &str) -> Option<&'static str> {
+    let known = [
+        (
+            "UnknownIssuer",
+            "check that --tls-ca is the authority that signed the brain's certificate, the --tls-cert of `dquant brain`",
+        ),
+        (
+            "not valid for name",
+            "name the brain as its certificate does, or make one with this name or address in subjectAltName \
+             (docs/cluster.md, TLS)",
+        ),
+        (
+            "certificate expired",
+            "make a new certificate for the brain, and check the clocks of both machines",
+        ),
+        ("certificate not valid yet", "check the clocks of both machines"),
+        (
+            "corrupt message",
+            "the brain does not speak TLS: leave out --tls-ca, or start it with --tls-cert and --tls-key",
+        ),
+        (
+            "alert: CertificateRequired",
+            "the brain asks for a certificate: give --tls-cert and --tls-key, signed by the brain's --tls-ca",
+        ),
+        (
+            "fatal alert",
+            "the brain refuses the certificate in --tls-cert: was it signed by the brain's --tls-ca, and is it valid?",
+        ),
+        (
+            "invalid peer certificate",
+            "check the brain's certificate, the --tls-cert of `dquant brain`, against --tls-ca",
+        ),
+    ];
+    known.iter().find(|(words, _)| cause.contains(words)).map(|(_, hint)| *hint)
+}
+
 fn read(path: &Path) -> Result<Vec<u8>, Error> {
-    let failed = |error: std::io::Error| Error::because(path.display(), &error);
+    let failed = |error: std::io::Error| {
+        Error::because(path.display(), &error)
+            .hint("--tls-ca, --tls-cert and --tls-key take PEM files that this user may read")
+    };
     if fs::metadata(path).map_err(failed)?.len() > MAX_PEM_BYTES {
         return Err(Error::invalid(format!("{}: too large for a PEM file", path.display())));
     }

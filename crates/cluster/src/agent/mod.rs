@@ -26,11 +26,12 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
 use self::state::StateFile;
-use crate::client::{Brains, named_leader};
+use crate::client::{Brains, named_leader, refusal};
 use crate::convert;
 use crate::enforce::{Enforcer, PortPlan};
 use crate::proto;
 use crate::proto::agent_message::Message;
+use crate::words::counted;
 
 /// How often what jobs send is measured and reported.
 const MEASURE_EVERY: Duration = Duration::from_secs(1);
@@ -68,6 +69,13 @@ pub struct PortConfig {
     pub interface: String,
     /// What it carries, in bit/s.
     pub rate_bps: u64,
+}
+
+impl PortConfig {
+    fn message(&self) -> proto::Port {
+        let PortConfig { port, interface, rate_bps } = self.clone();
+        proto::Port { port: port.into(), interface, rate_bps }
+    }
 }
 
 /// How to run an agent.
@@ -217,8 +225,8 @@ impl Body {
                     let jobs: std::collections::BTreeSet<u64> =
                         shares.iter().map(|share| share.job).collect();
                     log::line(format_args!(
-                        "guarantees of {} jobs are in force, term {}",
-                        jobs.len(),
+                        "guarantees of {} are in force, term {}",
+                        counted(jobs.len(), "job"),
                         reply.position.term
                     ));
                 }
@@ -424,11 +432,6 @@ impl Pauses {
     }
 }
 
-/// A refusal whose hint is behind a line break, for the log.
-fn one_line(message: &str) -> String {
-    message.replace('\n', "; hint: ")
-}
-
 type Commands = Streaming<proto::Command>;
 type Replies = mpsc::Sender<proto::AgentMessage>;
 
@@ -439,12 +442,13 @@ async fn attach(
 ) -> Result<(Commands, Replies), (String, Option<String>)> {
     let attached = async {
         let mut stub =
-            body.config.brains.connect(address).await.map_err(|error| (error.to_string(), None))?;
+            body.config.brains.connect(address).await.map_err(|error| (error.to_line(), None))?;
         let (replies, outgoing) = mpsc::channel(MAX_REPLIES);
         let hello = proto::Hello {
             node: body.config.node.clone(),
             enforcer: body.config.enforcer.clone(),
             note: body.note.clone(),
+            ports: body.config.ports.iter().map(PortConfig::message).collect(),
         };
         let first = proto::AgentMessage { message: Some(Message::Hello(hello)) };
         // The channel is new.
@@ -452,10 +456,11 @@ async fn attach(
         let attached = stub.attach(ReceiverStream::new(outgoing)).await;
         let commands = attached.map_err(|status| {
             let leader = named_leader(&status).filter(|leader| leader != address);
+            let why = refusal(address, &status).to_line();
             if leader.is_none() && status.code() != tonic::Code::FailedPrecondition {
-                log::line(format_args!("brain {address}: {}", one_line(status.message())));
+                log::line(&why);
             }
-            (one_line(status.message()), leader)
+            (why, leader)
         })?;
         Ok((commands.into_inner(), replies))
     };

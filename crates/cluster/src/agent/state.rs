@@ -2,10 +2,11 @@
 //! the plan in force.
 //!
 //! The file has a mark, the length and the CRC-32 of what follows, and the message `AgentState`. It is replaced as a whole:
-//! written beside, made durable, renamed.
+//! written beside, made durable, renamed. So the lock that keeps a second agent away is that of another file, `PATH.lock`,
+//! which stays; the kernel gives it back when the agent ends, however it ends.
 
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use engine::error::Error;
@@ -29,15 +30,62 @@ const MAX_BYTES: u64 = 16 << 20;
 pub(super) struct StateFile {
     path: PathBuf,
     node: String,
+    /// Locked for as long as it is open.
+    _lock: File,
+}
+
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.to_owned().into_os_string();
+    name.push(suffix);
+    name.into()
+}
+
+/// Takes the lock of a state file. The file of the lock has the process that took it, for people.
+///
+/// # Errors
+/// When another agent has it: two agents with one file would each forget what the other was told.
+fn lock(path: &Path) -> Result<File, Error> {
+    let name = with_suffix(path, ".lock");
+    let failed = |error: io::Error| {
+        Error::because(name.display(), &error)
+            .hint("--state needs a folder that exists and that this user may write to")
+    };
+    let mut file = File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(&name)
+        .map_err(failed)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let mut holder = String::new();
+            // Another agent may not have written its number yet.
+            let _ = file.take(32).read_to_string(&mut holder);
+            let process = match holder.trim().parse::<u32>() {
+                Ok(process) => format!("process {process}"),
+                Err(_) => "another process".to_owned(),
+            };
+            return Err(Error::invalid(format!("{}: {process} uses it", path.display())).hint(
+                "each agent has a file of its own: end that agent, or choose another --state",
+            ));
+        }
+        Err(TryLockError::Error(error)) => return Err(failed(error)),
+    }
+    file.set_len(0).map_err(failed)?;
+    writeln!(file, "{}", std::process::id()).map_err(failed)?;
+    Ok(file)
 }
 
 impl StateFile {
     /// The file of a node's agent, and what it has; nothing if there is none yet. With the state come names of jobs.
     ///
     /// # Errors
-    /// When it is damaged, or of another node: an agent that forgets its position could follow a former leader.
+    /// When another agent uses it, or it is damaged, or of another node: an agent that forgets its position could follow a
+    /// former leader.
     pub(super) fn open(path: &Path, node: &str) -> Result<(StateFile, proto::AgentState), Error> {
-        let file = StateFile { path: path.to_owned(), node: node.to_owned() };
+        let file = StateFile { path: path.to_owned(), node: node.to_owned(), _lock: lock(path)? };
         let shown = path.display().to_string();
         let bytes = match fs::metadata(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -94,8 +142,7 @@ impl StateFile {
             Some(folder) if !folder.as_os_str().is_empty() => folder,
             _ => Path::new("."),
         };
-        let mut beside = self.path.clone().into_os_string();
-        beside.push(".new");
+        let beside = with_suffix(&self.path, ".new");
         let mut file = File::create(&beside)?;
         file.write_all(&bytes)?;
         file.sync_all()?;
@@ -167,11 +214,29 @@ mod tests {
         let (file, empty) = StateFile::open(&path, "host1").expect("a new file");
         assert_eq!(saved(&empty).expect("nothing"), Saved::default());
         file.save(&example(), |job| format!("job{job}")).expect("written");
-        let (_, state) = StateFile::open(&path, "host1").expect("whole");
+        drop(file);
+        let (again, state) = StateFile::open(&path, "host1").expect("whole");
         assert_eq!(saved(&state).expect("as it was"), example());
         assert_eq!(state.plan[1].name, "job8");
+        drop(again);
         let other = StateFile::open(&path, "host2").expect_err("of another node").to_string();
         assert!(other.contains("the state of 'host1', not of 'host2'"), "{other}");
+        fs::remove_dir_all(folder).expect("removed");
+    }
+
+    #[test]
+    fn a_second_agent_is_refused_until_the_first_has_ended() {
+        let folder = folder("locked");
+        let path = folder.join("state");
+        let (file, _) = StateFile::open(&path, "host1").expect("a new file");
+        // Saving replaces the file, and the lock stays.
+        file.save(&example(), |_| String::new()).expect("written");
+        let (why, hint) = StateFile::open(&path, "host1").expect_err("in use").parts();
+        assert!(why.contains(&format!("state: process {} uses it", std::process::id())), "{why}");
+        assert!(hint.is_some_and(|hint| hint.contains("another --state")));
+        drop(file);
+        let (_file, state) = StateFile::open(&path, "host1").expect("free again");
+        assert_eq!(saved(&state).expect("as it was"), example());
         fs::remove_dir_all(folder).expect("removed");
     }
 
@@ -181,6 +246,7 @@ mod tests {
         let path = folder.join("state");
         let (file, _) = StateFile::open(&path, "host1").expect("a new file");
         file.save(&example(), |_| String::new()).expect("written");
+        drop(file);
         let whole = fs::read(&path).expect("there");
         for length in 0..whole.len() {
             fs::write(&path, &whole[..length]).expect("written");

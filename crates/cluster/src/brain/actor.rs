@@ -1,7 +1,7 @@
 //! The one task that owns the state machine: what happened goes in through a channel, what is to be done goes out.
 //!
 //! Claims of the lease run beside everything else, so a slow log does not lose the lease. Calls to the log run one after
-//! another, in a task of their own.
+//! another, in a task of their own. All of them end with the actor: no claim takes the lease back that was resigned.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,16 +15,20 @@ use parfait::job::Job;
 use parfait::log::{Book, Held, Label, Outcome};
 use parfait::mending::Part;
 use parfait::placement::search::Memory;
+use parfait::spread::Ecmp;
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinSet;
 
+use super::core::Parts;
 use super::events::Events;
 use super::picture::{Picture, state_name};
 use super::{Cluster, ITERATIONS};
 use crate::convert::{position_message, share_message};
 use crate::kubernetes::nodes_by_rank;
-use crate::proto;
+use crate::proto::{self, Serialised};
 use crate::store::{Candidate, Holder, Store};
 use crate::view::{BrainView, View};
+use crate::words::counted;
 
 /// Commands that wait for one agent; the state machine has one outstanding, and sends it again.
 pub(super) const MAX_COMMANDS: usize = 4;
@@ -66,7 +70,7 @@ pub(super) enum Input {
     Stored { ticket: u64, stored: Result<(), StorageError> },
     Ask { request: Request, answer: oneshot::Sender<Answer> },
     Place { label: Label, job: Job, answer: oneshot::Sender<Placing> },
-    Book { answer: oneshot::Sender<Option<(Vec<proto::Held>, u64)>> },
+    Topology { answer: oneshot::Sender<Option<Serialised>> },
     Show { answer: oneshot::Sender<()> },
     Find { name: String, answer: oneshot::Sender<Found> },
     Attached { name: String, agent: Attached, answer: oneshot::Sender<Result<NodeId, NotAttached>> },
@@ -90,6 +94,10 @@ pub(super) struct Attached {
     pub(super) enforcer: String,
     pub(super) note: String,
     pub(super) heard: Instant,
+    /// Its ports, as it says; none from agents of older versions.
+    pub(super) ports: Vec<proto::Port>,
+    /// Where these are not those of the topology, found when it came.
+    pub(super) faults: Vec<String>,
 }
 
 /// A call to the log.
@@ -111,6 +119,8 @@ pub(super) struct Actor<S> {
     stored: mpsc::Receiver<Input>,
     sender: mpsc::Sender<Input>,
     log_calls: mpsc::Sender<LogCall>,
+    /// Calls of the store under way.
+    calls: JoinSet<()>,
     /// What is to be appended with the next sync.
     appending: Option<(u64, Vec<u8>)>,
     waiting: BTreeMap<(u64, u64), Vec<oneshot::Sender<Answer>>>,
@@ -126,6 +136,10 @@ pub(super) struct Actor<S> {
     /// Those who wait for a view that has what they did before.
     showing: Vec<oneshot::Sender<()>>,
     is_changed: bool,
+    /// The reply to who asks for the topology, and the entry of the log that changed it last.
+    topology: Option<(u64, Serialised)>,
+    /// How often that reply was made.
+    serialised: u64,
     events: Arc<Events>,
     memory: Memory,
     /// Since when links differ from what is known.
@@ -137,24 +151,19 @@ pub(super) struct Actor<S> {
 }
 
 impl<S: Store> Actor<S> {
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "it is made in one place, from what the daemon has"
-    )]
     pub(super) fn new(
-        brain: Brain,
-        store: Arc<S>,
-        candidate: Candidate,
-        cluster: Cluster,
-        store_name: String,
+        parts: Parts<S>,
         inputs: mpsc::Receiver<Input>,
         view: watch::Sender<Arc<View>>,
         events: Arc<Events>,
     ) -> Actor<S> {
+        let Parts { machine, cluster, ground, switches, store, candidate, store_name } = parts;
+        let brain = Brain::new(machine, ground, &switches);
         // The state machine has one call outstanding; an opening may follow one that is still under way.
-        let (log_calls, calls) = mpsc::channel(16);
+        let (log_calls, to_serve) = mpsc::channel(16);
         let (sender, stored) = mpsc::channel(16);
-        tokio::spawn(serve_log(Arc::clone(&store), calls, sender.clone()));
+        let mut calls = JoinSet::new();
+        calls.spawn(serve_log(Arc::clone(&store), to_serve, sender.clone()));
         Actor {
             state: brain.state(),
             brain,
@@ -167,6 +176,7 @@ impl<S: Store> Actor<S> {
             stored,
             sender,
             log_calls,
+            calls,
             appending: None,
             waiting: BTreeMap::new(),
             agents: BTreeMap::new(),
@@ -177,6 +187,8 @@ impl<S: Store> Actor<S> {
             view_cost: Duration::ZERO,
             showing: Vec::new(),
             is_changed: true,
+            topology: None,
+            serialised: 0,
             events,
             memory: Memory::new(),
             unsettled: BTreeMap::new(),
@@ -221,8 +233,17 @@ impl<S: Store> Actor<S> {
         match input {
             Input::Claimed { ticket, holder: Ok(holder) } => {
                 self.brain.handle_lease(ticket, holder.lease, now_ns);
-                self.is_changed |= self.leader.as_ref() != Some(&holder);
-                self.leader = Some(holder);
+                if self.leader.as_ref() != Some(&holder) {
+                    self.is_changed = true;
+                    if holder.lease.holder != self.candidate.number {
+                        let Holder { address, lease } = &holder;
+                        log::line(format_args!(
+                            "stands by: {address} leads in term {}",
+                            lease.term
+                        ));
+                    }
+                    self.leader = Some(holder);
+                }
             }
             Input::Claimed { holder: Err(error), .. } => {
                 log::line(format_args!("the lease: {error}"));
@@ -243,7 +264,7 @@ impl<S: Store> Actor<S> {
             Input::Ask { request, answer } => self.ask(request, answer, now_ns),
             // Who asked may be gone.
             Input::Place { label, job, answer } => drop(answer.send(self.place(label, job))),
-            Input::Book { answer } => drop(answer.send(self.book())),
+            Input::Topology { answer } => drop(answer.send(self.topology())),
             Input::Show { answer } => self.showing.push(answer),
             Input::Find { name, answer } => drop(answer.send(self.find(&name))),
             Input::Attached { name, agent, answer } => {
@@ -284,12 +305,34 @@ impl<S: Store> Actor<S> {
         Some((placed.map(|held: Held| crate::convert::held_message(0, &held, network)), since))
     }
 
-    fn book(&self) -> Option<(Vec<proto::Held>, u64)> {
+    /// The topology and all jobs, serialised once for all who ask before the jobs change.
+    fn topology(&mut self) -> Option<Serialised> {
         let book = self.leading_book()?;
+        let unchanged_since = book.changed_index();
+        if let Some((since, reply)) = &self.topology
+            && *since == unchanged_since
+        {
+            return Some(reply.clone());
+        }
         let network = self.brain.network();
         let held = book.jobs().iter();
         let held = held.map(|(job, held)| crate::convert::held_message(*job, held, network));
-        Some((held.collect(), book.changed_index()))
+        let Cluster { text, slots, reservable_ppm, ecmp, .. } = &self.cluster;
+        let reply = Serialised::of(&proto::TopologyReply {
+            topology: text.clone(),
+            slots: *slots,
+            reservable_ppm: *reservable_ppm,
+            ecmp: match ecmp {
+                Ecmp::Even => "even",
+                Ecmp::Worst => "worst",
+            }
+            .to_owned(),
+            held: held.collect(),
+            unchanged_since,
+        });
+        self.serialised += 1;
+        self.topology = Some((unchanged_since, reply.clone()));
+        Some(reply)
     }
 
     fn find(&self, name: &str) -> Found {
@@ -303,7 +346,12 @@ impl<S: Store> Actor<S> {
         Some(nodes)
     }
 
-    fn attach(&mut self, name: &str, agent: Attached, now_ns: u64) -> Result<NodeId, NotAttached> {
+    fn attach(
+        &mut self,
+        name: &str,
+        mut agent: Attached,
+        now_ns: u64,
+    ) -> Result<NodeId, NotAttached> {
         if self.brain.state() != State::Leading {
             return Err(NotAttached::NotLeading);
         }
@@ -311,10 +359,16 @@ impl<S: Store> Actor<S> {
         let node = self.brain.governed().iter().find(|node| network.node_name(**node) == name);
         let node = *node.ok_or_else(|| NotAttached::NoNode(name.to_owned()))?;
         let enforcer = agent.enforcer.clone();
+        agent.faults = port_faults(&self.cluster, node, &agent.ports);
+        let faults = agent.faults.clone();
         if self.agents.insert(node, agent).is_some() {
             log::line(format_args!("a second agent of '{name}' took the place of the first"));
         }
         self.events.note("agent", None, format!("the agent of '{name}' is here, with {enforcer}"));
+        for fault in faults {
+            log::refusal(&fault);
+            self.events.note("alarm", None, fault);
+        }
         self.is_changed = true;
         self.brain.handle_attached(node, now_ns);
         Ok(node)
@@ -425,10 +479,12 @@ impl<S: Store> Actor<S> {
         }
     }
 
-    fn claim(&self, ticket: u64) {
+    fn claim(&mut self, ticket: u64) {
+        // Claims that ended.
+        while self.calls.try_join_next().is_some() {}
         let (store, candidate) = (Arc::clone(&self.store), self.candidate.clone());
         let sender = self.sender.clone();
-        tokio::spawn(async move {
+        self.calls.spawn(async move {
             let holder = store.claim(&candidate).await;
             // Without an actor nobody needs it.
             let _ = sender.send(Input::Claimed { ticket, holder }).await;
@@ -471,7 +527,12 @@ impl<S: Store> Actor<S> {
             Ok(Outcome::Repaired { hit, moved, degraded }) => self.events.note(
                 "moved",
                 None,
-                format!("{hit} jobs were hit, {moved} workers have other hosts, {degraded} jobs are degraded"),
+                format!(
+                    "{} hit, {} moved to other hosts, {} degraded",
+                    counted(*hit, "job"),
+                    counted(*moved, "worker"),
+                    counted(*degraded, "job")
+                ),
             ),
             Ok(Outcome::Refused(reason)) => self.events.note("refused", None, reason.clone()),
             Err(_) => {}
@@ -487,8 +548,11 @@ impl<S: Store> Actor<S> {
         match state {
             State::Leading => {
                 let jobs = self.brain.book().map_or(0, |(book, _)| book.jobs().len());
-                let text =
-                    format!("{} leads in term {term}, with {jobs} jobs", self.candidate.address);
+                let text = format!(
+                    "{} leads in term {term}, with {}",
+                    self.candidate.address,
+                    counted(jobs, "job")
+                );
                 log::line(&text);
                 self.events.note("leading", None, text);
             }
@@ -505,6 +569,8 @@ impl<S: Store> Actor<S> {
             self.agents.clear();
             self.reported.clear();
             self.unsettled.clear();
+            // Another log may have other jobs under the same numbers of entries.
+            self.topology = None;
             // What was being stored may or may not be: whoever waits for it asks again, at once.
             self.waiting.clear();
         }
@@ -556,11 +622,57 @@ impl<S: Store> Actor<S> {
         let mut view = Picture { brain: &self.brain, topology, agents, about }.view();
         self.views += 1;
         view.counters.insert("brain.views".to_owned(), self.views);
+        view.counters.insert("brain.topologies_serialised".to_owned(), self.serialised);
         self.view.send_replace(Arc::new(view));
         self.view_cost = begun.elapsed();
         self.viewed = Some(Instant::now());
         self.is_changed = false;
     }
+}
+
+fn reservable_bps(rate_bps: u64, ppm: u32) -> u64 {
+    (u128::from(rate_bps) * u128::from(ppm) / 1_000_000) as u64
+}
+
+/// Where the ports of a node's agent are not those of the topology. An agent that names none is of an older version.
+fn port_faults(cluster: &Cluster, node: NodeId, named: &[proto::Port]) -> Vec<String> {
+    if named.is_empty() {
+        return Vec::new();
+    }
+    let topology = &cluster.topology;
+    let own = topology.node(node);
+    let name = own.name();
+    let mut faults = Vec::new();
+    for proto::Port { port, interface, rate_bps } in named {
+        let link = u8::try_from(*port).ok().and_then(|port| own.link_at(port));
+        let Some(link) = link.and_then(|link| topology.link(link)) else {
+            let ports: Vec<String> = own.links().map(|(port, _)| port.to_string()).collect();
+            faults.push(format!(
+                "the agent of '{name}' has a port {port} ({interface}), and the topology gives '{name}' {}",
+                match &ports[..] {
+                    [port] => format!("port {port} only"),
+                    ports => format!("ports {}", ports.join(", ")),
+                }
+            ));
+            continue;
+        };
+        let most_bps = reservable_bps(link.capacity.rate_bps, cluster.reservable_ppm);
+        if *rate_bps < most_bps {
+            faults.push(format!(
+                "port {port} ({interface}) of '{name}' carries {rate_bps} bit/s, and jobs may reserve {most_bps} there"
+            ));
+        }
+    }
+    let is_named = |port: u8| named.iter().any(|named| named.port == u32::from(port));
+    for (port, link) in own.links().filter(|(port, _)| !is_named(*port)) {
+        let ends = topology.link(link).map(|link| link.ends);
+        let other = ends.into_iter().flatten().find(|end| end.node != node);
+        let towards = other.map_or("", |end| topology.node(end.node).name());
+        faults.push(format!(
+            "the agent of '{name}' has no port {port}, which leads to '{towards}': it refuses plans that need it"
+        ));
+    }
+    faults
 }
 
 /// Calls the log, one call after another.

@@ -5,10 +5,12 @@
 //! | `events` | what happens, numbered |
 //! | `picture` | the view of the cluster, made from the book and from what agents report |
 //! | `actor` | the one task that owns the state machine |
+//! | `core` | a brain without a network |
 //! | `service` | gRPC |
 //! | `extender` | what the scheduler of Kubernetes asks, over HTTP |
 
 mod actor;
+mod core;
 mod events;
 mod extender;
 mod picture;
@@ -16,6 +18,7 @@ mod service;
 #[cfg(test)]
 mod tests;
 
+pub use core::{Core, Parts};
 pub use service::LEADER_ENTRY;
 
 use std::collections::BTreeMap;
@@ -36,16 +39,14 @@ use parfait::site::{Ground, Site};
 use parfait::spread::Ecmp;
 use serde::Serialize;
 use tokio::net::TcpListener;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::server::TlsConnectInfo;
 use tonic::transport::{Server, ServerTlsConfig};
 use tonic::{Request, Status};
 
-use self::actor::Actor;
-use self::events::Events;
-use self::service::{Handle, Service};
+use self::service::Service;
 use crate::proto::brain_server::BrainServer;
 use crate::store::{Candidate, Store};
 use crate::tls;
@@ -82,7 +83,8 @@ const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct Config {
     /// Where it listens.
     pub listen: SocketAddr,
-    /// Where clients and agents reach it, as `HOST:PORT`, if that is not where it listens.
+    /// Where clients and agents reach it, as `HOST:PORT`. Without it, where it listens, or the machine's name if that is
+    /// every address.
     pub address: Option<String>,
     /// What callers must present.
     pub token: String,
@@ -156,6 +158,17 @@ fn nodes_named(topology: &Topology, names: &[String]) -> Result<Vec<NodeId>, Err
     names.iter().map(named).collect()
 }
 
+/// Where others reach a brain that listens there. All addresses of a machine are none for others: its name stands for them.
+fn reached_at(listen: SocketAddr) -> String {
+    match listen.ip().is_unspecified() {
+        true => {
+            let system = rustix::system::uname();
+            format!("{}:{}", system.nodename().to_string_lossy(), listen.port())
+        }
+        false => listen.to_string(),
+    }
+}
+
 /// Runs a brain until it is asked to end. `ready` receives its addresses.
 ///
 /// # Errors
@@ -171,7 +184,6 @@ pub fn run<S: Store, E: From<Error>>(
     let server_tls = config.tls.server()?;
     let number = fresh_seed()?.max(1);
     let hosts = ground.network.hosts();
-    let machine = machine::Brain::new(machine_config(number, config.lease), ground, &switches);
     let runtime = runtime::multi_thread()?;
     let served = runtime.block_on(async {
         let mut signals = EndSignals::listen()?;
@@ -181,31 +193,24 @@ pub fn run<S: Store, E: From<Error>>(
                 .hint("choose another address or port with --listen")
         })?;
         let listen = listener.local_addr().map_err(Error::from_cause)?;
-        let address = config.address.clone().unwrap_or_else(|| listen.to_string());
+        let address = config.address.clone().unwrap_or_else(|| reached_at(listen));
         let candidate = Candidate { number, address: address.clone() };
-        let (inputs, receiver) = mpsc::channel(MAX_INPUTS);
-        let (view, looks) = watch::channel(Arc::new(View::default()));
-        let events = Arc::new(Events::new());
         let mut notes = Vec::new();
         if server_tls.is_none() && !listen.ip().is_loopback() {
             notes.push("not encrypted: give --tls-cert and --tls-key".to_owned());
         }
-        let actor = Actor::new(
-            machine,
-            Arc::clone(&store),
-            candidate.clone(),
-            config.cluster.clone(),
-            config.store.clone(),
-            receiver,
-            view,
-            Arc::clone(&events),
-        );
-        let log = Arc::clone(events.log());
-        let hooks = extender::hooks(inputs.clone(), fresh_seed()?.max(1));
-        extra(Looks { view: looks.clone(), events: Arc::clone(&log), hooks })?;
-        let leading = events.leading();
-        let cluster = Arc::new(config.cluster);
-        let handle = Handle { inputs, view: looks, events: log, leading, cluster };
+        let gate = Gate::with_room(2 * hosts as usize + switches.len());
+        let (core, actor) = Core::new(Parts {
+            machine: machine_config(number, config.lease),
+            cluster: config.cluster,
+            ground,
+            switches,
+            store: Arc::clone(&store),
+            candidate: candidate.clone(),
+            store_name: config.store.clone(),
+        });
+        let hooks = extender::hooks(core.inputs.clone(), fresh_seed()?.max(1));
+        extra(Looks { view: core.view.clone(), events: Arc::clone(&core.events), hooks })?;
         ready(&Ready {
             role: "brain",
             listen,
@@ -215,14 +220,13 @@ pub fn run<S: Store, E: From<Error>>(
             pid: std::process::id(),
             notes,
         })?;
-        let gate = Gate::with_room(2 * hosts as usize + switches.len());
         let check = Check(CheckToken::new(&config.token));
-        let service = InterceptedService::new(BrainServer::new(Service::new(handle)), check);
+        let service = InterceptedService::new(BrainServer::new(Service::new(core.handle())), check);
         let mut server = server(server_tls)?;
         let served = server.add_service(service).serve_with_incoming(gate.accept(listener));
         tokio::select! {
             ended = served => ended.map_err(|error| Error::from_cause(error).into()),
-            () = actor.run() => Err(Error::invalid("the brain stopped unexpectedly").into()),
+            () = actor => Err(Error::invalid("the brain stopped unexpectedly").into()),
             signal = signals.received() => {
                 log::line(format_args!("stopping on {signal}"));
                 if let Err(error) = store.resign(&candidate).await {

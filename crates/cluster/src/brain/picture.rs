@@ -204,6 +204,12 @@ impl Picture<'_> {
             text: format!("the agent of '{}' refuses its plan", node.name),
             hint: node.note.clone().unwrap_or_default(),
         });
+        let wrong_ports = self.agents.values().flat_map(|agent| &agent.faults).map(|fault| Alarm {
+            level: "error".to_owned(),
+            text: fault.clone(),
+            hint: "compare the agent's --port options with the topology, and start it again"
+                .to_owned(),
+        });
         let silent = nodes.iter().enumerate().filter(|(at, node)| {
             node.agent == "silent" && (busy.contains(at) || node.kind == "switch")
         });
@@ -215,7 +221,9 @@ impl Picture<'_> {
                 node.name
             ),
         });
-        for mut kind in [degraded, down, refusing.collect(), silent.collect()] {
+        for mut kind in
+            [degraded, down, refusing.collect(), wrong_ports.collect(), silent.collect()]
+        {
             let more = kind.len().saturating_sub(MAX_ALARMS);
             kind.truncate(MAX_ALARMS);
             if let (1.., Some(last)) = (more, kind.last_mut()) {

@@ -1,8 +1,8 @@
 //! gRPC: checks what callers say, passes it to the actor, and waits for what becomes of it.
 
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use engine::control::gate::Call;
@@ -12,7 +12,6 @@ use parfait::brain::{Ask, Denial, Request as Wish, Which};
 use parfait::job::Job;
 use parfait::log::{Label, Outcome};
 use parfait::mending::Part;
-use parfait::spread::Ecmp;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
@@ -21,10 +20,11 @@ use tonic::{Request, Response, Status, Streaming};
 use super::Cluster;
 use super::actor::{Answer, Attached, Input, MAX_COMMANDS, NotAttached};
 use crate::convert;
-use crate::proto;
 use crate::proto::brain_server::Brain;
+use crate::proto::{self, Port, Serialised};
 use crate::view::{BrainView, ClusterEvent, View};
 use crate::web::{EventLog, MAX_EVENTS};
+use crate::words::counted;
 
 /// The metadata entry in which a brain that does not lead names the one that does.
 pub const LEADER_ENTRY: &str = "dquant-leader";
@@ -37,6 +37,12 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Longest note of an agent that is kept.
 const MAX_NOTE_BYTES: usize = 512;
+
+/// Ports of an agent that are kept: as many as a node can have.
+const MAX_PORTS: usize = fabric::topology::MAX_PORTS as usize;
+
+/// Longest name of an interface that is kept.
+const MAX_INTERFACE_BYTES: usize = 16;
 
 /// Events that a subscriber gets before others may.
 const EVENTS_AT_ONCE: usize = 64;
@@ -76,11 +82,35 @@ fn not_leading(brain: &BrainView) -> Status {
 pub(super) struct Service {
     handle: Handle,
     next_agent: AtomicU64,
+    /// The newest view that somebody asked for, and the reply that it became.
+    newest: Mutex<Option<(Arc<View>, Serialised)>>,
+    /// Views that became a reply.
+    pub(super) views_serialised: AtomicU64,
 }
 
 impl Service {
     pub(super) fn new(handle: Handle) -> Service {
-        Service { handle, next_agent: AtomicU64::new(1) }
+        let (newest, views_serialised) = Default::default();
+        Service { handle, next_agent: AtomicU64::new(1), newest, views_serialised }
+    }
+
+    /// The newest view, serialised once for all who ask for it, and whether it is that of a leader.
+    fn newest_view(&self) -> Result<(bool, Serialised), Status> {
+        // What it guards is replaced as a whole.
+        let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
+        let view = Arc::clone(&self.handle.view.borrow());
+        let is_leading = view.brain.state == "leading";
+        if let Some((of, reply)) = &*newest
+            && Arc::ptr_eq(of, &view)
+        {
+            return Ok((is_leading, reply.clone()));
+        }
+        let json = serde_json::to_vec(&*view);
+        let json = json.map_err(|error| Status::internal(error.to_string()))?;
+        let reply = Serialised::of(&proto::ViewReply { json });
+        self.views_serialised.fetch_add(1, Ordering::Relaxed);
+        *newest = Some((view, reply.clone()));
+        Ok((is_leading, reply))
     }
 
     fn not_leading(&self) -> Status {
@@ -264,38 +294,23 @@ impl Brain for Service {
     async fn view(
         &self,
         call: Request<proto::ViewRequest>,
-    ) -> Result<Response<proto::ViewReply>, Status> {
+    ) -> Result<Response<Serialised>, Status> {
         let _under_way = Call::of(&call);
         self.tell(|answer| Input::Show { answer }).await?;
-        let view = Arc::clone(&self.handle.view.borrow());
-        if view.brain.state != "leading" && !call.into_inner().any_brain {
+        let (is_leading, reply) = self.newest_view()?;
+        if !is_leading && !call.into_inner().any_brain {
             return Err(self.not_leading());
         }
-        let json = serde_json::to_vec(&*view);
-        let json = json.map_err(|error| Status::internal(error.to_string()))?;
-        Ok(Response::new(proto::ViewReply { json }))
+        Ok(Response::new(reply))
     }
 
     async fn topology(
         &self,
         call: Request<proto::TopologyRequest>,
-    ) -> Result<Response<proto::TopologyReply>, Status> {
+    ) -> Result<Response<Serialised>, Status> {
         let _under_way = Call::of(&call);
-        let book = self.tell(|answer| Input::Book { answer }).await?;
-        let (held, unchanged_since) = book.ok_or_else(|| self.not_leading())?;
-        let cluster = &self.handle.cluster;
-        Ok(Response::new(proto::TopologyReply {
-            topology: cluster.text.clone(),
-            slots: cluster.slots,
-            reservable_ppm: cluster.reservable_ppm,
-            ecmp: match cluster.ecmp {
-                Ecmp::Even => "even",
-                Ecmp::Worst => "worst",
-            }
-            .to_owned(),
-            held,
-            unchanged_since,
-        }))
+        let topology = self.tell(|answer| Input::Topology { answer }).await?;
+        topology.map(Response::new).ok_or_else(|| self.not_leading())
     }
 
     type EventsStream = ReceiverStream<Result<proto::Event, Status>>;
@@ -323,8 +338,10 @@ impl Brain for Service {
                 for event in log.since(seen, EVENTS_AT_ONCE) {
                     let missed = event.number.saturating_sub(seen + 1);
                     if missed > 0 && seen > 0 {
-                        let text =
-                            format!("{missed} events were missed: the brain keeps {MAX_EVENTS}");
+                        let text = format!(
+                            "{} missed: the brain keeps the newest {MAX_EVENTS}",
+                            counted(missed, "event")
+                        );
                         let _ = sender.send(Err(Status::data_loss(text))).await;
                         return;
                     }
@@ -370,6 +387,13 @@ impl Brain for Service {
             enforcer: cut(hello.enforcer, 32),
             note: cut(hello.note, MAX_NOTE_BYTES),
             heard: Instant::now(),
+            ports: hello
+                .ports
+                .into_iter()
+                .take(MAX_PORTS)
+                .map(|port| Port { interface: cut(port.interface, MAX_INTERFACE_BYTES), ..port })
+                .collect(),
+            faults: Vec::new(),
         };
         let name = cut(hello.node, 256);
         let attached = self.tell(|answer| Input::Attached { name, agent, answer }).await?;

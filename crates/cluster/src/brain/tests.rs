@@ -10,19 +10,21 @@ use fabric::topology::{Capacity, NodeId};
 use parfait::agent::{Measure, Objection, Position, Reply};
 use parfait::brain::{Image, Lease, StorageError};
 use parfait::spread::Ecmp;
+use prost::Message;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::StreamExt;
 use tonic::{Code, Request};
 
-use super::actor::{Actor, Answer, Attached, Input};
-use super::events::Events;
-use super::service::{Handle, Service};
-use super::{Cluster, MAX_INPUTS, machine_config};
+use super::actor::{Answer, Attached, Input};
+use super::core::{Core, Parts};
+use super::service::Service;
+use super::{Cluster, machine_config};
 use crate::convert;
 use crate::proto;
 use crate::proto::brain_server::Brain;
 use crate::store::{Candidate, Holder, Report, Store};
 use crate::view::View;
+use crate::web::EventLog;
 
 const LEASE: Duration = Duration::from_secs(2);
 
@@ -82,7 +84,7 @@ struct Running {
     cluster: Cluster,
     inputs: mpsc::Sender<Input>,
     view: watch::Receiver<Arc<View>>,
-    events: Arc<Events>,
+    events: Arc<EventLog>,
     service: Service,
 }
 
@@ -100,32 +102,22 @@ impl Running {
         let ground = cluster.ground().expect("connected");
         let switches: Vec<NodeId> = cluster.topology.switches().collect();
         let config = machine_config(7, LEASE);
-        let machine = parfait::brain::Brain::new(config, ground, &switches);
         let store = Arc::new(Memory::default());
-        let candidate = Candidate { number: 7, address: "own:1".to_owned() };
-        let (inputs, receiver) = mpsc::channel(MAX_INPUTS);
-        let (sender, view) = watch::channel(Arc::new(View::default()));
-        let events = Arc::new(Events::new());
-        let actor = Actor::new(
-            machine,
-            Arc::clone(&store),
-            candidate,
-            cluster.clone(),
-            "memory".to_owned(),
-            receiver,
-            sender,
-            Arc::clone(&events),
-        );
-        tokio::spawn(actor.run());
-        let handle = Handle {
-            inputs: inputs.clone(),
-            view: view.clone(),
-            events: Arc::clone(events.log()),
-            leading: events.leading(),
-            cluster: Arc::new(cluster.clone()),
-        };
-        let mut leading = events.leading();
+        let (core, actor) = Core::new(Parts {
+            machine: config,
+            cluster: cluster.clone(),
+            ground,
+            switches,
+            store: Arc::clone(&store),
+            candidate: Candidate { number: 7, address: "own:1".to_owned() },
+            store_name: "memory".to_owned(),
+        });
+        tokio::spawn(actor);
+        let handle = core.handle();
+        let mut leading = handle.leading.clone();
         in_time(leading.wait_for(|is_leading| *is_leading)).await.expect("it runs");
+        let (inputs, view) = (handle.inputs.clone(), handle.view.clone());
+        let events = Arc::clone(&handle.events);
         Running { store, cluster, inputs, view, events, service: Service::new(handle) }
     }
 
@@ -147,6 +139,21 @@ impl Running {
 
     /// An agent that is connected, and the end on which it gets commands.
     async fn attach(&self, name: &str, number: u64) -> (Agent, mpsc::Receiver<proto::Command>) {
+        self.attach_with(name, number, &[]).await
+    }
+
+    /// As `attach`, with ports of that number and rate.
+    async fn attach_with(
+        &self,
+        name: &str,
+        number: u64,
+        ports: &[(u32, u64)],
+    ) -> (Agent, mpsc::Receiver<proto::Command>) {
+        let port = |&(port, rate_bps): &(u32, u64)| proto::Port {
+            port,
+            interface: format!("eth{port}"),
+            rate_bps,
+        };
         let (commands, receiver) = mpsc::channel(64);
         let agent = Attached {
             number,
@@ -154,6 +161,8 @@ impl Running {
             enforcer: "none".to_owned(),
             note: String::new(),
             heard: Instant::now(),
+            ports: ports.iter().map(port).collect(),
+            faults: Vec::new(),
         };
         let (answer, attached) = oneshot::channel();
         let name = name.to_owned();
@@ -180,7 +189,7 @@ impl Running {
     }
 
     fn event_count(&self, kind: &str) -> usize {
-        self.events.log().since(0, usize::MAX).iter().filter(|event| event.kind == kind).count()
+        self.events.since(0, usize::MAX).iter().filter(|event| event.kind == kind).count()
     }
 }
 
@@ -304,6 +313,37 @@ fn a_plan_that_stays_refused_is_one_alarm() {
     });
 }
 
+#[test]
+fn ports_that_the_topology_does_not_have_are_an_alarm_at_once() {
+    run(async {
+        let brain = Running::leading().await;
+        let rate = Capacity::default().rate_bps;
+        let alarms = async |about: &str| {
+            let has = |view: &View| view.alarms.iter().any(|alarm| alarm.text.contains(about));
+            brain.view(about, has).await
+        };
+        let (agent, _commands) = brain.attach_with("host0", 1, &[(2, rate)]).await;
+        let text =
+            "the agent of 'host0' has a port 2 (eth2), and the topology gives 'host0' port 1 only";
+        let view = alarms(text).await;
+        let alarm = view.alarms.iter().find(|alarm| alarm.text == text).expect("as it was");
+        assert_eq!(alarm.level, "error");
+        assert!(alarm.hint.contains("--port"), "{}", alarm.hint);
+        alarms("the agent of 'host0' has no port 1, which leads to 'leaf0'").await;
+        assert_eq!(brain.event_count("alarm"), 2);
+        // It comes again with its right port, and with one that carries less than the topology says.
+        let (agent, _commands) = {
+            brain.tell(Input::Detached { node: agent.node, number: agent.number }).await;
+            brain.attach_with("host0", 2, &[(1, rate)]).await
+        };
+        let is_gone = |view: &View| !view.alarms.iter().any(|alarm| alarm.text.contains("'host0'"));
+        brain.view("nothing is wrong with host0", is_gone).await;
+        brain.tell(Input::Detached { node: agent.node, number: agent.number }).await;
+        let _slow = brain.attach_with("host0", 3, &[(1, rate / 10)]).await;
+        alarms("port 1 (eth1) of 'host0' carries").await;
+    });
+}
+
 /// Repeats what agents say about their ports for so long.
 async fn say(brain: &Running, words: &[(&Agent, &[u8])], length: Duration) {
     let begun = Instant::now();
@@ -390,8 +430,51 @@ fn many_who_look_share_views_and_each_sees_what_it_did() {
         brain.submit("one", "ring:2@1G").await.expect("there is room");
         let request = proto::ViewRequest { any_brain: false };
         let reply = brain.service.view(Request::new(request)).await.expect("it leads").into_inner();
-        let view: View = serde_json::from_slice(&reply.json).expect("a view");
-        assert_eq!(view.jobs.len(), 1);
+        assert_eq!(view_of(&reply).jobs.len(), 1);
+    });
+}
+
+fn view_of(reply: &proto::Serialised) -> View {
+    let reply = proto::ViewReply::decode(reply.bytes()).expect("a reply");
+    serde_json::from_slice(&reply.json).expect("a view")
+}
+
+#[test]
+fn a_thousand_callers_cost_one_serialisation() {
+    run(async {
+        let brain = Running::on("fat-tree:8").await;
+        let (agent, _commands) = brain.attach("host0", 1).await;
+        let topology = async || {
+            let reply = brain.service.topology(Request::new(proto::TopologyRequest {})).await;
+            let reply = reply.expect("it leads").into_inner();
+            proto::TopologyReply::decode(reply.bytes()).expect("a reply")
+        };
+        let made = || brain.view.borrow().counters["brain.topologies_serialised"];
+        for _ in 0..1000 {
+            assert!(topology().await.held.is_empty());
+        }
+        let job = brain.submit("one", "ring:2@1G").await.expect("there is room");
+        for _ in 0..1000 {
+            let reply = topology().await;
+            assert_eq!(reply.held.iter().map(|held| held.job).collect::<Vec<_>>(), [job]);
+        }
+        let (answer, shown) = oneshot::channel();
+        // The counter is in a view that was made after this reply.
+        brain.reply(&agent, good(Position::default()), &[]).await;
+        brain.tell(Input::Show { answer }).await;
+        in_time(shown).await.expect("it runs");
+        assert_eq!(made(), 2, "before the job and with it");
+
+        let begun = brain.view.borrow().counters["brain.views"];
+        let mut last = None;
+        for _ in 0..1000 {
+            let request = Request::new(proto::ViewRequest { any_brain: false });
+            last = Some(brain.service.view(request).await.expect("it leads").into_inner());
+        }
+        assert_eq!(view_of(&last.expect("a reply")).jobs.len(), 1);
+        let views = brain.view.borrow().counters["brain.views"] - begun + 1;
+        let serialised = brain.service.views_serialised.load(Ordering::Relaxed);
+        assert!(serialised <= views && serialised < 100, "{serialised} of {views} views");
     });
 }
 

@@ -7,9 +7,12 @@
 //! | [`dcb`] | the traffic classes of a NIC: IEEE 802.1Qaz bandwidths, and priorities by DSCP |
 //! | [`paces`] | the senders themselves: token buckets in the queue pairs of this machine |
 //! | [`htb`] | Linux' hierarchical token bucket: software RoCE over UDP, at senders and at switches that run Linux |
+//!
+//! Whether their interfaces are there, [`link`] says.
 
 pub mod dcb;
 pub mod htb;
+pub mod link;
 mod netlink;
 pub mod paces;
 

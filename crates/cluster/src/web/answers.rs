@@ -321,7 +321,7 @@ async fn call(server: &Arc<Server>, request: Request<Incoming>) -> Result<Reply,
     match done.await {
         Ok(Ok(answer)) => Ok(good("application/json", answer)),
         Ok(Err(HookError::Invalid(error))) => {
-            let hint = "see the message";
+            let hint = "send the ExtenderArgs of Kubernetes' scheduler as JSON (docs/cluster.md, Kubernetes)";
             Err(Refusal::new(Count::RefusedHook, StatusCode::BAD_REQUEST, error, hint))
         }
         Ok(Err(HookError::Unavailable(error))) => {

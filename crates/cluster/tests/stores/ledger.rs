@@ -12,13 +12,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use cluster::brain::Cluster;
 use cluster::store::Store;
 use cluster::store::etcd::EtcdStore;
 use fabric::shape::Shape;
 use fabric::topology::Capacity;
 use parfait::brain::{Ask, Denial, Request, Which};
 use parfait::log::{self, Batch, Book, Label, Outcome};
-use parfait::network::{Network, Routing};
+use parfait::network::Network;
 use parfait::spread::Ecmp;
 use rand_pcg::Pcg32;
 use rand_pcg::rand_core::Rng;
@@ -47,11 +48,15 @@ const SETTLED: Duration = Duration::from_secs(60);
 /// The next admission after the leader's lease is gone, where the members of etcd are not killed.
 const TAKEOVER: Duration = Duration::from_secs(1);
 
-fn network() -> Network {
+fn cluster() -> Cluster {
     let shape: Shape = "leaf-spine:4x2x4".parse().expect("a shape");
     let topology = shape.build(Capacity::default()).expect("small");
-    let routing = Routing::Ecmp(Ecmp::Even);
-    Network::new(&topology, 16, routing, |_, link| link.capacity.rate_bps).expect("connected")
+    let (text, ecmp) = (String::new(), Ecmp::Even);
+    Cluster { topology, text, slots: 16, reservable_ppm: 1_000_000, ecmp }
+}
+
+fn network() -> Network {
+    cluster().ground().expect("connected").network
 }
 
 /// What clients, watchers and the one who kills share.
@@ -251,7 +256,7 @@ impl Killer {
     fn brain(&mut self) -> Running {
         self.next_brain += 1;
         let store = EtcdStore::new(&self.members.config()).expect("valid");
-        Running::start(store, network(), self.next_brain)
+        Running::start(store, cluster(), self.next_brain)
     }
 
     async fn pause(&mut self) {

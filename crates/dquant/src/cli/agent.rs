@@ -9,8 +9,9 @@ use clap::{Args, ValueEnum};
 use cluster::agent::{self, Config, Jobs, PortConfig, Ready};
 use cluster::enforce::dcb::Dcb;
 use cluster::enforce::htb::Htb;
-use cluster::enforce::{EnforceError, Enforcer, Nothing};
+use cluster::enforce::{EnforceError, Enforcer, Nothing, link};
 use cluster::local::{self, Membership, Refusal};
+use cluster::words::counted;
 use engine::error::Error;
 use serde::Serialize;
 
@@ -42,7 +43,8 @@ pub(super) struct AgentCommand {
 
     /// A port of the node: its number in the topology, the interface, and what it carries
     ///
-    /// Without a rate, that of the interface, which virtual ones do not know.
+    /// Once for each port. `dquant top --cluster` shows the numbers. Without a rate, that of the
+    /// interface, which virtual ones do not know.
     #[arg(long = "port", required = true, value_name = "N=INTERFACE[:RATE]", value_parser = port)]
     ports: Vec<PortArg>,
 
@@ -72,7 +74,7 @@ pub(super) struct AgentCommand {
     #[command(flatten)]
     brains: BrainsArgs,
 
-    /// Write no line for what happens on standard error
+    /// Do not report on standard error what happens
     #[arg(long)]
     quiet: bool,
 
@@ -103,8 +105,8 @@ struct PortArg {
 fn port(text: &str) -> Result<PortArg, String> {
     let (number, rest) =
         text.split_once('=').ok_or("it is not N=INTERFACE[:RATE], such as 1=eth0:1Gbit")?;
-    let port =
-        number.parse().map_err(|_| format!("'{number}' is no port of a topology, 1 to 254"))?;
+    let port = number.parse().ok().filter(|port| (1..=254).contains(port));
+    let port = port.ok_or_else(|| format!("'{number}' is no port of a topology, 1 to 254"))?;
     let (interface, rate_bps) = match rest.rsplit_once(':') {
         Some((interface, rate)) => {
             (interface, Some(units::rate_bps(rate).map_err(|error| error.to_string())?))
@@ -162,6 +164,38 @@ impl Choice {
     }
 }
 
+/// Refuses ports that no plan could be enforced at, and reports those that are switched off: a plan would be the first to meet
+/// them.
+fn check_ports(ports: &[PortArg], enforce: Choice) -> Result<(), CliError> {
+    for (at, port) in ports.iter().enumerate() {
+        let others = &ports[..at];
+        if others.iter().any(|other| other.port == port.port) {
+            return Err(CliError::usage(format!("port {} is given twice", port.port))
+                .hint("one --port for each port of the node, by its number in the topology"));
+        }
+        if enforce == Choice::None {
+            continue;
+        }
+        let PortArg { port, interface, .. } = port;
+        if let Some(other) = others.iter().find(|other| other.interface == *interface) {
+            let why =
+                format!("interface '{interface}' is given for ports {} and {port}", other.port);
+            return Err(CliError::usage(why)
+                .hint("each port has an interface of its own: `ip link` lists them"));
+        }
+        match link::is_up(interface) {
+            Ok(true) => {}
+            Ok(false) => engine::log::line(format_args!(
+                "interface '{interface}' of port {port} is down: `ip link set {interface} up`"
+            )),
+            Err(error) => {
+                return Err(CliError::usage(format!("port {port}: {error}")).hint(error.hint()));
+            }
+        }
+    }
+    Ok(())
+}
+
 impl AgentCommand {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
         if self.die_with_parent {
@@ -171,6 +205,7 @@ impl AgentCommand {
         if !self.quiet {
             engine::log::enable();
         }
+        check_ports(&self.ports, self.enforce)?;
         let ports: Vec<PortConfig> =
             self.ports.into_iter().map(PortArg::config).collect::<Result<_, _>>()?;
         let enforcer = self.enforce.open(self.replace).map_err(|error| {
@@ -239,7 +274,8 @@ impl Report for ReadyReport {
 impl fmt::Display for ReadyReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Ready { node, enforcer, ports, jobs, .. } = &self.ready;
-        write!(f, "agent ready: {node}, enforces with {enforcer}, {jobs} jobs from before")?;
+        let jobs = counted(*jobs, "job");
+        write!(f, "agent ready: {node}, enforces with {enforcer}, {jobs} from before")?;
         for PortConfig { port, interface, rate_bps } in ports {
             write!(f, "\n  port {port}: {interface}, {:.3} Gbit/s", *rate_bps as f64 / 1e9)?;
         }
@@ -267,13 +303,39 @@ mod tests {
     }
 
     #[test]
+    fn ports_that_cannot_be_enforced_are_refused_at_the_start() {
+        let ports = |texts: &[&str]| texts.iter().map(|text| port(text).expect("a port")).collect();
+        let refused = |texts: &[&str], enforce| -> Option<String> {
+            let ports: Vec<PortArg> = ports(texts);
+            check_ports(&ports, enforce).err().map(|error| error.to_string())
+        };
+        assert_eq!(refused(&["1=lo:1Gbit"], Choice::Htb), None);
+        let missing = refused(&["1=lo:1Gbit", "2=none-such:1Gbit"], Choice::Dcb).expect("refused");
+        assert!(
+            missing.contains("port 2: there is no interface 'none-such'\nhint: `ip link`"),
+            "{missing}"
+        );
+        assert!(refused(&["1=lo:1Gbit", "2=lo:1Gbit"], Choice::Htb).is_some());
+        assert_eq!(refused(&["1=lo:1Gbit", "2=none-such:1Gbit"], Choice::None), None);
+        assert!(refused(&["1=lo:1Gbit", "1=lo:1Gbit"], Choice::None).is_some());
+    }
+
+    #[test]
     fn ports_are_read_with_and_without_a_rate() {
         let with = port("2=swp1:25Gbit").expect("a port");
         assert_eq!((with.port, &*with.interface, with.rate_bps), (2, "swp1", Some(25_000_000_000)));
         assert_eq!(port("1=eth0").expect("a port").rate_bps, None);
-        for wrong in
-            ["eth0", "x=eth0", "1=", "300=eth0", "1=eth0:fast", "1=a/b", "1=abcdefghijklmnop"]
-        {
+        for wrong in [
+            "0=eth0",
+            "255=eth0",
+            "eth0",
+            "x=eth0",
+            "1=",
+            "300=eth0",
+            "1=eth0:fast",
+            "1=a/b",
+            "1=abcdefghijklmnop",
+        ] {
             assert!(port(wrong).is_err(), "{wrong}");
         }
     }

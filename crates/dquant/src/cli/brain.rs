@@ -1,7 +1,7 @@
 //! `dquant brain`: admits jobs and tells agents what to enforce.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -11,7 +11,8 @@ use cluster::store::etcd::{self, EtcdStore};
 use cluster::store::file::FileStore;
 use cluster::tls;
 use cluster::web::{Options, Sources, WEB_PORT, WebServer};
-use engine::control::peer::with_port;
+use cluster::words::counted;
+use engine::control::peer::{check_port, with_port};
 use engine::error::Error;
 use fabric::topology::Capacity;
 use parfait::spread::Ecmp;
@@ -57,7 +58,7 @@ pub(super) struct BrainCommand {
     #[arg(long, value_name = "RATE", default_value = "100Gbit", value_parser = units::rate_bps)]
     link_rate: u64,
 
-    /// Slots of each host, such as GPUs
+    /// Slots of each host, such as GPUs; a worker takes one unless its job says more
     #[arg(long, value_name = "N", default_value_t = 8)]
     slots: u32,
 
@@ -67,7 +68,7 @@ pub(super) struct BrainCommand {
     #[arg(long, value_name = "SHARE", default_value = "95%", value_parser = units::fraction_ppm)]
     reservable: u32,
 
-    /// How jobs count on equal paths
+    /// How reservations count equal paths (ECMP)
     #[arg(long, value_enum, default_value = "even")]
     ecmp: EcmpChoice,
 
@@ -79,8 +80,10 @@ pub(super) struct BrainCommand {
     #[arg(long, value_name = "HOST[:PORT]", default_value = "127.0.0.1")]
     listen: String,
 
-    /// Where others reach it [default: where it listens]
-    #[arg(long, value_name = "HOST:PORT")]
+    /// Where agents, commands and other brains reach it [default: where it listens]
+    ///
+    /// Needed with --etcd and --listen 0.0.0.0: a standby brain names the leader by this address.
+    #[arg(long, value_name = "HOST[:PORT]")]
     advertise: Option<String>,
 
     #[command(flatten)]
@@ -103,7 +106,7 @@ pub(super) struct BrainCommand {
     #[command(flatten)]
     tls: TlsArgs,
 
-    /// Write no line for what happens on standard error
+    /// Do not report on standard error what happens
     #[arg(long)]
     quiet: bool,
 
@@ -220,9 +223,11 @@ impl BrainCommand {
                 EcmpChoice::Worst => Ecmp::Worst,
             },
         };
+        let listen = listen_at("--listen", &self.listen, BRAIN_PORT)?;
+        let address = self.advertised(listen)?;
         let config = |lease, store| Config {
-            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
-            address: self.advertise.clone(),
+            listen,
+            address,
             token,
             tls: self.tls.files(),
             cluster,
@@ -230,8 +235,8 @@ impl BrainCommand {
             lease,
             store,
         };
-        let listen = listen_at(&self.listen, BRAIN_PORT)?;
-        let http = self.http.as_ref().map(|http| listen_at(http, WEB_PORT)).transpose()?;
+        let http =
+            self.http.as_ref().map(|http| listen_at("--http", http, WEB_PORT)).transpose()?;
         let mut page = None;
         let web = |looks: Looks| {
             let Some(address) = http else { return Ok(()) };
@@ -242,18 +247,46 @@ impl BrainCommand {
             |ready: &Ready| console.report(&ReadyReport { event: "ready", ready: ready.clone() });
         if let Some(path) = &self.store.state {
             check_folder(path)?;
-            let config =
-                Config { listen, ..config(FILE_LEASE, format!("file {}", path.display())) };
+            let config = config(FILE_LEASE, format!("file {}", path.display()));
             let open = async || FileStore::new(path).map_err(Error::from_cause);
             brain::run(config, open, web, ready)?;
         } else {
             let etcd = self.etcd.config(&self.store.etcd)?;
             let place = format!("etcd {}", self.store.etcd.join(","));
-            let config = Config { listen, ..config(ETCD_LEASE, place) };
+            let config = config(ETCD_LEASE, place);
             let open = async || EtcdStore::new(&etcd).map_err(Error::from_cause);
             brain::run(config, open, web, ready)?;
         }
         Ok(Exit::Good)
+    }
+
+    /// Where others reach the brain, if the command line says so.
+    ///
+    /// # Errors
+    /// When it is no address, or is needed and not given: brains that share an etcd name each other to agents and commands
+    /// of any machine.
+    fn advertised(&self, listen: SocketAddr) -> Result<Option<String>, CliError> {
+        let hint =
+            || format!("name an address of this machine: --advertise 10.0.0.5:{}", listen.port());
+        let Some(address) = &self.advertise else {
+            if listen.ip().is_unspecified() && !self.store.etcd.is_empty() {
+                return Err(CliError::usage(format!(
+                    "--listen {}: no other machine reaches a brain at that address, and the other brains would name it",
+                    listen.ip()
+                ))
+                .hint(hint()));
+            }
+            return Ok(None);
+        };
+        check_port(address)?;
+        let address = with_port(address, BRAIN_PORT);
+        let host = address.rsplit_once(':').map_or("", |(host, _)| host);
+        let ip = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+        if host.is_empty() || ip.is_ok_and(|ip| ip.is_unspecified()) {
+            let why = format!("--advertise {address}: nobody reaches a brain there");
+            return Err(CliError::usage(why).hint(hint()));
+        }
+        Ok(Some(address))
     }
 }
 
@@ -312,7 +345,7 @@ impl fmt::Display for ReadyReport {
         if *address != listen.to_string() {
             write!(f, " (reached at {address})")?;
         }
-        write!(f, ", {hosts} hosts, ledger in {store}")?;
+        write!(f, ", {}, ledger in {store}", counted(*hosts, "host"))?;
         for note in notes {
             write!(f, "\n  {note}")?;
         }

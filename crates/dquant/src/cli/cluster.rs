@@ -14,6 +14,8 @@ use crate::exit::CliError;
 #[derive(Debug, Args)]
 pub(super) struct TlsArgs {
     /// Authority that signed the other side's certificate, as PEM
+    ///
+    /// Agents and commands speak TLS if it is given; a brain asks all callers for certificates of it.
     #[arg(long, value_name = "FILE")]
     tls_ca: Option<PathBuf>,
 
@@ -39,12 +41,12 @@ impl TlsArgs {
 /// Where brains are, and what they want to see.
 #[derive(Debug, Args)]
 pub(super) struct BrainsArgs {
-    /// Brains of the cluster
+    /// All brains of the cluster
     ///
-    /// The leader is found among them. The port is 4795 when none is given.
+    /// The one that leads is found among them. The port is 4795 when none is given.
     #[arg(
         long = "brain",
-        value_name = "HOST[:PORT]",
+        value_name = "HOST[:PORT],...",
         env = "DQUANT_BRAIN",
         value_delimiter = ',',
         default_value = "127.0.0.1"

@@ -40,7 +40,7 @@ const MAX_TOKEN_BYTES: u64 = 4096;
 /// Where the token comes from.
 #[derive(Debug, Args)]
 pub(super) struct TokenArgs {
-    /// Bearer token of the control plane
+    /// Secret that daemons and those who call them share
     ///
     /// Prefer the file or the variable: other users of the machine can see arguments.
     #[arg(long, value_name = "TOKEN", env = "DQUANT_TOKEN", hide_env_values = true)]
@@ -75,7 +75,7 @@ impl TokenArgs {
                     "make one with `openssl rand -hex 16` or `head -c 16 /dev/urandom | xxd -p`",
                 )),
             None => Err(CliError::usage("no token given").hint(
-                "set DQUANT_TOKEN or --token-file: whoever has the token may read what is exported",
+                "set DQUANT_TOKEN or --token-file: daemons and those who call them share it, and `openssl rand -hex 16` makes one",
             )),
         }
     }
@@ -153,19 +153,23 @@ pub(super) fn mtu(text: &str) -> Result<Mtu, String> {
     found.ok_or_else(|| "there are 256, 512, 1024, 2048 and 4096".to_owned())
 }
 
-/// The first address of `host[:port]` that this machine has: what a daemon listens on.
-pub(super) fn listen_at(host: &str, default_port: u16) -> Result<SocketAddr, CliError> {
+/// The first address of `host[:port]` that this machine has: what a daemon listens on. `option` is where it was given.
+pub(super) fn listen_at(
+    option: &str,
+    host: &str,
+    default_port: u16,
+) -> Result<SocketAddr, CliError> {
     check_port(host)?;
     let name = with_port(host, default_port);
     let found = name.to_socket_addrs().map_err(|error| {
-        CliError::because(format_args!("--control {host}"), &error)
+        CliError::because(format_args!("{option} {host}"), &error)
             .hint("give an address or a name of this machine: HOST[:PORT]")
     })?;
     let found: Vec<SocketAddr> = found.collect();
     let is_here = |address: &&SocketAddr| UdpSocket::bind((address.ip(), 0)).is_ok();
     // An address that is not here is refused when it is listened on, with the system's reason.
     let chosen = found.iter().find(is_here).or(found.first()).copied();
-    chosen.ok_or_else(|| CliError::usage(format!("--control {host}: the name has no address")))
+    chosen.ok_or_else(|| CliError::usage(format!("{option} {host}: the name has no address")))
 }
 
 /// Makes the kernel end this process when its parent ends.

@@ -82,7 +82,7 @@ impl DpuCommand {
             die_with_parent()?;
         }
         let token = self.token.required()?;
-        let control = listen_at(&self.control, CONTROL_PORT + 2)?;
+        let control = listen_at("--control", &self.control, CONTROL_PORT + 2)?;
         if !self.quiet {
             engine::log::enable();
         }

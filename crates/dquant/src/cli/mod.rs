@@ -46,13 +46,18 @@ pub use console::{Console, Report};
 
 use crate::exit::{CliError, Exit};
 
-/// Streams, blends and narrows training data over RoCE into host memory.
+/// RDMA for training: data from storage into host memory over RoCE, and jobs whose bandwidth is guaranteed.
 #[derive(Debug, Parser)]
 #[command(
     name = "dquant",
     version,
     arg_required_else_help = true,
     after_help = "\
+Where to begin:
+  data into trainers         demo serve dpu cat status tokenize convert inspect documents plan
+  RDMA programs, networks    run explain perf doctor capture sim subnet
+  bandwidth that jobs have   brain agent job top parfait (docs/cluster.md has a quick start)
+
 Exit codes: 0 good, 1 ran but a check failed, 2 usage or environment, 3 peer unreachable.
 
 Examples:

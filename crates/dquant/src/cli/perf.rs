@@ -302,7 +302,7 @@ impl fmt::Display for Waiting {
 
 impl ServeArgs {
     fn run(self, console: &mut Console) -> Result<Exit, CliError> {
-        let address = listen_at(&self.listen, PERF_PORT)?;
+        let address = listen_at("--listen", &self.listen, PERF_PORT)?;
         let listener = TcpListener::bind(address).map_err(|error| {
             CliError::because(format_args!("cannot listen on {address}"), &error)
                 .hint("is another one running? `dquant perf serve HOST:PORT` takes another port")

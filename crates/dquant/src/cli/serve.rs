@@ -103,7 +103,7 @@ impl Serve {
             die_with_parent()?;
         }
         let token = self.token.required()?;
-        let control = listen_at(&self.control, CONTROL_PORT)?;
+        let control = listen_at("--control", &self.control, CONTROL_PORT)?;
         if !self.quiet {
             engine::log::enable();
         }

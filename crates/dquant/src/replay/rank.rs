@@ -10,6 +10,7 @@ use std::time::{Duration as StdDuration, Instant};
 
 use arrayvec::ArrayVec;
 use engine::data::DeviceChoice;
+use engine::log;
 use nic::clock;
 use nic::congestion::{Choice, window_packets};
 use nic::driver::{Application, Driver, Turn};
@@ -21,7 +22,7 @@ use roce::verbs::{
     Access, Completion, CqId, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, VerbsError,
     WcStatus,
 };
-use roce::wire::Psn;
+use roce::wire::{Psn, ROCE_PORT};
 use roce::world::{Path, Staging};
 use roce::{Duration, Time};
 
@@ -159,8 +160,28 @@ pub fn run(setup: &Setup, place: &Place) -> Result<Outcome, CliError> {
     let seed = setup.seed.wrapping_add(u64::from(rank));
     match &setup.device {
         Some(choice) => run_on(setup, place, steps, &sizes, host::loaded(choice, memory)?),
-        None => run_on(setup, place, steps, &sizes, host::software(ip, memory, seed, packets)?),
+        None => {
+            let device = host::software(ip, memory, seed, packets)?;
+            if let Some(warning) = unclassified(setup, rank, device.local()) {
+                log::line(warning);
+            }
+            run_on(setup, place, steps, &sizes, device)
+        }
     }
+}
+
+/// Why what is sent to this rank has no guarantee, if so: classes of HTB take packets to RoCEv2's own port only.
+fn unclassified(setup: &Setup, rank: u32, local: SocketAddr) -> Option<String> {
+    let is_governed = setup.dscp != 0 && local.port() != ROCE_PORT;
+    is_governed.then(|| {
+        format!(
+            "rank {rank} has UDP port {}, since another program has {ROCE_PORT} at {}: no guarantee of HTB holds for \
+             what is sent to it; hint: end that program (`ss -ulpn 'sport = {ROCE_PORT}'`), or use an RDMA device with \
+             --device",
+            local.port(),
+            local.ip()
+        )
+    })
 }
 
 fn run_on<F: Fabric>(
@@ -659,7 +680,7 @@ impl<F: Fabric> Work<F> {
         self.looked = now;
         while let Some(trouble) = self.fabric.poll_trouble() {
             match trouble {
-                Trouble::Degraded(what) => engine::log::line(what),
+                Trouble::Degraded(what) => log::line(what),
                 Trouble::Gone(why) => {
                     let rank = self.progress.outcome.rank;
                     let why = format!("rank {rank}: its device is gone: {why}");

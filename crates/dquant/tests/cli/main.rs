@@ -1,9 +1,10 @@
 //! The program as its users meet it: what it prints, where, and how it ends.
 //!
 //! Every test runs the built binary in a folder of its own that is removed with the test. Nothing here uses a
-//! network, except `explain` and `run`, which use loopback.
+//! network beyond loopback.
 
 mod capture;
+mod cluster;
 mod conduct;
 mod convert;
 mod doctor;

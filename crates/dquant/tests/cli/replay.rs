@@ -310,3 +310,21 @@ fn what_does_not_fit_together_is_refused() {
         ended(child).failed(3, "rank 2 (127.78.4.3) did not come within 4s", "--wait");
     }
 }
+
+#[test]
+fn a_rank_without_the_port_of_rocev2_says_that_it_has_no_guarantee() {
+    let folder = Folder::new("replay-port");
+    // Classes of HTB take packets to UDP port 4791 only, and another program has that of rank 1.
+    let _held = std::net::UdpSocket::bind("127.79.0.2:4791").expect("nothing else uses it");
+    let peers = "127.79.0.1:0,127.79.0.2";
+    let common = ["job", "replay", "ring:2@100M", "--all", "--peers", peers];
+    let short = ["--iterations", "1", "--compute", "1ms", "--bytes-per-edge", "10000"];
+    let run = |more: &[&str]| folder.run(&[&common[..], &short[..], more].concat()).good().stderr;
+    let warned = run(&["--dscp", "26"]);
+    let warnings: Vec<&str> = warned.lines().collect();
+    assert_eq!(warnings.len(), 1, "{warned}");
+    for part in ["dquant: rank 1 has UDP port ", "4791 at 127.79.0.2: no guarantee", "--device"] {
+        assert!(warned.contains(part), "{part}: {warned}");
+    }
+    assert_eq!(run(&[]), "", "nothing was to be governed");
+}

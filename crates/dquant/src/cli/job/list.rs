@@ -4,6 +4,7 @@ use std::fmt;
 
 use clap::Args;
 use cluster::view::View;
+use cluster::words::counted;
 use serde::Serialize;
 
 use crate::cli::cluster::BrainsArgs;
@@ -86,8 +87,13 @@ impl fmt::Display for Jobs {
         let Jobs { hosts, slots, free_slots, .. } = self;
         writeln!(
             f,
-            "{} jobs on {hosts} hosts; {free_slots} of {slots} slots are free",
-            self.jobs.len()
+            "{} on {}; {free_slots} of {} free",
+            counted(self.jobs.len(), "job"),
+            counted(*hosts, "host"),
+            match slots {
+                1 => "1 slot is".to_owned(),
+                slots => format!("{slots} slots are"),
+            }
         )?;
         write!(
             f,

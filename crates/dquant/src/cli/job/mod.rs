@@ -15,13 +15,18 @@ use crate::exit::{CliError, Exit};
 
 /// Submit, list, explain and cancel jobs of a cluster; replay one
 ///
-/// Jobs are written as their pattern with the rate of its edges: ring:8@5G, torus:4x8@5G,2G slots=2.
-/// docs/parfait.md has all patterns, docs/cluster.md the daemons.
+/// A job is a number of workers and the bandwidth that they need between each other. It is written as
+/// its pattern with the rate of its edges: ring:8@5G is a ring of 8 workers, each of which sends
+/// 5 Gbit/s to the next; torus:4x8@5G,2G slots=2 has two rates, and workers with two slots each.
+/// `dquant brain` admits jobs, and `dquant agent` on hosts and switches enforces what they have.
+/// docs/parfait.md has all patterns, docs/cluster.md a quick start.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
     arg_required_else_help = true,
     after_help = "\
+Exit codes: 0 done; 1 refused, or a job has no guarantee; 2 command line, token, certificate or file; 3 no brain leads.
+
 Examples:
   dquant job submit 'ring:8@5G' --name llm
   dquant job list

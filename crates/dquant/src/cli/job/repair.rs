@@ -4,6 +4,7 @@ use std::fmt;
 
 use clap::Args;
 use cluster::proto::Repaired;
+use cluster::words::counted;
 use serde::Serialize;
 
 use crate::cli::cluster::BrainsArgs;
@@ -118,6 +119,7 @@ impl Report for RepairReport {
 impl fmt::Display for RepairReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let RepairReport { hit, moved, degraded } = self;
-        write!(f, "{hit} jobs hit, {moved} workers moved, {degraded} jobs degraded")
+        let [hit, degraded] = [hit, degraded].map(|jobs| counted(*jobs, "job"));
+        write!(f, "{hit} hit, {} moved, {degraded} degraded", counted(*moved, "worker"))
     }
 }

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::time::Duration;
 
 use clap::Args;
+use cluster::words::counted;
 use engine::seed::fresh_seed;
 use nic::congestion::Choice;
 use parfait::pattern::{Pattern, PatternError};
@@ -143,6 +144,8 @@ impl Replay {
             Some(name) => membership(name, console)?.dscp,
             None => self.dscp.unwrap_or(0),
         };
+        // Ranks report what they cannot do.
+        engine::log::enable();
         let setup = Setup {
             device: self.device.choice(),
             terms: Terms {
@@ -354,7 +357,8 @@ impl Report for RankReport {
 impl fmt::Display for RankReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let RankReport { pattern, rank, iterations, iteration_ms, exchange_ms, .. } = self;
-        writeln!(f, "rank {rank} of {pattern}, {iterations} iterations, DSCP {}", self.dscp)?;
+        let iterations = counted(*iterations, "iteration");
+        writeln!(f, "rank {rank} of {pattern}, {iterations}, DSCP {}", self.dscp)?;
         writeln!(f, "  {:<13} {:>10} {:>10} {:>10} {:>10}", "ms", "p50", "p90", "p99", "max")?;
         for (name, Shares { p50, p90, p99, max }) in
             [("iteration", iteration_ms), ("exchange", exchange_ms)]
@@ -367,7 +371,10 @@ impl fmt::Display for RankReport {
         let RankReport { verified_bytes, wrong_messages, retransmitted, .. } = self;
         write!(
             f,
-            "  {verified_bytes} bytes compared, {wrong_messages} messages wrong, {retransmitted} packets sent again"
+            "  {} compared, {} wrong, {} retransmitted",
+            counted(*verified_bytes, "byte"),
+            counted(*wrong_messages, "message"),
+            counted(*retransmitted, "packet")
         )
     }
 }

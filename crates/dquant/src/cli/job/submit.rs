@@ -25,7 +25,8 @@ use crate::topology::own;
 /// Ask for hosts and bandwidth for a job
 ///
 /// The job is admitted as a whole, once that is durable, or refused with what is missing: which link
-/// lacks how much.
+/// lacks how much. Start its workers where this command says. Nothing is started by itself.
+/// Exits with 1 if the job is refused, or --prove finds a pair below its guarantee.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
@@ -37,14 +38,14 @@ Examples:
   dquant job submit 'ring:8@5G' --name llm --prove --picture links.svg"
 )]
 pub(super) struct Submit {
-    /// The job: its pattern, the rate of its edges, and options such as slots=2
+    /// The job: its pattern, the rate of its edges, and options, as in 'ring:8@5G slots=2'
     job: String,
 
     /// Its name: letters, digits, '.', '_' and '-'; no other running job has it
     #[arg(long, value_name = "NAME")]
     name: String,
 
-    /// Only say where it would go
+    /// Only say where it would go; nothing is admitted
     #[arg(long = "try")]
     is_trial: bool,
 

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use clap::Args;
-use cluster::client::Client;
+use cluster::client::{Client, Watch as Watching};
 use cluster::proto::Event;
 use serde::Serialize;
 
@@ -11,7 +11,7 @@ use crate::cli::cluster::BrainsArgs;
 use crate::cli::{Console, Report};
 use crate::exit::{CliError, Exit};
 
-/// Print what happens in the cluster until it is interrupted, or a number of events
+/// Print events of the cluster as they happen, until interrupted or for --count of them
 ///
 /// Admissions, releases, refusals, leaders, agents and alarms. When the leader changes, its events
 /// begin anew.
@@ -53,20 +53,13 @@ impl fmt::Display for Happened {
 
 impl Watch {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
-        let mut client = Client::new(self.brains.brains()?)?;
+        let mut watch = Watching::new(Client::new(self.brains.brains()?)?);
         let runtime = engine::runtime::current_thread()?;
         let mut left = self.count.unwrap_or(u64::MAX);
         while left > 0 {
-            let mut events = runtime.block_on(client.events(0))?;
-            // Once the leader is gone, its successor is asked.
-            while let Some(event) = runtime.block_on(events.next())? {
-                let Event { number, unix_ms, kind, job, text } = event;
-                console.report(&Happened { number, unix_ms, kind, job, text })?;
-                left -= 1;
-                if left == 0 {
-                    break;
-                }
-            }
+            let Event { number, unix_ms, kind, job, text } = runtime.block_on(watch.next())?;
+            console.report(&Happened { number, unix_ms, kind, job, text })?;
+            left -= 1;
         }
         Ok(Exit::Good)
     }

@@ -33,7 +33,7 @@ const MAX_FILE: u64 = 1 << 20;
 /// packets, and no other congestion control unless --control names one. Switches are lossless (priority flow
 /// control), mark as DCTCP wants it, and send each packet by the shortest queue of equal paths, which is what
 /// reservations count on; --flow-hash keeps each connection on one path, as ECMP does.
-/// Exits with 1 if a pair is below its guarantee on average.
+/// Exits with 1 if a pair is below its guarantee on average, or no job was admitted.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
@@ -149,7 +149,7 @@ impl Prove {
         if self.compare {
             keep_common(&mut sets);
         }
-        let mut is_kept = true;
+        let (mut is_kept, mut is_any_admitted) = (true, false);
         for (way, admitted) in sets {
             let options = self.options();
             let proof = proof::prove(&topology, &network, &admitted.members, &options);
@@ -161,7 +161,13 @@ impl Prove {
             }
             let report = ProofReport::new(&self, way, &topology, &admitted, &proof);
             is_kept &= way == Way::Locality || report.is_kept;
+            is_any_admitted |= !admitted.members.is_empty();
             console.report(&report)?;
+        }
+        if !is_any_admitted {
+            return Err(CliError::check_failed("no job was admitted: there is nothing to prove").hint(
+                "the reasons are above: ask for less, or give more hosts, --slots, --rate or --reservable",
+            ));
         }
         Ok(if is_kept { Exit::Good } else { Exit::CheckFailed })
     }

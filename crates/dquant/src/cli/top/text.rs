@@ -75,7 +75,8 @@ fn head(view: &View) -> Vec<String> {
     };
     let mut lines = vec![format!("brain {}: {state}", brain.address)];
     if !brain.store.is_empty() {
-        lines.push(format!("log in {}, {} entries", brain.store, Count(brain.log_index)));
+        let entries = if brain.log_index == 1 { "entry" } else { "entries" };
+        lines.push(format!("log in {}, {} {entries}", brain.store, Count(brain.log_index)));
     }
     if view.nodes.is_empty() {
         lines.push("this brain has no topology".into());

@@ -1,0 +1,264 @@
+//! Brains, agents and the commands of a cluster as processes: where brains say that they are, who leads, and what goes wrong
+//! with files, ports and certificates.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::{Folder, Ran, skip};
+
+const TOKEN: &str = "a-token-of-the-tests";
+
+/// Longer than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A daemon that runs; it is killed with the test.
+struct Daemon {
+    child: Child,
+    ready: Value,
+    log: std::path::PathBuf,
+}
+
+impl Daemon {
+    /// Starts a daemon in that folder and waits until it is ready. Its log is the file `NAME.log`.
+    fn start(folder: &Folder, name: &str, args: &[&str]) -> Daemon {
+        let log = folder.0.join(format!("{name}.log"));
+        let mut command = folder.command(args);
+        command.args(["--json", "--die-with-parent"]).env("DQUANT_TOKEN", TOKEN);
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        command.stderr(File::create(&log).expect("the folder is writable"));
+        let mut child = command.spawn().expect("the program starts");
+        let mut line = String::new();
+        let stdout = child.stdout.take().expect("it is piped");
+        BufReader::new(stdout).read_line(&mut line).expect("it is read");
+        let ready = serde_json::from_str(&line)
+            .unwrap_or_else(|_| panic!("{name}: {}", fs::read_to_string(&log).unwrap_or_default()));
+        Daemon { child, ready, log }
+    }
+
+    fn brain(folder: &Folder, name: &str, more: &[&str]) -> Daemon {
+        let args = ["brain", "--topology", "leaf-spine:2x2x2", "--state", "brain.redb"];
+        Daemon::start(folder, name, &[&args[..], more].concat())
+    }
+
+    /// Where others reach a brain.
+    fn address(&self) -> &str {
+        self.ready["address"].as_str().expect("a brain has one")
+    }
+
+    /// The port at which a brain listens.
+    fn port(&self) -> &str {
+        let listen = self.ready["listen"].as_str().expect("a brain listens");
+        listen.rsplit_once(':').expect("it has a port").1
+    }
+
+    /// Waits for a line in its log.
+    #[track_caller]
+    fn says(&self, text: &str) {
+        let begun = Instant::now();
+        loop {
+            let log = fs::read_to_string(&self.log).expect("it has a log");
+            if log.contains(text) {
+                return;
+            }
+            assert!(begun.elapsed() < PATIENCE, "{text:?} in vain: {log}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs a command of a cluster.
+fn run(folder: &Folder, args: &[&str]) -> Ran {
+    let output = folder.command(args).env("DQUANT_TOKEN", TOKEN).output();
+    Ran::new(&output.expect("the program starts"))
+}
+
+#[test]
+fn a_brain_advertises_an_address_that_others_can_reach() {
+    let folder = Folder::new("cluster-advertise");
+    let all = Daemon::brain(&folder, "all", &["--listen", "0.0.0.0:0"]);
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    assert_eq!(all.address(), format!("{host}:{}", all.port()));
+    drop(all);
+    let told = ["--listen", "[::1]:0", "--advertise", "brain5"];
+    assert_eq!(Daemon::brain(&folder, "told", &told).address(), "brain5:4795");
+    let brain = |more: &[&str]| {
+        let args = ["brain", "--topology", "leaf-spine:2x2x2"];
+        run(&folder, &[&args[..], more].concat())
+    };
+    for listen in ["0.0.0.0", "[::]"] {
+        let refused = brain(&["--etcd", "127.0.0.1:1", "--listen", listen]);
+        refused.failed(
+            2,
+            "no other machine reaches a brain at that address",
+            "--advertise 10.0.0.5:4795",
+        );
+    }
+    for nowhere in ["0.0.0.0:4795", "[::]:4795", ":4795"] {
+        let refused = brain(&["--state", "brain.redb", "--advertise", nowhere]);
+        refused.failed(2, "nobody reaches a brain there", "--advertise 10.0.0.5");
+    }
+}
+
+#[test]
+fn a_standby_says_who_leads_and_when_that_changes() {
+    let folder = Folder::new("cluster-standby");
+    let brain = |name: &str| Daemon::brain(&folder, name, &["--listen", "127.0.0.1:0"]);
+    let first = brain("first");
+    first.says("leads in term 1, with 0 jobs");
+    let (second, third) = (brain("second"), brain("third"));
+    for standby in [&second, &third] {
+        standby.says(&format!("stands by: {} leads in term 1", first.address()));
+    }
+    drop(first);
+    // One of them leads, and the other says so.
+    let begun = Instant::now();
+    let leads = |daemon: &Daemon| {
+        fs::read_to_string(&daemon.log).expect("a log").contains("leads in term 2, with")
+    };
+    while !leads(&second) && !leads(&third) {
+        assert!(begun.elapsed() < PATIENCE, "nobody leads");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let (leader, other) = if leads(&second) { (&second, &third) } else { (&third, &second) };
+    other.says(&format!("stands by: {} leads in term 2", leader.address()));
+}
+
+#[test]
+fn one_state_file_has_one_agent_and_ports_are_checked_at_the_start() {
+    let folder = Folder::new("cluster-agent");
+    let brain = Daemon::brain(&folder, "brain", &["--listen", "127.0.0.1:0"]);
+    let agent = |port: &'static str| {
+        let args = ["agent", "--node", "host0", "--port", port, "--enforce", "none"];
+        let more = ["--state", "agent.state", "--socket", "", "--brain", brain.address()];
+        [&args[..], &more].concat()
+    };
+    let wrong = agent("7=lo:100Gbit");
+    let first = Daemon::start(&folder, "agent", &wrong);
+    run(&folder, &wrong).failed(2, "agent.state: process", "another --state");
+    // The brain says at once that host0 has no port 7.
+    brain
+        .says("the agent of 'host0' has a port 7 (lo), and the topology gives 'host0' port 1 only");
+    let begun = Instant::now();
+    let top = loop {
+        let top = run(&folder, &["top", "--cluster", "--brain", brain.address()]).good().stdout;
+        if top.contains("has no port 1, which leads to 'leaf0'") {
+            break top;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{top}");
+    };
+    assert!(top.contains("ALARMS"), "{top}");
+    drop(first);
+    drop(Daemon::start(&folder, "again", &agent("1=lo:100Gbit")));
+    let htb = ["agent", "--node", "host0", "--state", "htb.state", "--port", "1=none-such:1Gbit"];
+    run(&folder, &htb).failed(2, "port 1: there is no interface 'none-such'", "ip link");
+    let folderless = ["agent", "--node", "host0", "--port", "1=lo:1Gbit", "--enforce", "none"];
+    let folderless = [&folderless[..], &["--state", "none/agent.state"]].concat();
+    run(&folder, &folderless).failed(2, "none/agent.state.lock", "a folder that exists");
+}
+
+#[test]
+fn what_is_counted_is_singular_or_plural() {
+    let folder = Folder::new("cluster-words");
+    let brain = Daemon::brain(&folder, "brain", &["--listen", "127.0.0.1:0", "--slots", "1"]);
+    let job = |args: &[&str]| {
+        run(&folder, &[&["job"], args, &["--brain", brain.address()]].concat()).good().stdout
+    };
+    job(&["submit", "ring:2@1G", "--name", "one"]);
+    assert!(job(&["list"]).starts_with("1 job on 4 hosts; 2 of 4 slots are free"));
+    let host = job(&["list", "--json"]);
+    let host: Value = serde_json::from_str(&host).expect("JSON");
+    let host = host["jobs"][0]["hosts"][0].as_str().expect("a host").to_owned();
+    assert_eq!(job(&["down", &host]).trim(), "1 job hit, 1 worker moved, 0 jobs degraded");
+    assert_eq!(job(&["up", &host]).trim(), "0 jobs hit, 0 workers moved, 0 jobs degraded");
+}
+
+/// Runs openssl, which not every machine has.
+fn openssl(folder: &Folder, arguments: &str) -> Option<()> {
+    let words = arguments.split_whitespace();
+    match Command::new("openssl").args(words).current_dir(&folder.0).output() {
+        Ok(output) if output.status.success() => Some(()),
+        Ok(output) => panic!("{arguments}: {}", String::from_utf8_lossy(&output.stderr)),
+        Err(error) => {
+            skip::note("cluster::tls", &format!("openssl: {error}"));
+            None
+        }
+    }
+}
+
+/// Two authorities, a certificate of a brain at 127.0.0.1, and one of a client from each authority.
+fn certificates(folder: &Folder) -> Option<()> {
+    let key = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes";
+    folder.write("brain.ext", "subjectAltName=IP:127.0.0.1\n");
+    folder.write("client.ext", "extendedKeyUsage=clientAuth\n");
+    for authority in ["ca", "other"] {
+        let files = format!("-keyout {authority}.key -out {authority}.pem -subj /CN={authority}");
+        openssl(folder, &format!("req -x509 {key} -days 2 {files}"))?;
+    }
+    for (name, authority, extensions) in
+        [("brain", "ca", "brain"), ("client", "ca", "client"), ("stranger", "other", "client")]
+    {
+        openssl(folder, &format!("req {key} -keyout {name}.key -out {name}.csr -subj /CN={name}"))?;
+        let sign = format!("-CA {authority}.pem -CAkey {authority}.key -CAcreateserial -days 2");
+        let files = format!("-in {name}.csr -out {name}.pem -extfile {extensions}.ext");
+        openssl(folder, &format!("x509 -req {sign} {files}"))?;
+    }
+    Some(())
+}
+
+#[test]
+fn each_failure_of_tls_names_what_to_check() {
+    let folder = Folder::new("cluster-tls");
+    let Some(()) = certificates(&folder) else { return };
+    let listen = ["--listen", "127.0.0.1:0"];
+    let own = ["--tls-cert", "brain.pem", "--tls-key", "brain.key"];
+    let plain = Daemon::brain(&folder, "plain", &listen);
+    let list = |brain: &str, more: &[&str]| {
+        run(&folder, &[&["job", "list", "--brain", brain], more].concat())
+    };
+    let ca = ["--tls-ca", "ca.pem"];
+    list(plain.address(), &ca).failed(2, "InvalidContentType", "leave out --tls-ca");
+    drop(plain);
+
+    let open = Daemon::brain(&folder, "open", &[&listen[..], &own].concat());
+    list(open.address(), &ca).good();
+    list(open.address(), &["--tls-ca", "other.pem"]).failed(
+        2,
+        "UnknownIssuer",
+        "the authority that signed",
+    );
+    let by_name = format!("localhost:{}", open.port());
+    list(&by_name, &ca).failed(2, "not valid for name \"localhost\"", "subjectAltName");
+    // What a client without TLS makes of the end of its connection depends on how far it came.
+    let closed = list(open.address(), &[]);
+    assert!(matches!(closed.exit, Some(2 | 3)), "{closed:?}");
+    assert!(closed.stderr.contains("hint: if the brain speaks TLS, give --tls-ca"), "{closed:?}");
+    drop(open);
+
+    let strict = Daemon::brain(&folder, "strict", &[&listen[..], &own, &ca].concat());
+    let shown = |name: &str| {
+        let (certificate, key) = (format!("{name}.pem"), format!("{name}.key"));
+        list(
+            strict.address(),
+            &[&ca[..], &["--tls-cert", &certificate, "--tls-key", &key]].concat(),
+        )
+    };
+    shown("client").good();
+    list(strict.address(), &ca).failed(
+        2,
+        "CertificateRequired",
+        "the brain asks for a certificate",
+    );
+    shown("stranger").failed(2, "alert: UnknownCA", "signed by the brain's --tls-ca");
+    list(strict.address(), &["--tls-ca", "none.pem"]).failed(2, "none.pem", "PEM files");
+}
