@@ -267,6 +267,8 @@ pub struct Counters {
     pub logs_refused: u64,
     /// Torn writes that were cut.
     pub torn_tails: u64,
+    /// Parts that a log said are down and the topology does not have: they were left out.
+    pub unknown_parts: u64,
     /// Snapshots made.
     pub snapshots: u64,
     /// Jobs admitted.
@@ -779,6 +781,7 @@ impl Brain {
         };
         self.counters.terms += 1;
         self.counters.torn_tails += u64::from(found.torn_bytes > 0);
+        self.counters.unknown_parts += book.unknown_parts().len() as u64;
         let at = match self.planted.is(Bug::TornTailKept) {
             true => image.log.len() as u64,
             false => found.end as u64,

@@ -72,13 +72,13 @@ pub fn outage(
         let known = if is_down { "down" } else { "up" };
         return Err(alloc::format!("that is {known} already"));
     }
+    let site = book.site().ok_or("what is down is not known without a topology")?;
     let struck = book.struck(&outage)?;
     let standings: Vec<Standing<'_>> = book.standings().collect();
     let limits = Limits { most_moved, tries: TRIES, seed: book.next_index() };
     let repair = repair(&struck, &standings, limits);
     let change = Change::Outage {
-        nodes: outage.nodes().map(|node| node.index() as u32).collect(),
-        links: outage.links().map(|link| link.index() as u32).collect(),
+        down: outage.names(&site.topology),
         moved: repair.workers_moved(),
         degraded: repair.degraded.len() as u32,
     };

@@ -49,6 +49,9 @@ const SETTLES: Duration = Duration::from_secs(2);
 /// Most workers that are moved when a link goes down by itself.
 const MOST_MOVED: u32 = 4096;
 
+/// Parts that a line of the log names.
+const MAX_NAMED: usize = 8;
+
 /// What becomes of a request.
 pub(super) type Answer = Result<Outcome, Denial>;
 
@@ -491,6 +494,7 @@ impl<S: Store> Actor<S> {
                     format!("{} leads in term {term}, with {jobs} jobs", self.candidate.address);
                 log::line(&text);
                 self.events.note("leading", None, text);
+                self.note_unknown_parts();
             }
             State::Standby if self.state != State::Standby => {
                 let why =
@@ -510,6 +514,20 @@ impl<S: Store> Actor<S> {
         }
         self.state = state;
         self.is_changed = true;
+    }
+
+    /// Parts that were down and are gone from the topology: nobody has to say that they are back.
+    fn note_unknown_parts(&self) {
+        let unknown = self.brain.book().map_or(&[][..], |(book, _)| book.unknown_parts());
+        if unknown.is_empty() {
+            return;
+        }
+        let named = unknown.iter().take(MAX_NAMED).cloned().collect::<Vec<_>>().join(", ");
+        let more = unknown.len().saturating_sub(MAX_NAMED);
+        let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+        log::line(format_args!(
+            "the ledger has parts as down that the topology has not: {named}{more}; they are left out"
+        ));
     }
 
     /// How long until the next view is made.

@@ -236,6 +236,7 @@ impl Picture<'_> {
             ("brain.storage.silent", counters.storage_silent),
             ("brain.logs_refused", counters.logs_refused),
             ("brain.torn_tails", counters.torn_tails),
+            ("brain.unknown_parts", counters.unknown_parts),
             ("brain.snapshots", counters.snapshots),
             ("jobs.admitted", counters.admitted),
             ("jobs.released", counters.released),
