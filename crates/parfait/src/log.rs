@@ -46,6 +46,9 @@ pub const VERSION: u16 = 3;
 /// is taken for new.
 pub const MAX_CLIENTS: usize = 4096;
 
+/// Most jobs that get their guarantee back when one is released.
+pub const MAX_RESTORED: usize = 64;
+
 /// Most bytes of the reason of a refusal that is kept.
 const MAX_REASON_BYTES: usize = 256;
 
@@ -134,8 +137,13 @@ pub enum Change {
     },
     /// A job gets a place. Its number is the index of the entry.
     Admit(Held),
-    /// A job gives its place back.
-    Release(JobId),
+    /// A job gives its place back. Entries behind it say how degraded jobs get their guarantee there.
+    Release {
+        /// The job.
+        job: JobId,
+        /// These jobs have their guarantee again after that, for the answer: at most [`MAX_RESTORED`].
+        restored: Vec<JobId>,
+    },
     /// Nothing; the client got this answer, and gets it again if it repeats the request.
     Refuse(String),
     /// This is down, and nothing else. Who is hit follows from it; entries behind it say what is done about it. What the
@@ -152,6 +160,8 @@ pub enum Change {
     Moves {
         /// Workers that are moved, for the answer.
         moved: u32,
+        /// Jobs that are degraded after these, for the answer.
+        degraded: u32,
     },
     /// A job gets another place, or its bandwidth back where it is.
     Move(Moved),
@@ -224,7 +234,12 @@ pub enum Outcome {
     /// The job has this number.
     Admitted(JobId),
     /// The job is released.
-    Released(JobId),
+    Released {
+        /// The job.
+        job: JobId,
+        /// Jobs that have their guarantee again by that.
+        restored: Vec<JobId>,
+    },
     /// Why nothing changed.
     Refused(String),
     /// What went down or came back is known.
@@ -445,10 +460,10 @@ impl Book {
             }
             Change::Lead { .. } => Ok(Outcome::Refused(String::new())),
             Change::Refuse(reason) => Ok(Outcome::Refused(reason.clone())),
-            Change::Release(job) => {
+            Change::Release { job, restored } => {
                 self.release(*job).map_err(|refusal| refused(refusal.to_string()))?;
                 self.changed_index = index;
-                Ok(Outcome::Released(*job))
+                Ok(Outcome::Released { job: *job, restored: restored.clone() })
             }
             Change::Admit(held) => {
                 self.hold(index, held)?;
@@ -462,7 +477,9 @@ impl Book {
                 self.changed_index = index;
                 Ok(Outcome::Repaired { hit, moved: *moved, degraded: *degraded })
             }
-            Change::Moves { moved } => Ok(Outcome::Repaired { hit: 0, moved: *moved, degraded: 0 }),
+            Change::Moves { moved, degraded } => {
+                Ok(Outcome::Repaired { hit: 0, moved: *moved, degraded: *degraded })
+            }
             Change::Move(moved) => {
                 self.relocate(moved).map_err(refused)?;
                 self.changed_index = index;
@@ -508,6 +525,12 @@ impl Book {
     /// Whether a job has lost its guarantee.
     pub fn is_degraded(&self, job: JobId) -> bool {
         self.ledger.admissions().get(&job).is_some_and(Admission::is_degraded)
+    }
+
+    /// Jobs that have lost their guarantee.
+    pub fn degraded(&self) -> impl Iterator<Item = JobId> + '_ {
+        let all = self.ledger.admissions().iter();
+        all.filter(|(_, own)| own.is_degraded()).map(|(job, _)| *job)
     }
 
     /// The ledger with that down, and who is hit: jobs that were degraded before are among them.
@@ -822,9 +845,9 @@ impl Batch {
                     body.push(1);
                     put_held(&mut body, held);
                 }
-                Change::Release(job) => {
+                Change::Release { job, restored } => {
                     body.push(2);
-                    put_u64(&mut body, *job);
+                    put_released(&mut body, *job, restored);
                 }
                 Change::Refuse(reason) => {
                     body.push(3);
@@ -842,9 +865,10 @@ impl Batch {
                     body.push(moved.dscp.value());
                     put_place(&mut body, moved.order, &moved.pieces);
                 }
-                Change::Moves { moved } => {
+                Change::Moves { moved, degraded } => {
                     body.push(7);
                     put_u32(&mut body, *moved);
+                    put_u32(&mut body, *degraded);
                 }
                 Change::Mark(job, dscp) => {
                     body.push(6);
@@ -962,6 +986,12 @@ fn put_names(body: &mut Vec<u8>, down: &Names) {
     }
 }
 
+fn put_released(body: &mut Vec<u8>, job: JobId, restored: &[JobId]) {
+    put_u64(body, job);
+    put_u32(body, restored.len() as u32);
+    restored.iter().for_each(|job| put_u64(body, *job));
+}
+
 fn put_answered(body: &mut Vec<u8>, answered: &Answered) {
     put_u64(body, answered.sequence);
     put_u64(body, answered.index);
@@ -970,9 +1000,9 @@ fn put_answered(body: &mut Vec<u8>, answered: &Answered) {
             body.push(0);
             put_u64(body, *job);
         }
-        Outcome::Released(job) => {
+        Outcome::Released { job, restored } => {
             body.push(1);
-            put_u64(body, *job);
+            put_released(body, *job, restored);
         }
         Outcome::Refused(reason) => {
             body.push(2);
@@ -1056,12 +1086,22 @@ impl<'a> Reader<'a> {
         Some(Names { nodes, links })
     }
 
+    fn released(&mut self) -> Option<(JobId, Vec<JobId>)> {
+        let (job, count) = (self.u64()?, self.u32()? as usize);
+        let restored = (0..count).map(|_| self.u64()).take(MAX_RESTORED + 1);
+        let restored: Vec<JobId> = restored.collect::<Option<_>>()?;
+        (restored.len() == count && count <= MAX_RESTORED).then_some((job, restored))
+    }
+
     fn entry(&mut self) -> Option<Entry> {
         let (client, sequence) = (self.u64()?, self.u64()?);
         let change = match self.u8()? {
             0 => Change::Lead { hosts: self.u32()? },
             1 => Change::Admit(self.held()?),
-            2 => Change::Release(self.u64()?),
+            2 => {
+                let (job, restored) = self.released()?;
+                Change::Release { job, restored }
+            }
             3 => Change::Refuse(self.text()?.to_string()),
             4 => {
                 let down = self.names()?;
@@ -1073,7 +1113,7 @@ impl<'a> Reader<'a> {
                 Change::Move(Moved { job, dscp, order, pieces })
             }
             6 => Change::Mark(self.u64()?, Dscp::new(self.u8()?).ok()?),
-            7 => Change::Moves { moved: self.u32()? },
+            7 => Change::Moves { moved: self.u32()?, degraded: self.u32()? },
             _ => return None,
         };
         Some(Entry { client, sequence, change })
@@ -1083,7 +1123,10 @@ impl<'a> Reader<'a> {
         let (sequence, index) = (self.u64()?, self.u64()?);
         let outcome = match self.u8()? {
             0 => Outcome::Admitted(self.u64()?),
-            1 => Outcome::Released(self.u64()?),
+            1 => {
+                let (job, restored) = self.released()?;
+                Outcome::Released { job, restored }
+            }
             2 => Outcome::Refused(self.text()?.to_string()),
             3 => Outcome::Repaired { hit: self.u32()?, moved: self.u32()?, degraded: self.u32()? },
             _ => return None,

@@ -319,7 +319,10 @@ fn names_owners_and_changes_since_decide_what_is_executed() {
     };
     let other = refused(asked(&mut brain, 102, release(Some("bob"))));
     assert_eq!(other, format!("job {first} belongs to 'ada'"));
-    assert_eq!(asked(&mut brain, 103, release(Some("ada"))), Outcome::Released(first));
+    assert_eq!(
+        asked(&mut brain, 103, release(Some("ada"))),
+        Outcome::Released { job: first, restored: vec![] }
+    );
     assert_eq!(refused(asked(&mut brain, 105, release(None))), "there is no job 'resnet'");
     assert!(matches!(asked(&mut brain, 104, admit("resnet", None)), Outcome::Admitted(_)));
 }

@@ -49,7 +49,7 @@ fn written() -> (Vec<Vec<u8>>, Vec<Book>, Vec<u8>) {
     let changes = [
         (3, vec![Change::Lead { hosts }]),
         (3, vec![admit([0, 2]), refuse, admit([1, 3])]),
-        (3, vec![Change::Release(1), admit([4, 5])]),
+        (3, vec![Change::Release { job: 1, restored: vec![] }, admit([4, 5])]),
         (9, vec![Change::Lead { hosts }]),
         (9, vec![admit([0, 5])]),
     ];

@@ -468,8 +468,12 @@ impl<S: Store> Actor<S> {
             Ok(Outcome::Admitted(job)) => {
                 self.events.note("admitted", Some(*job), format!("job {job}{}", name(job)));
             }
-            Ok(Outcome::Released(job)) => {
+            Ok(Outcome::Released { job, restored }) => {
                 self.events.note("released", Some(*job), format!("job {job} is released"));
+                for job in restored {
+                    let text = format!("job {job}{} has its guarantee again", name(job));
+                    self.events.note("moved", Some(*job), text);
+                }
             }
             Ok(Outcome::Repaired { hit, moved, degraded }) => self.events.note(
                 "moved",

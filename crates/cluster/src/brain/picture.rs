@@ -240,6 +240,7 @@ impl Picture<'_> {
             ("brain.snapshots", counters.snapshots),
             ("jobs.admitted", counters.admitted),
             ("jobs.released", counters.released),
+            ("jobs.restored", counters.restored),
             ("jobs.refused", counters.refused),
             ("jobs.repairs", counters.repairs),
             ("jobs.workers_moved", counters.workers_moved),
