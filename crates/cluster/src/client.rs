@@ -261,7 +261,8 @@ impl Client {
         }
     }
 
-    /// Gives back what a job has; by name, or by number where the name is empty.
+    /// Gives back what a job has; by name, or by number where the name is empty. Who got its guarantee back by that is in the
+    /// answer.
     ///
     /// # Errors
     /// As [`submit`](Client::submit).
@@ -270,13 +271,13 @@ impl Client {
         job: u64,
         name: &str,
         owner: &str,
-    ) -> Result<Result<u64, String>, Error> {
+    ) -> Result<Result<proto::Released, String>, Error> {
         let (name, owner) = (name.to_owned(), owner.to_owned());
         let request = proto::ReleaseRequest { client: self.identity(), job, name, owner };
         let reply = self.ask(async |mut stub| stub.release(request.clone()).await).await?;
         use proto::release_reply::Result;
         match reply.result {
-            Some(Result::Released(proto::Admitted { job })) => Ok(Ok(job)),
+            Some(Result::Released(released)) => Ok(Ok(released)),
             Some(Result::Refused(reason)) => Ok(Err(reason)),
             None => Err(Error::invalid("the brain's answer is empty")),
         }

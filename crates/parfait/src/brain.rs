@@ -267,12 +267,16 @@ pub struct Counters {
     pub logs_refused: u64,
     /// Torn writes that were cut.
     pub torn_tails: u64,
+    /// Parts that a log said are down and the topology does not have: they were left out.
+    pub unknown_parts: u64,
     /// Snapshots made.
     pub snapshots: u64,
     /// Jobs admitted.
     pub admitted: u64,
     /// Jobs released.
     pub released: u64,
+    /// Degraded jobs that got their guarantee back by a release.
+    pub restored: u64,
     /// Requests refused by the ledger.
     pub refused: u64,
     /// Outages and ends of outages, and times that jobs were moved to make room.
@@ -779,6 +783,7 @@ impl Brain {
         };
         self.counters.terms += 1;
         self.counters.torn_tails += u64::from(found.torn_bytes > 0);
+        self.counters.unknown_parts += book.unknown_parts().len() as u64;
         let at = match self.planted.is(Bug::TornTailKept) {
             true => image.log.len() as u64,
             false => found.end as u64,
@@ -815,7 +820,7 @@ impl Brain {
     fn store_batch(&mut self, now_ns: u64) {
         let ticket = self.ticket();
         let Role::Leading(leader) = &mut self.role else { return };
-        let batch = batch(&self.waiting);
+        let batch = batch(&self.waiting, &leader.book);
         let (first, at) = (leader.book.next_index(), leader.end);
         let (mut entries, mut answers, mut nodes) = (Vec::new(), Vec::new(), BTreeSet::new());
         for request in self.waiting.drain(..batch) {
@@ -833,7 +838,7 @@ impl Brain {
             let mut changes =
                 decide(&mut leader.book, &self.config, &mut self.memory, ask).into_iter();
             let Some(change) = changes.next() else { continue };
-            if let Change::Release(job) = &change {
+            if let Change::Release { job, .. } = &change {
                 nodes.extend(senders(&leader.book, *job));
             }
             let index = leader.book.next_index();
@@ -887,7 +892,10 @@ impl Brain {
         for (client, sequence, outcome) in answers {
             match &outcome {
                 Outcome::Admitted(_) => self.counters.admitted += 1,
-                Outcome::Released(_) => self.counters.released += 1,
+                Outcome::Released { restored, .. } => {
+                    self.counters.released += 1;
+                    self.counters.restored += restored.len() as u64;
+                }
                 Outcome::Refused(_) => self.counters.refused += 1,
                 Outcome::Repaired { moved, .. } => {
                     self.counters.repairs += 1;
@@ -937,10 +945,11 @@ fn is_over(from_ns: u64, length_ns: u64, now_ns: u64) -> bool {
 }
 
 /// How many requests the next write has: at least one, and no more than can be decided without losing the lease meanwhile.
-fn batch(waiting: &VecDeque<Request>) -> usize {
+fn batch(waiting: &VecDeque<Request>, book: &Book) -> usize {
     let mut total = 0;
+    let has_degraded = book.degraded().next().is_some();
     let fits = |request: &&Request| {
-        total += effort(&request.ask);
+        total += effort(&request.ask, has_degraded);
         total <= MAX_EFFORT
     };
     let fitting = waiting.iter().take(MAX_BATCH).take_while(fits).count();
@@ -949,9 +958,11 @@ fn batch(waiting: &VecDeque<Request>) -> usize {
 
 /// What it costs to decide on a request, in workers to be placed. Large jobs take 12 µs for each (64,000 of them on 16,000
 /// hosts), small ones at most 2 ms in 99 of 100 cases (docs/parfait.md).
-fn effort(ask: &Ask) -> u64 {
+fn effort(ask: &Ask, has_degraded: bool) -> u64 {
     match ask {
         Ask::Admit { job, .. } => 128 + u64::from(job.pattern.workers().unwrap_or(0)),
+        // Degraded jobs are tried again.
+        Ask::Release { .. } if has_degraded => MAX_EFFORT,
         Ask::Release { .. } => 1,
         Ask::Outage { .. } | Ask::Defragment { .. } => MAX_EFFORT,
     }
@@ -966,7 +977,9 @@ fn decide(book: &mut Book, config: &Config, memory: &mut Memory, ask: Ask) -> Ve
                 false => admit(book, config, memory, label, job).map(|change| alloc::vec![change]),
             }
         }
-        Ask::Release { job, owner } => release(book, job, owner).map(|change| alloc::vec![change]),
+        Ask::Release { job, owner } => {
+            released(book, job, owner).map(|job| mending::release(book, job))
+        }
         Ask::Outage { parts, is_down, most_moved } => {
             mending::outage(book, &parts, is_down, most_moved)
         }
@@ -975,11 +988,11 @@ fn decide(book: &mut Book, config: &Config, memory: &mut Memory, ask: Ask) -> Ve
     decided.unwrap_or_else(|reason| alloc::vec![Change::Refuse(shortened(reason))])
 }
 
-/// Whether a job is there and may be released.
+/// The job that is to be released, if it is there and may be.
 ///
 /// # Errors
 /// Says why not.
-fn release(book: &Book, job: Which, owner: Option<String>) -> Result<Change, String> {
+fn released(book: &Book, job: Which, owner: Option<String>) -> Result<JobId, String> {
     let (number, said) = match job {
         Which::Number(job) => (Some(job), job.to_string()),
         Which::Name(name) => (book.job_named(&name), alloc::format!("'{name}'")),
@@ -989,7 +1002,7 @@ fn release(book: &Book, job: Which, owner: Option<String>) -> Result<Change, Str
         Some((job, held)) if owner.is_some_and(|owner| owner != held.label.owner) => {
             Err(alloc::format!("job {job} belongs to '{}'", held.label.owner))
         }
-        Some((job, _)) => Ok(Change::Release(job)),
+        Some((job, _)) => Ok(job),
     }
 }
 

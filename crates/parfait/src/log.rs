@@ -24,8 +24,6 @@ use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use fabric::topology::{LinkId, NodeId};
-
 use thiserror::Error;
 
 use crate::demand::{Abstraction, Demand, Order};
@@ -33,7 +31,7 @@ use crate::job::Job;
 use crate::ledger::{Admission, JobId, Ledger, Refusal};
 use crate::loads::{Load, Piece};
 use crate::network::Network;
-use crate::outage::Outage;
+use crate::outage::{Names, Outage};
 use crate::placement::migration::Standing;
 use crate::queues::Dscp;
 use crate::repair::{Cause, Struck, strike};
@@ -42,14 +40,20 @@ use crate::separation::is_name;
 use crate::site::{Ground, Site};
 
 /// The version of the format that is written, and the only one that is read.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 
 /// Most clients whose last answer is kept: those that asked last. One that repeats a request after so many others asked
 /// is taken for new.
 pub const MAX_CLIENTS: usize = 4096;
 
+/// Most jobs that get their guarantee back when one is released.
+pub const MAX_RESTORED: usize = 64;
+
 /// Most bytes of the reason of a refusal that is kept.
 const MAX_REASON_BYTES: usize = 256;
+
+/// A book on a network alone has no names.
+const NO_SITE: &str = "what is down is not known without a topology";
 
 const HEADER_BYTES: usize = 12;
 const BATCH: u16 = 0;
@@ -60,7 +64,8 @@ const SNAPSHOT: u16 = 1;
 pub enum LogError {
     /// Another version wrote it.
     #[error(
-        "the record at byte {at} is of version {found}, and this is version {VERSION}: run the version that wrote it"
+        "the record at byte {at} is of version {found}, and this is version {VERSION}: run the version that wrote it, or cancel \
+         all jobs with that and begin a new log"
     )]
     Version {
         /// Where the record begins.
@@ -132,17 +137,20 @@ pub enum Change {
     },
     /// A job gets a place. Its number is the index of the entry.
     Admit(Held),
-    /// A job gives its place back.
-    Release(JobId),
+    /// A job gives its place back. Entries behind it say how degraded jobs get their guarantee there.
+    Release {
+        /// The job.
+        job: JobId,
+        /// These jobs have their guarantee again after that, for the answer: at most [`MAX_RESTORED`].
+        restored: Vec<JobId>,
+    },
     /// Nothing; the client got this answer, and gets it again if it repeats the request.
     Refuse(String),
-    /// This is down, and nothing else; nodes and links by their index. Who is hit follows from it; entries behind it say
-    /// what is done about it.
+    /// This is down, and nothing else. Who is hit follows from it; entries behind it say what is done about it. What the
+    /// topology does not have is left out.
     Outage {
-        /// Hosts and switches.
-        nodes: Vec<u32>,
-        /// Links.
-        links: Vec<u32>,
+        /// Hosts, switches and links.
+        down: Names,
         /// Workers that are moved by the entries behind it, for the answer.
         moved: u32,
         /// Jobs that are degraded after these, for the answer.
@@ -152,6 +160,8 @@ pub enum Change {
     Moves {
         /// Workers that are moved, for the answer.
         moved: u32,
+        /// Jobs that are degraded after these, for the answer.
+        degraded: u32,
     },
     /// A job gets another place, or its bandwidth back where it is.
     Move(Moved),
@@ -224,7 +234,12 @@ pub enum Outcome {
     /// The job has this number.
     Admitted(JobId),
     /// The job is released.
-    Released(JobId),
+    Released {
+        /// The job.
+        job: JobId,
+        /// Jobs that have their guarantee again by that.
+        restored: Vec<JobId>,
+    },
     /// Why nothing changed.
     Refused(String),
     /// What went down or came back is known.
@@ -265,6 +280,8 @@ pub struct Reserved {
 pub struct Book {
     site: Option<Arc<Site>>,
     outage: Outage,
+    /// Names of the last outage that the topology does not have.
+    unknown: Vec<String>,
     ledger: Ledger,
     jobs: BTreeMap<JobId, Held>,
     names: BTreeMap<String, JobId>,
@@ -309,6 +326,7 @@ impl Book {
         Book {
             site,
             outage: Outage::none(),
+            unknown: Vec::new(),
             on_trunk: alloc::vec![Vec::new(); network.trunks()],
             ledger: Ledger::new(network),
             jobs: BTreeMap::new(),
@@ -442,25 +460,26 @@ impl Book {
             }
             Change::Lead { .. } => Ok(Outcome::Refused(String::new())),
             Change::Refuse(reason) => Ok(Outcome::Refused(reason.clone())),
-            Change::Release(job) => {
+            Change::Release { job, restored } => {
                 self.release(*job).map_err(|refusal| refused(refusal.to_string()))?;
                 self.changed_index = index;
-                Ok(Outcome::Released(*job))
+                Ok(Outcome::Released { job: *job, restored: restored.clone() })
             }
             Change::Admit(held) => {
                 self.hold(index, held)?;
                 self.changed_index = index;
                 Ok(Outcome::Admitted(index))
             }
-            Change::Outage { nodes, links, moved, degraded } => {
-                let outage = self.outage_of(nodes, links).ok_or_else(|| {
-                    refused("the topology has not what is said to be down".to_string())
-                })?;
+            Change::Outage { down, moved, degraded } => {
+                let (outage, unknown) = self.named(down).map_err(refused)?;
                 let hit = self.strike(outage).map_err(refused)?;
+                self.unknown = unknown;
                 self.changed_index = index;
                 Ok(Outcome::Repaired { hit, moved: *moved, degraded: *degraded })
             }
-            Change::Moves { moved } => Ok(Outcome::Repaired { hit: 0, moved: *moved, degraded: 0 }),
+            Change::Moves { moved, degraded } => {
+                Ok(Outcome::Repaired { hit: 0, moved: *moved, degraded: *degraded })
+            }
             Change::Move(moved) => {
                 self.relocate(moved).map_err(refused)?;
                 self.changed_index = index;
@@ -474,27 +493,28 @@ impl Book {
         }
     }
 
-    /// What is down, by index; `None` if the topology has not all of it.
-    fn outage_of(&self, nodes: &[u32], links: &[u32]) -> Option<Outage> {
-        let mut outage = Outage::none();
-        if nodes.is_empty() && links.is_empty() {
-            return Some(outage);
+    /// What is down, and which names the topology does not have.
+    fn named(&self, down: &Names) -> Result<(Outage, Vec<String>), String> {
+        if down.is_empty() {
+            return Ok((Outage::none(), Vec::new()));
         }
-        let topology = &self.site.as_ref()?.topology;
-        let (down, links): (BTreeSet<u32>, BTreeSet<u32>) =
-            (nodes.iter().copied().collect(), links.iter().copied().collect());
-        let all = topology.nodes().map(|(id, _)| id);
-        let known = all.filter(|id| down.contains(&(id.index() as u32)));
-        let nodes = known.filter(|id| outage.set_node(*id, true)).count();
-        let all = topology.links().map(|(id, _)| id);
-        let known = all.filter(|id| links.contains(&(id.index() as u32)));
-        let found = known.filter(|id| outage.set_link(*id, true)).count();
-        (nodes == down.len() && found == links.len()).then_some(outage)
+        let site = self.site.as_ref().ok_or(NO_SITE)?;
+        Ok(Outage::named(&site.topology, down))
     }
 
     /// What is known to be down.
     pub fn outage(&self) -> &Outage {
         &self.outage
+    }
+
+    /// The names of what is known to be down.
+    pub fn names_down(&self) -> Names {
+        self.site.as_ref().map_or_else(Names::default, |site| self.outage.names(&site.topology))
+    }
+
+    /// What the log said last is down, and the topology does not have any more.
+    pub fn unknown_parts(&self) -> &[String] {
+        &self.unknown
     }
 
     /// What the network is made from.
@@ -507,12 +527,18 @@ impl Book {
         self.ledger.admissions().get(&job).is_some_and(Admission::is_degraded)
     }
 
+    /// Jobs that have lost their guarantee.
+    pub fn degraded(&self) -> impl Iterator<Item = JobId> + '_ {
+        let all = self.ledger.admissions().iter();
+        all.filter(|(_, own)| own.is_degraded()).map(|(job, _)| *job)
+    }
+
     /// The ledger with that down, and who is hit: jobs that were degraded before are among them.
     ///
     /// # Errors
     /// When there is no site, or no network is left.
     pub fn struck(&self, outage: &Outage) -> Result<Struck, String> {
-        let site = self.site.as_ref().ok_or("what is down is not known without a topology")?;
+        let site = self.site.as_ref().ok_or(NO_SITE)?;
         let network = site.network(outage).map_err(|error| error.to_string())?;
         let was_degraded = |standing: &Standing<'_>| self.is_degraded(standing.id);
         let intact: Vec<Standing<'_>> =
@@ -736,12 +762,13 @@ impl Book {
             let mut number = || reader.u64().ok_or_else(malformed);
             [number()?, number()?, number()?]
         };
-        let (nodes, links) = reader.outage().ok_or_else(malformed)?;
-        let outage = self.outage_of(&nodes, &links).ok_or(LogError::OtherHosts)?;
+        let down = reader.names().ok_or_else(malformed)?;
+        let refused = |reason| LogError::Refused { index: next_index, reason };
+        let (outage, unknown) = self.named(&down).map_err(refused)?;
         if !outage.is_empty() {
-            let refused = |reason| LogError::Refused { index: next_index, reason };
             self.strike(outage).map_err(refused)?;
         }
+        self.unknown = unknown;
         for _ in 0..reader.u32().ok_or_else(malformed)? {
             let job = reader.u64().ok_or_else(malformed)?;
             let is_degraded = reader.u8().ok_or_else(malformed)? != 0;
@@ -772,8 +799,7 @@ impl Book {
         put_u64(&mut body, self.term);
         put_u64(&mut body, self.next_index);
         put_u64(&mut body, self.changed_index);
-        put_indices(&mut body, self.outage.nodes().map(NodeId::index));
-        put_indices(&mut body, self.outage.links().map(LinkId::index));
+        put_names(&mut body, &self.names_down());
         put_u32(&mut body, self.jobs.len() as u32);
         for (job, held) in &self.jobs {
             put_u64(&mut body, *job);
@@ -819,18 +845,17 @@ impl Batch {
                     body.push(1);
                     put_held(&mut body, held);
                 }
-                Change::Release(job) => {
+                Change::Release { job, restored } => {
                     body.push(2);
-                    put_u64(&mut body, *job);
+                    put_released(&mut body, *job, restored);
                 }
                 Change::Refuse(reason) => {
                     body.push(3);
                     put_text(&mut body, reason);
                 }
-                Change::Outage { nodes, links, moved, degraded } => {
+                Change::Outage { down, moved, degraded } => {
                     body.push(4);
-                    put_indices(&mut body, nodes.iter().map(|index| *index as usize));
-                    put_indices(&mut body, links.iter().map(|index| *index as usize));
+                    put_names(&mut body, down);
                     put_u32(&mut body, *moved);
                     put_u32(&mut body, *degraded);
                 }
@@ -840,9 +865,10 @@ impl Batch {
                     body.push(moved.dscp.value());
                     put_place(&mut body, moved.order, &moved.pieces);
                 }
-                Change::Moves { moved } => {
+                Change::Moves { moved, degraded } => {
                     body.push(7);
                     put_u32(&mut body, *moved);
+                    put_u32(&mut body, *degraded);
                 }
                 Change::Mark(job, dscp) => {
                     body.push(6);
@@ -950,10 +976,20 @@ fn put_place(body: &mut Vec<u8>, order: Order, pieces: &[Piece]) {
     }
 }
 
-fn put_indices(body: &mut Vec<u8>, indices: impl Iterator<Item = usize>) {
-    let indices: Vec<usize> = indices.collect();
-    put_u32(body, indices.len() as u32);
-    indices.into_iter().for_each(|index| put_u32(body, index as u32));
+fn put_names(body: &mut Vec<u8>, down: &Names) {
+    put_u32(body, down.nodes.len() as u32);
+    down.nodes.iter().for_each(|name| put_text(body, name));
+    put_u32(body, down.links.len() as u32);
+    for (name, port) in &down.links {
+        put_text(body, name);
+        body.push(*port);
+    }
+}
+
+fn put_released(body: &mut Vec<u8>, job: JobId, restored: &[JobId]) {
+    put_u64(body, job);
+    put_u32(body, restored.len() as u32);
+    restored.iter().for_each(|job| put_u64(body, *job));
 }
 
 fn put_answered(body: &mut Vec<u8>, answered: &Answered) {
@@ -964,9 +1000,9 @@ fn put_answered(body: &mut Vec<u8>, answered: &Answered) {
             body.push(0);
             put_u64(body, *job);
         }
-        Outcome::Released(job) => {
+        Outcome::Released { job, restored } => {
             body.push(1);
-            put_u64(body, *job);
+            put_released(body, *job, restored);
         }
         Outcome::Refused(reason) => {
             body.push(2);
@@ -1042,12 +1078,19 @@ impl<'a> Reader<'a> {
         Some((order, pieces))
     }
 
-    fn indices(&mut self) -> Option<Vec<u32>> {
-        (0..self.u32()?).map(|_| self.u32()).collect()
+    fn names(&mut self) -> Option<Names> {
+        let node = |reader: &mut Self| Some(reader.text()?.to_string());
+        let nodes = (0..self.u32()?).map(|_| node(self)).collect::<Option<_>>()?;
+        let link = |reader: &mut Self| Some((reader.text()?.to_string(), reader.u8()?));
+        let links = (0..self.u32()?).map(|_| link(self)).collect::<Option<_>>()?;
+        Some(Names { nodes, links })
     }
 
-    fn outage(&mut self) -> Option<(Vec<u32>, Vec<u32>)> {
-        Some((self.indices()?, self.indices()?))
+    fn released(&mut self) -> Option<(JobId, Vec<JobId>)> {
+        let (job, count) = (self.u64()?, self.u32()? as usize);
+        let restored = (0..count).map(|_| self.u64()).take(MAX_RESTORED + 1);
+        let restored: Vec<JobId> = restored.collect::<Option<_>>()?;
+        (restored.len() == count && count <= MAX_RESTORED).then_some((job, restored))
     }
 
     fn entry(&mut self) -> Option<Entry> {
@@ -1055,11 +1098,14 @@ impl<'a> Reader<'a> {
         let change = match self.u8()? {
             0 => Change::Lead { hosts: self.u32()? },
             1 => Change::Admit(self.held()?),
-            2 => Change::Release(self.u64()?),
+            2 => {
+                let (job, restored) = self.released()?;
+                Change::Release { job, restored }
+            }
             3 => Change::Refuse(self.text()?.to_string()),
             4 => {
-                let (nodes, links) = self.outage()?;
-                Change::Outage { nodes, links, moved: self.u32()?, degraded: self.u32()? }
+                let down = self.names()?;
+                Change::Outage { down, moved: self.u32()?, degraded: self.u32()? }
             }
             5 => {
                 let (job, dscp) = (self.u64()?, Dscp::new(self.u8()?).ok()?);
@@ -1067,7 +1113,7 @@ impl<'a> Reader<'a> {
                 Change::Move(Moved { job, dscp, order, pieces })
             }
             6 => Change::Mark(self.u64()?, Dscp::new(self.u8()?).ok()?),
-            7 => Change::Moves { moved: self.u32()? },
+            7 => Change::Moves { moved: self.u32()?, degraded: self.u32()? },
             _ => return None,
         };
         Some(Entry { client, sequence, change })
@@ -1077,7 +1123,10 @@ impl<'a> Reader<'a> {
         let (sequence, index) = (self.u64()?, self.u64()?);
         let outcome = match self.u8()? {
             0 => Outcome::Admitted(self.u64()?),
-            1 => Outcome::Released(self.u64()?),
+            1 => {
+                let (job, restored) = self.released()?;
+                Outcome::Released { job, restored }
+            }
             2 => Outcome::Refused(self.text()?.to_string()),
             3 => Outcome::Repaired { hit: self.u32()?, moved: self.u32()?, degraded: self.u32()? },
             _ => return None,

@@ -1,15 +1,19 @@
-//! What a brain writes when something goes down or comes back, or when it is asked to tidy up: the change itself, the moves
-//! behind it, and DSCPs of jobs that meet now. All of that is one batch, so it is durable as a whole.
+//! What a brain writes when something goes down or comes back, when a job is released, or when it is asked to tidy up: the
+//! change itself, the moves behind it, and DSCPs of jobs that meet now. All of that is one batch, so it is durable as a whole.
+//!
+//! Whatever makes room gives degraded jobs their guarantee back: the end of an outage, a release, and tidying up.
 
+use alloc::collections::BTreeMap;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
 use fabric::topology::{LinkId, NodeId};
 
-use crate::log::{Book, Change, Entry, Held, Moved};
+use crate::ledger::JobId;
+use crate::log::{Book, Change, Entry, Held, MAX_RESTORED, Moved};
 use crate::placement::defragmentation;
 use crate::placement::migration::{Limits, Move, Standing};
-use crate::repair::repair;
+use crate::repair::{Cause, Struck, repair};
 
 /// Something that can break.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -25,6 +29,15 @@ const TRIES: u32 = 16;
 
 /// Rounds of tidying up.
 const ROUNDS: u32 = 4;
+
+/// Most workers that are moved so that degraded jobs have their guarantee again after a release.
+const MOST_MOVED: u32 = 4096;
+
+/// Most workers, and [`JOB_EFFORT`] for each job, of the degraded jobs that are tried after one release.
+const RESTORE_EFFORT: u64 = 1 << 12;
+
+/// What it costs to try a job, in workers, beside its own.
+const JOB_EFFORT: u64 = 64;
 
 /// Applies a change that goes behind the client's own.
 fn apply(book: &mut Book, changes: &mut Vec<Change>, change: Change) -> Result<(), String> {
@@ -72,13 +85,13 @@ pub fn outage(
         let known = if is_down { "down" } else { "up" };
         return Err(alloc::format!("that is {known} already"));
     }
+    let site = book.site().ok_or("what is down is not known without a topology")?;
     let struck = book.struck(&outage)?;
     let standings: Vec<Standing<'_>> = book.standings().collect();
     let limits = Limits { most_moved, tries: TRIES, seed: book.next_index() };
     let repair = repair(&struck, &standings, limits);
     let change = Change::Outage {
-        nodes: outage.nodes().map(|node| node.index() as u32).collect(),
-        links: outage.links().map(|link| link.index() as u32).collect(),
+        down: outage.names(&site.topology),
         moved: repair.workers_moved(),
         degraded: repair.degraded.len() as u32,
     };
@@ -88,7 +101,65 @@ pub fn outage(
     Ok(changes)
 }
 
-/// What is written to tidy up: moves that lower what all jobs cost those to come.
+/// What is written to give degraded jobs their guarantee back.
+#[derive(Debug, Default)]
+struct Restored {
+    jobs: Vec<JobId>,
+    workers_moved: u32,
+    changes: Vec<Change>,
+}
+
+/// The degraded jobs that are tried: all, or as many as the bounds allow. Which comes first differs from entry to entry, so
+/// that each gets its turn.
+fn tried(book: &Book) -> BTreeMap<JobId, Cause> {
+    let degraded: Vec<JobId> = book.degraded().collect();
+    let first = book.next_index() as usize % degraded.len().max(1);
+    let turned = degraded[first..].iter().chain(&degraded[..first]).take(MAX_RESTORED);
+    let mut effort = 0;
+    let fits = |job: &&JobId| {
+        let is_first = effort == 0;
+        let workers = book.jobs().get(*job).and_then(|held| held.job.pattern.workers().ok());
+        effort += JOB_EFFORT + u64::from(workers.unwrap_or(0));
+        is_first || effort <= RESTORE_EFFORT
+    };
+    turned.take_while(fits).map(|job| (*job, Cause::Place)).collect()
+}
+
+/// Tries to give degraded jobs their guarantee back, where they are or with few moves.
+fn restore(book: &Book, most_moved: u32) -> Result<Restored, String> {
+    let hits = tried(book);
+    if hits.is_empty() {
+        return Ok(Restored::default());
+    }
+    let struck = Struck { ledger: book.ledger().clone(), hits };
+    let standings: Vec<Standing<'_>> = book.standings().collect();
+    let limits = Limits { most_moved, tries: TRIES, seed: book.next_index() };
+    let repair = repair(&struck, &standings, limits);
+    let (mut after, mut changes) = (book.clone(), Vec::new());
+    carry_out(&mut after, &mut changes, &repair.steps)?;
+    let jobs = repair.steps.iter().map(|step| step.job).collect();
+    Ok(Restored { jobs, workers_moved: repair.workers_moved(), changes })
+}
+
+/// What is written when a job gives its place back.
+pub fn release(book: &Book, job: JobId) -> Vec<Change> {
+    let alone = || alloc::vec![Change::Release { job, restored: Vec::new() }];
+    if book.degraded().all(|degraded| degraded == job) {
+        return alone();
+    }
+    let (mut after, mut changes) = (book.clone(), Vec::new());
+    let released = alone().into_iter().try_for_each(|own| apply(&mut after, &mut changes, own));
+    // Without room, or without DSCPs, they stay degraded.
+    match released.and_then(|()| restore(&after, MOST_MOVED)) {
+        Ok(Restored { jobs: restored, changes, .. }) => {
+            core::iter::once(Change::Release { job, restored }).chain(changes).collect()
+        }
+        Err(_) => alone(),
+    }
+}
+
+/// What is written to tidy up: moves that lower what all jobs cost those to come, and those that give degraded jobs their
+/// guarantee back.
 ///
 /// # Errors
 /// When no move would.
@@ -96,11 +167,19 @@ pub fn defragment(book: &Book, most_moved: u32) -> Result<Vec<Change>, String> {
     let standings: Vec<Standing<'_>> = book.standings().collect();
     let limits = Limits { most_moved, tries: ROUNDS, seed: book.next_index() };
     let plan = defragmentation::defragment(book.ledger(), &standings, limits);
-    if plan.steps.is_empty() {
+    let (mut after, mut changes) = (book.clone(), Vec::new());
+    let asked = Change::Moves { moved: plan.workers_moved(), degraded: 0 };
+    apply(&mut after, &mut changes, asked)?;
+    carry_out(&mut after, &mut changes, &plan.steps)?;
+    let left = most_moved.saturating_sub(plan.workers_moved());
+    let restored = restore(&after, left).unwrap_or_default();
+    if plan.steps.is_empty() && restored.jobs.is_empty() {
         return Err("no move would make room".to_string());
     }
-    let (mut after, mut changes) = (book.clone(), Vec::new());
-    apply(&mut after, &mut changes, Change::Moves { moved: plan.workers_moved() })?;
-    carry_out(&mut after, &mut changes, &plan.steps)?;
+    changes.extend(restored.changes);
+    changes[0] = Change::Moves {
+        moved: plan.workers_moved() + restored.workers_moved,
+        degraded: (book.degraded().count() - restored.jobs.len()) as u32,
+    };
     Ok(changes)
 }

@@ -4,9 +4,26 @@
 //! that is down takes its links with it.
 
 use alloc::collections::BTreeSet;
+use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
 use fabric::topology::{Kind, LinkId, NodeId, Topology};
+
+/// What is down, by name. Numbers of nodes and links follow from their order in a topology's file; names stay when it is edited.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Names {
+    /// Hosts and switches.
+    pub nodes: Vec<String>,
+    /// Links, each by the node and port of one of its ends.
+    pub links: Vec<(String, u8)>,
+}
+
+impl Names {
+    /// Whether nothing is down.
+    pub fn is_empty(&self) -> bool {
+        self.nodes.is_empty() && self.links.is_empty()
+    }
+}
 
 /// See the module's text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,6 +36,35 @@ impl Outage {
     /// Nothing is down.
     pub fn none() -> Outage {
         Outage::default()
+    }
+
+    /// What has these names, and which of them the topology does not have: links among these are `NAME:PORT`.
+    pub fn named(topology: &Topology, names: &Names) -> (Outage, Vec<String>) {
+        let (mut outage, mut unknown) = (Outage::none(), Vec::new());
+        for name in &names.nodes {
+            let Some(node) = topology.named(name) else {
+                unknown.push(name.to_string());
+                continue;
+            };
+            outage.nodes.insert(node);
+        }
+        for (name, port) in &names.links {
+            let link = topology.named(name).and_then(|node| topology.node(node).link_at(*port));
+            let Some(link) = link else {
+                unknown.push(alloc::format!("{name}:{port}"));
+                continue;
+            };
+            outage.links.insert(link);
+        }
+        (outage, unknown)
+    }
+
+    /// The names of all that is down.
+    pub fn names(&self, topology: &Topology) -> Names {
+        let name = |node: NodeId| topology.node(node).name().to_string();
+        let links = self.links.iter().filter_map(|link| topology.link(*link));
+        let links = links.map(|link| (name(link.ends[0].node), link.ends[0].port));
+        Names { nodes: self.nodes.iter().map(|node| name(*node)).collect(), links: links.collect() }
     }
 
     /// A host or switch goes down, or comes back; whether that is new.

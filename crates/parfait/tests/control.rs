@@ -319,7 +319,10 @@ fn names_owners_and_changes_since_decide_what_is_executed() {
     };
     let other = refused(asked(&mut brain, 102, release(Some("bob"))));
     assert_eq!(other, format!("job {first} belongs to 'ada'"));
-    assert_eq!(asked(&mut brain, 103, release(Some("ada"))), Outcome::Released(first));
+    assert_eq!(
+        asked(&mut brain, 103, release(Some("ada"))),
+        Outcome::Released { job: first, restored: vec![] }
+    );
     assert_eq!(refused(asked(&mut brain, 105, release(None))), "there is no job 'resnet'");
     assert!(matches!(asked(&mut brain, 104, admit("resnet", None)), Outcome::Admitted(_)));
 }
@@ -377,13 +380,13 @@ fn a_brain_that_loses_the_log_answers_nothing_and_writes_no_more() {
 #[test]
 fn a_brain_that_cannot_read_the_log_leaves_the_lease_to_others() {
     let (mut brain, open) = opening();
-    // Version 3, an empty batch.
-    let header = [20, 0, 0, 0, 3, 0, 0, 0];
+    // Version 99, an empty batch.
+    let header = [20, 0, 0, 0, 99, 0, 0, 0];
     let body = [0; 20];
     let log = [&header[..], &crc(&[&header[..], &body].concat()).to_le_bytes(), &body].concat();
     brain.handle_opened(open, Ok(Image { snapshot: Vec::new(), log }), 30);
     assert_eq!((brain.state(), brain.counters().logs_refused), (State::Standby, 1));
-    assert!(brain.last_error().expect("refused").to_string().contains("of version 3"));
+    assert!(brain.last_error().expect("refused").to_string().contains("of version 99"));
     brain.handle_timeout(4000);
     assert_eq!(drain(&mut brain), [], "longer than a lease");
     brain.handle_timeout(30 + 300 + 4000);

@@ -53,6 +53,9 @@ const SETTLES: Duration = Duration::from_secs(2);
 /// Most workers that are moved when a link goes down by itself.
 const MOST_MOVED: u32 = 4096;
 
+/// Parts that a line of the log names.
+const MAX_NAMED: usize = 8;
+
 /// What becomes of a request.
 pub(super) type Answer = Result<Outcome, Denial>;
 
@@ -521,8 +524,12 @@ impl<S: Store> Actor<S> {
             Ok(Outcome::Admitted(job)) => {
                 self.events.note("admitted", Some(*job), format!("job {job}{}", name(job)));
             }
-            Ok(Outcome::Released(job)) => {
+            Ok(Outcome::Released { job, restored }) => {
                 self.events.note("released", Some(*job), format!("job {job} is released"));
+                for job in restored {
+                    let text = format!("job {job}{} has its guarantee again", name(job));
+                    self.events.note("moved", Some(*job), text);
+                }
             }
             Ok(Outcome::Repaired { hit, moved, degraded }) => self.events.note(
                 "moved",
@@ -555,6 +562,7 @@ impl<S: Store> Actor<S> {
                 );
                 log::line(&text);
                 self.events.note("leading", None, text);
+                self.note_unknown_parts();
             }
             State::Standby if self.state != State::Standby => {
                 let why =
@@ -576,6 +584,20 @@ impl<S: Store> Actor<S> {
         }
         self.state = state;
         self.is_changed = true;
+    }
+
+    /// Parts that were down and are gone from the topology: nobody has to say that they are back.
+    fn note_unknown_parts(&self) {
+        let unknown = self.brain.book().map_or(&[][..], |(book, _)| book.unknown_parts());
+        if unknown.is_empty() {
+            return;
+        }
+        let named = unknown.iter().take(MAX_NAMED).cloned().collect::<Vec<_>>().join(", ");
+        let more = unknown.len().saturating_sub(MAX_NAMED);
+        let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+        log::line(format_args!(
+            "the ledger has parts as down that the topology has not: {named}{more}; they are left out"
+        ));
     }
 
     /// How long until the next view is made.

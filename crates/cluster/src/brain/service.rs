@@ -261,7 +261,9 @@ impl Brain for Service {
         let answer = self.tell(|answer| Input::Ask { request, answer }).await?;
         use proto::release_reply::Result;
         let result = match self.outcome(answer)? {
-            Outcome::Released(job) => Result::Released(proto::Admitted { job }),
+            Outcome::Released { job, restored } => {
+                Result::Released(proto::Released { job, restored })
+            }
             Outcome::Refused(reason) => Result::Refused(reason),
             _ => return Err(Status::internal("another request's answer")),
         };

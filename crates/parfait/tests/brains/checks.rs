@@ -9,11 +9,13 @@
 //! - C7: a request is executed once: no two entries have it.
 //! - C8: no plan names a job that is not durable.
 //! - C9: on no port does a plan guarantee more than the port carries, or have two jobs one DSCP.
+//! - C10: no job is without its guarantee at a place whose links would hold it: whatever makes room gives it back.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use parfait::agent::{Command, Position, check_plan};
 use parfait::brain::{Brain, Effect};
+use parfait::demand::Demand;
 use parfait::log::{Book, Change, Outcome, batches};
 
 use crate::world::{World, shown};
@@ -84,7 +86,7 @@ impl Checks {
         }
         match outcome {
             Outcome::Admitted(job) => self.admitted.insert(*job),
-            Outcome::Released(job) => self.released.insert(*job),
+            Outcome::Released { job, .. } => self.released.insert(*job),
             Outcome::Refused(_) | Outcome::Repaired { .. } => false,
         };
         Ok(())
@@ -107,6 +109,9 @@ impl Checks {
                 return Err(format!("C9: job {job} meets another with its DSCP"));
             }
             ledger.audit().map_err(|what| format!("C3: {what}"))?;
+            if let Some(job) = book.degraded().find(|job| fits_in_place(book, *job)) {
+                return Err(format!("C10: job {job} is degraded, and its links would hold it"));
+            }
         }
         let replayed = self.replayed.as_ref().map(|(_, replayed)| replayed);
         if is_durable && is_last && replayed.is_some_and(|replayed| !replayed.same_as(book)) {
@@ -199,4 +204,13 @@ impl Checks {
         self.replayed = Some((world.disk.changes, book));
         Ok(true)
     }
+}
+
+/// Whether a job's place would hold it beside all others.
+fn fits_in_place(book: &Book, job: u64) -> bool {
+    let held = &book.jobs()[&job];
+    let demand = Demand::in_order(&held.job.pattern, held.order).expect("it was admitted");
+    let slots = held.job.slots_per_worker;
+    let mut ledger = book.ledger().clone();
+    ledger.relocate(job, &demand, slots, held.abstraction, &held.pieces).is_ok()
 }

@@ -136,6 +136,7 @@ pub(crate) struct Tally {
     pub(crate) snapshots: u64,
     pub(crate) admitted: u64,
     pub(crate) released: u64,
+    pub(crate) restored: u64,
     pub(crate) refused: u64,
     pub(crate) repeated: u64,
     pub(crate) lower_term: u64,
@@ -591,7 +592,7 @@ impl World {
         }
         match outcome {
             Outcome::Admitted(job) => client.jobs.push(*job),
-            Outcome::Released(job) => client.jobs.retain(|own| own != job),
+            Outcome::Released { job, .. } => client.jobs.retain(|own| own != job),
             Outcome::Refused(_) | Outcome::Repaired { .. } => {}
         }
         client.asked = None;
@@ -773,6 +774,7 @@ impl World {
         tally.snapshots += counters.snapshots;
         tally.admitted += counters.admitted;
         tally.released += counters.released;
+        tally.restored += counters.restored;
         tally.refused += counters.refused;
         tally.repeated += counters.repeated;
         tally.repairs += counters.repairs;
@@ -839,7 +841,7 @@ impl Tally {
         }
     }
 
-    fn numbers(&mut self) -> [(&'static str, &mut u64); 19] {
+    fn numbers(&mut self) -> [(&'static str, &mut u64); 20] {
         [
             ("a term", &mut self.terms),
             ("a fenced write", &mut self.fenced),
@@ -848,6 +850,7 @@ impl Tally {
             ("a snapshot", &mut self.snapshots),
             ("an admission", &mut self.admitted),
             ("a release", &mut self.released),
+            ("a guarantee that came back by a release", &mut self.restored),
             ("a refusal", &mut self.refused),
             ("a repeated request", &mut self.repeated),
             ("a command of a lower term", &mut self.lower_term),

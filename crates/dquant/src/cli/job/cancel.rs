@@ -12,12 +12,16 @@ use crate::exit::{CliError, Exit};
 
 /// Give back what a job has
 ///
-/// Its processes are not touched: what they send has no guarantee any more.
+/// Its processes are not touched: what they send has no guarantee any more. Jobs that had lost theirs
+/// get it back where there is room now, and are named.
 #[derive(Debug, Args)]
-#[command(after_help = "\
+#[command(
+    verbatim_doc_comment,
+    after_help = "\
 Examples:
   dquant job cancel llm
-  dquant job cancel 17 --force      a job of somebody else")]
+  dquant job cancel 17 --force      a job of somebody else"
+)]
 pub(super) struct Cancel {
     /// The job's name or number
     job: String,
@@ -33,6 +37,16 @@ pub(super) struct Cancel {
 #[derive(Debug, Serialize)]
 struct Cancelled {
     job: u64,
+    /// Degraded jobs that have their guarantee again by that.
+    restored: Vec<Restored>,
+}
+
+#[derive(Debug, Serialize)]
+struct Restored {
+    job: u64,
+    name: String,
+    /// Where its workers are now.
+    hosts: Vec<String>,
 }
 
 impl Report for Cancelled {
@@ -41,7 +55,11 @@ impl Report for Cancelled {
 
 impl fmt::Display for Cancelled {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "job {} is released", self.job)
+        write!(f, "job {} is released", self.job)?;
+        for Restored { job, name, hosts } in &self.restored {
+            write!(f, "\njob {job} '{name}' has its guarantee again, on {}", hosts.join(" "))?;
+        }
+        Ok(())
     }
 }
 
@@ -52,13 +70,24 @@ impl Cancel {
             Ok(number) => (number, ""),
             Err(_) => (0, self.job.as_str()),
         };
-        let outcome =
-            self.brains.call(async |client| client.release(number, name, &owner).await)?;
-        let job = outcome.map_err(|reason| {
+        let (outcome, held) = self.brains.call(async |client| {
+            let outcome = client.release(number, name, &owner).await?;
+            let has_more = outcome.as_ref().is_ok_and(|released| !released.restored.is_empty());
+            let held = if has_more { client.topology().await?.held } else { Vec::new() };
+            Ok((outcome, held))
+        })?;
+        let released = outcome.map_err(|reason| {
             CliError::check_failed(reason)
                 .hint("`dquant job list` shows jobs and owners; --force releases any")
         })?;
-        console.report(&Cancelled { job })?;
+        // One that is cancelled meanwhile is not there any more.
+        let restored = held.into_iter().filter(|held| released.restored.contains(&held.job));
+        let restored = restored.map(|held| {
+            let mut hosts: Vec<String> = held.pieces.into_iter().map(|piece| piece.host).collect();
+            hosts.dedup();
+            Restored { job: held.job, name: held.name, hosts }
+        });
+        console.report(&Cancelled { job: released.job, restored: restored.collect() })?;
         Ok(Exit::Good)
     }
 }
