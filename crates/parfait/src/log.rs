@@ -42,7 +42,7 @@ use crate::separation::is_name;
 use crate::site::{Ground, Site};
 
 /// The version of the format that is written, and the only one that is read.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 
 /// Most clients whose last answer is kept: those that asked last. One that repeats a request after so many others asked
 /// is taken for new.

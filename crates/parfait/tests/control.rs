@@ -377,13 +377,13 @@ fn a_brain_that_loses_the_log_answers_nothing_and_writes_no_more() {
 #[test]
 fn a_brain_that_cannot_read_the_log_leaves_the_lease_to_others() {
     let (mut brain, open) = opening();
-    // Version 3, an empty batch.
-    let header = [20, 0, 0, 0, 3, 0, 0, 0];
+    // Version 4, an empty batch.
+    let header = [20, 0, 0, 0, 4, 0, 0, 0];
     let body = [0; 20];
     let log = [&header[..], &crc(&[&header[..], &body].concat()).to_le_bytes(), &body].concat();
     brain.handle_opened(open, Ok(Image { snapshot: Vec::new(), log }), 30);
     assert_eq!((brain.state(), brain.counters().logs_refused), (State::Standby, 1));
-    assert!(brain.last_error().expect("refused").to_string().contains("of version 3"));
+    assert!(brain.last_error().expect("refused").to_string().contains("of version 4"));
     brain.handle_timeout(4000);
     assert_eq!(drain(&mut brain), [], "longer than a lease");
     brain.handle_timeout(30 + 300 + 4000);

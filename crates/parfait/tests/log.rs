@@ -154,7 +154,7 @@ fn what_is_not_this_log_is_refused_with_the_reason() {
     let refused =
         |snapshot: &[u8], log: &[u8]| recover(snapshot, log).expect_err("refused").to_string();
     let old = sealed(VERSION - 1, 0, body);
-    assert!(refused(&[], &old).contains("byte 0 is of version 1, and this is version 2"));
+    assert!(refused(&[], &old).contains("byte 0 is of version 2, and this is version 3"));
     assert!(refused(&sealed(7, 1, &snapshot[12..]), &[]).contains("of version 7"));
     assert!(refused(&snapshot[..snapshot.len() - 1], &[]).contains("the snapshot is damaged"));
     assert!(refused(&[], &sealed(VERSION, 1, body)).contains("malformed"));
