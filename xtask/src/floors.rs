@@ -144,6 +144,7 @@ const FLOORS: &[(&str, &str)] = &[
          log: runs separation job demand outage network site loads ledger placement repair queues
          mending: ledger placement repair log
          agent: planted job ledger queues shifts
+         turns: planted job demand outage loads ledger log shifts agent
          brain: *",
     ),
     (
