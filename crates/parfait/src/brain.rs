@@ -623,12 +623,12 @@ impl Brain {
         match leader.storing.take().map(|(_, _, write)| write) {
             Some(Write::Begin) => {
                 leader.has_begun = true;
-                leader.turns.update(&leader.book);
+                leader.turns.follow(&leader.book, self.planted);
                 self.plan_nodes(None, now_ns);
             }
             Some(Write::Batch { at, length, answers, mut nodes }) => {
                 leader.end = at + length;
-                let shifted = leader.turns.update(&leader.book);
+                let shifted = leader.turns.follow(&leader.book, self.planted);
                 let hosts = shifted.into_iter().flat_map(|job| turns::hosts(&leader.book, job));
                 nodes.extend(hosts);
                 self.answer(answers);

@@ -27,6 +27,7 @@ use crate::ledger::JobId;
 use crate::loads::Piece;
 use crate::log::Book;
 use crate::outage::Outage;
+use crate::planted::{Bug, Planted};
 use crate::shifts::{self, Burst, LeftAlone, Limits, Part, Shared, Shifts, Use};
 
 /// What the brain may spend on shifts while it decides on nothing else: about 50 ms (docs/parfait.md, "Time").
@@ -101,12 +102,20 @@ impl Turns {
 
     /// Looks at the book again, and returns the jobs whose phase is another one than before.
     pub fn update(&mut self, book: &Book) -> BTreeSet<JobId> {
+        self.follow(book, Planted::default())
+    }
+
+    pub(crate) fn follow(&mut self, book: &Book, planted: Planted) -> BTreeSet<JobId> {
         if self.basis.is_some() && self.changed_index == book.changed_index() {
             return BTreeSet::new();
         }
         self.changed_index = book.changed_index();
         let basis = Basis::of(book);
         if self.basis.as_ref() == Some(&basis) {
+            return BTreeSet::new();
+        }
+        let had = self.basis.as_ref().map_or(0, |before| before.jobs.len());
+        if planted.is(Bug::ShiftsStale) && basis.jobs.len() < had {
             return BTreeSet::new();
         }
         self.basis = Some(basis);
