@@ -4,8 +4,6 @@
 //! $ cargo run --release -p parfait --example turns_pace
 //! ```
 
-use std::time::Instant;
-
 use fabric::shape::Shape;
 use fabric::topology::Capacity;
 use parfait::brain::place_job;
@@ -59,11 +57,22 @@ fn chains(periods: &[u64], size: usize) -> Vec<Shared> {
     pairs.map(|job| link(job..job + 2, periods, 80)).collect()
 }
 
+/// What something gives, and how many milliseconds it takes.
+#[expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "measures time")]
+fn timed<T>(run: impl FnOnce() -> T) -> (T, f64) {
+    let begin = std::time::Instant::now();
+    let result = run();
+    (result, begin.elapsed().as_secs_f64() * 1e3)
+}
+
 fn worst_of_all() {
-    let periods: [(&str, fn(usize) -> u64); 3] =
-        [("odd", odd), ("even", even), ("equal", |_| 24 * MS)];
-    for (name, period) in periods {
-        let periods: Vec<u64> = (0..256).map(period).collect();
+    let own = |kind: &str, job: usize| match kind {
+        "odd" => odd(job),
+        "even" => even(job),
+        _ => 24 * MS,
+    };
+    for name in ["odd", "even", "equal"] {
+        let periods: Vec<u64> = (0..256).map(|job| own(name, job)).collect();
         let mut cases = Vec::new();
         for size in [2, 4, 8, 16, 32, 64, 256] {
             cases.push((format!("{size} on a link"), parts(&periods, size, 0, 0)));
@@ -78,9 +87,9 @@ fn worst_of_all() {
             let mut times = Vec::new();
             let mut found = None;
             for _ in 0..3 {
-                let begin = Instant::now();
-                found = shifts::plan(&periods, &links, &LIMITS).ok();
-                times.push(begin.elapsed().as_secs_f64() * 1e3);
+                let (result, ms) = timed(|| shifts::plan(&periods, &links, &LIMITS));
+                found = result.ok();
+                times.push(ms);
             }
             let found = found.expect("nothing is impossible");
             let all = found.links.iter().flatten();
@@ -122,16 +131,13 @@ fn large(shape: &str, jobs: usize) {
         let entry = Entry { client: 1, sequence: job as u64, change: Change::Admit(held) };
         book.apply(1, &entry).expect("it fits");
     }
-    let begin = Instant::now();
-    let turns = Turns::of(&book);
-    let took = begin.elapsed();
+    let (mut turns, ms) = timed(|| Turns::of(&book));
     let phase = |job: &u64| turns.turn(*job).map(|turn| turn.phase);
     let all: Vec<_> = book.jobs().keys().filter_map(phase).collect();
     let left = all.iter().filter(|phase| matches!(phase, Err(Alone::Left(_)))).count();
     let shifted = all.iter().filter(|phase| phase.is_ok()).count();
     println!(
-        "{shape}, {hosts} hosts: {:.1} ms for {} jobs, {shifted} with a shift, {left} left alone",
-        took.as_secs_f64() * 1e3,
+        "{shape}, {hosts} hosts: {ms:.1} ms for {} jobs, {shifted} with a shift, {left} left alone",
         all.len()
     );
     let label = Label { name: "other".to_owned(), owner: String::new() };
@@ -139,9 +145,9 @@ fn large(shape: &str, jobs: usize) {
     let held = place_job(&mut book, Abstraction::Parfait, 100, &mut memory, label, other);
     let change = Change::Admit(held.expect("a place"));
     book.apply(1, &Entry { client: 2, sequence: 1, change }).expect("it fits");
-    let (mut turns, begin) = (turns, Instant::now());
-    assert!(turns.update(&book).is_empty(), "a job without a cycle changes no time");
-    println!("{shape}: {:.3} ms for another job", begin.elapsed().as_secs_f64() * 1e3);
+    let (changed, ms) = timed(|| turns.update(&book));
+    assert!(changed.is_empty(), "a job without a cycle changes no time");
+    println!("{shape}: {ms:.3} ms for another job");
 }
 
 fn main() {

@@ -19,6 +19,7 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use fabric::topology::NodeId;
+use thiserror::Error;
 
 use crate::agent::Phase;
 use crate::demand::Order;
@@ -43,15 +44,19 @@ pub const LIMITS: Limits = Limits {
 };
 
 /// Why a job's exchanges begin whenever it likes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Alone {
     /// It fills no link together with other jobs that say their cycle.
+    #[error("it fills no link together with other jobs that say their cycle")]
     Free,
     /// It has lost its guarantee.
+    #[error("it is without its guarantee")]
     Degraded,
     /// Its part of the graph is left alone.
+    #[error("jobs on its links that say their cycle, and those on theirs, are left alone: {0}")]
     Left(LeftAlone),
     /// No shifts of its part have less demand above what links carry.
+    #[error("no times leave less demand above what its links carry")]
     NoGain,
 }
 
