@@ -126,7 +126,8 @@ const FLOORS: &[(&str, &str)] = &[
          family: runs
          pattern
          separation
-         job: pattern separation
+         shifts
+         job: pattern separation shifts
          demand: runs family pattern
          groups
          spread
@@ -139,11 +140,11 @@ const FLOORS: &[(&str, &str)] = &[
          repair: network loads ledger placement
          profile: family pattern job demand
          queues: job loads ledger
-         shifts
          planted
          log: runs separation job demand outage network site loads ledger placement repair queues
          mending: ledger placement repair log
          agent: planted job ledger queues shifts
+         turns: planted job demand outage loads ledger log shifts agent
          brain: *",
     ),
     (

@@ -223,6 +223,7 @@ fn place(net: &mut Net, hostile: bool) -> Vec<JobView> {
             dscp: 10 + 8 * kind as u8,
             workers,
             state: if kind == 3 { "degraded" } else { "running" }.into(),
+            cycle: None,
         });
     }
     jobs

@@ -115,6 +115,32 @@ pub struct JobView {
     pub workers: Vec<Placed>,
     /// "running", or "degraded" where a failure took its guarantee.
     pub state: String,
+    /// When it exchanges, if it says so.
+    pub cycle: Option<CycleView>,
+}
+
+/// The cycle of a job that computes and exchanges in turn, and the time that it has.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CycleView {
+    /// From one exchange to the next, as the job says, in nanoseconds.
+    pub period_ns: u64,
+    /// How long an exchange lasts, as the job says.
+    pub exchange_ns: u64,
+    /// When its exchanges may begin; `None` for whenever it likes.
+    pub turn: Option<TurnView>,
+    /// Why it may exchange whenever it likes; `None` if it has a time, or while that is not decided.
+    pub why: Option<String>,
+    /// The jobs with which it fills a link, by number.
+    pub with: Vec<u64>,
+}
+
+/// When exchanges may begin: at `shift_ns + n * period_ns` of Unix time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TurnView {
+    /// From one time to the next: the job's period, rounded up.
+    pub period_ns: u64,
+    /// Below the period.
+    pub shift_ns: u64,
 }
 
 /// Consecutive workers on a host.

@@ -46,6 +46,7 @@ use crate::placement::migration::{Standing, apart};
 use crate::placement::search::{self, Memory};
 use crate::planted::{Bug, Planted};
 use crate::site::Ground;
+use crate::turns::{self, Turn, Turns};
 
 /// Most requests that wait for the write before them.
 pub const MAX_WAITING: usize = 1024;
@@ -343,6 +344,8 @@ struct Leader {
     storing: Option<(u64, u64, Write)>,
     has_begun: bool,
     links: BTreeMap<NodeId, Link>,
+    /// Of what is durable.
+    turns: Turns,
 }
 
 #[derive(Debug)]
@@ -467,6 +470,12 @@ impl Brain {
     pub fn objection(&self, node: NodeId) -> Option<Objection> {
         let Role::Leading(leader) = &self.role else { return None };
         leader.links.get(&node)?.objection
+    }
+
+    /// Whether and when a job takes turns with others, if it says its cycle and this brain leads.
+    pub fn turn(&self, job: JobId) -> Option<&Turn> {
+        let Role::Leading(leader) = &self.role else { return None };
+        leader.turns.turn(job)
     }
 
     /// What the agent of a node measured last.
@@ -618,10 +627,14 @@ impl Brain {
         match leader.storing.take().map(|(_, _, write)| write) {
             Some(Write::Begin) => {
                 leader.has_begun = true;
+                leader.turns.follow(&leader.book, self.planted);
                 self.plan_nodes(None, now_ns);
             }
-            Some(Write::Batch { at, length, answers, nodes }) => {
+            Some(Write::Batch { at, length, answers, mut nodes }) => {
                 leader.end = at + length;
+                let shifted = leader.turns.follow(&leader.book, self.planted);
+                let hosts = shifted.into_iter().flat_map(|job| turns::hosts(&leader.book, job));
+                nodes.extend(hosts);
                 self.answer(answers);
                 self.plan_nodes(Some(nodes), now_ns);
             }
@@ -793,7 +806,8 @@ impl Brain {
         let links = self.governed.iter().map(|node| (*node, Link::default())).collect();
         let ticket = self.ticket();
         let storing = Some((ticket, now_ns, Write::Begin));
-        let leader = Leader { opening, term, book, end, storing, has_begun: false, links };
+        let turns = Turns::default();
+        let leader = Leader { opening, term, book, end, storing, has_begun: false, links, turns };
         self.role = Role::Leading(Box::new(leader));
         self.effects.push_back(Effect::Append { opening, at, bytes });
         self.effects.push_back(Effect::Sync { opening, ticket });
@@ -910,7 +924,7 @@ impl Brain {
     fn plan_nodes(&mut self, nodes: Option<BTreeSet<NodeId>>, now_ns: u64) {
         let Role::Leading(leader) = &mut self.role else { return };
         let nodes = nodes.unwrap_or_else(|| self.governed.clone());
-        for (node, plan) in plans(&leader.book, &nodes) {
+        for (node, plan) in plans(&leader.book, &leader.turns, &nodes) {
             let Some(link) = leader.links.get_mut(&node) else { continue };
             link.sequence = self.next_sequence;
             self.next_sequence += 1;
@@ -1060,9 +1074,10 @@ fn senders(book: &Book, job: JobId) -> BTreeSet<NodeId> {
     links.map(|link| network.ends(*link).0.node).collect()
 }
 
-/// The plans of nodes; one that has no jobs has an empty one.
-fn plans(book: &Book, nodes: &BTreeSet<NodeId>) -> BTreeMap<NodeId, Plan> {
+/// The plans of nodes; one that has no jobs has an empty one. A job's time is that of those who send, its workers' hosts.
+fn plans(book: &Book, turns: &Turns, nodes: &BTreeSet<NodeId>) -> BTreeMap<NodeId, Plan> {
     let network = book.ledger().network();
+    let phases = turns.phases(book);
     let mut plans: BTreeMap<NodeId, Plan> = nodes.iter().map(|node| (*node, Plan::new())).collect();
     for (link, trunk) in network.links() {
         let from = network.ends(link).0;
@@ -1071,7 +1086,9 @@ fn plans(book: &Book, nodes: &BTreeSet<NodeId>) -> BTreeMap<NodeId, Plan> {
             let held = book.jobs().get(&reserved.job)?;
             let Job { burst_bytes, latency, .. } = held.job;
             let &Reserved { job, dscp, bps } = reserved;
-            Some(Share { port: from.port, job, dscp, bps, burst_bytes, latency, phase: None })
+            let phase = phases.get(&job).filter(|(_, hosts)| hosts.contains(&from.node));
+            let phase = phase.map(|(phase, _)| *phase);
+            Some(Share { port: from.port, job, dscp, bps, burst_bytes, latency, phase })
         }));
     }
     plans.values_mut().for_each(|plan| plan.sort_unstable_by_key(|share| (share.port, share.job)));

@@ -14,6 +14,7 @@
 //! | `spread` | `hosts:N`, `leaves:N`: over how many workers are spread evenly | any |
 //! | `most` | `host:K`, `leaf:K`: how many workers a host, or all hosts below a leaf, have at most | any |
 //! | `apart` | names or numbers of jobs whose hosts it must not have, with commas | none |
+//! | `cycle` | `PERIOD/EXCHANGE`, as `24ms/7ms`: when it runs alone, it exchanges for the second out of each first | not known |
 
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
@@ -22,14 +23,18 @@ use core::str::FromStr;
 
 use thiserror::Error;
 
-use crate::pattern::{Pattern, PatternError, quantity};
+use crate::pattern::{Pattern, PatternError, digits, quantity};
 use crate::separation::Separation;
+use crate::shifts::MAX_PERIOD_NS;
 
 /// Most slots that a worker may take.
 pub const MAX_SLOTS_PER_WORKER: u32 = 1 << 12;
 
 /// Largest burst: more would take a second of a link of 100 Gbit/s.
 pub const MAX_BURST_BYTES: u64 = 12_500_000_000;
+
+/// Shortest exchange: no timer of a host is finer.
+pub const MIN_EXCHANGE_NS: u64 = 1_000;
 
 /// Bytes of a burst where none is named.
 pub const DEFAULT_BURST_BYTES: u64 = 64_000;
@@ -46,6 +51,56 @@ pub enum Latency {
     Bulk,
 }
 
+/// How a job computes and exchanges in turn when it runs alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Cycle {
+    /// From the beginning of one exchange to that of the next, in nanoseconds; at most [`MAX_PERIOD_NS`].
+    pub period_ns: u64,
+    /// How long an exchange lasts; at least [`MIN_EXCHANGE_NS`] and below the period.
+    pub exchange_ns: u64,
+}
+
+impl Cycle {
+    /// Whether a job can have it.
+    pub fn is_valid(&self) -> bool {
+        let Cycle { period_ns, exchange_ns } = *self;
+        (MIN_EXCHANGE_NS..period_ns).contains(&exchange_ns) && period_ns <= MAX_PERIOD_NS
+    }
+
+    fn parse(text: &str) -> Option<Cycle> {
+        let (period, exchange) = text.split_once('/')?;
+        Some(Cycle { period_ns: time_ns(period)?, exchange_ns: time_ns(exchange)? })
+    }
+}
+
+/// Units of time, the longest first.
+const UNITS: [(&str, u64); 4] = [("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000), ("ns", 1)];
+
+/// A whole number with a unit; what is too large for the type is too large for a job.
+fn time_ns(text: &str) -> Option<u64> {
+    // Seconds come last: all units end as they do.
+    let (number, unit) =
+        UNITS.iter().rev().find_map(|(name, unit)| Some((text.strip_suffix(name)?, *unit)))?;
+    Some(digits::<u64>(number)?.saturating_mul(unit))
+}
+
+/// A time in the longest unit of which it is a whole number.
+struct Whole(u64);
+
+impl fmt::Display for Whole {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fits = |(_, unit): &&(&str, u64)| self.0.is_multiple_of(*unit);
+        let (name, unit) = UNITS.iter().find(fits).unwrap_or(&("ns", 1));
+        write!(f, "{}{name}", self.0 / unit)
+    }
+}
+
+impl fmt::Display for Cycle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", Whole(self.period_ns), Whole(self.exchange_ns))
+    }
+}
+
 /// See the module's text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
@@ -59,6 +114,8 @@ pub struct Job {
     pub latency: Latency,
     /// How far its workers are kept apart.
     pub separation: Separation,
+    /// When it exchanges, if that is known: jobs that say it take turns on links that they share.
+    pub cycle: Option<Cycle>,
 }
 
 /// Why a text is no job.
@@ -70,7 +127,7 @@ pub enum JobError {
     /// There is no such key, or it has no value.
     #[error(
         "'{0}' is not slots=NUMBER, burst=BYTES, latency=low|normal|bulk, spread=hosts:NUMBER, spread=leaves:NUMBER, \
-         most=host:NUMBER, most=leaf:NUMBER or apart=JOB,JOB"
+         most=host:NUMBER, most=leaf:NUMBER, apart=JOB,JOB or cycle=PERIOD/EXCHANGE (as 24ms/7ms)"
     )]
     Unreadable(String),
     /// A key is there twice.
@@ -88,6 +145,13 @@ pub enum JobError {
         /// The largest that may be.
         most: u64,
     },
+    /// No job has such a cycle.
+    #[error(
+        "cycle={0}: an exchange takes {least} at least and less than the period, and the period {most} at most",
+        least = Whole(MIN_EXCHANGE_NS),
+        most = Whole(MAX_PERIOD_NS)
+    )]
+    Cycle(Cycle),
 }
 
 impl Job {
@@ -105,6 +169,7 @@ impl Job {
                 most_per_leaf: 0,
                 apart: Vec::new(),
             },
+            cycle: None,
         }
     }
 
@@ -121,6 +186,9 @@ impl Job {
         };
         in_range("slots", slots, 1, MAX_SLOTS_PER_WORKER.into())?;
         in_range("burst", self.burst_bytes, 0, MAX_BURST_BYTES)?;
+        if let Some(cycle) = self.cycle.filter(|cycle| !cycle.is_valid()) {
+            return Err(JobError::Cycle(cycle));
+        }
         let workers = u64::from(self.pattern.workers()?);
         let Separation { hosts, leaves, .. } = self.separation;
         in_range("spread over hosts", hosts.into(), 0, workers)?;
@@ -138,6 +206,7 @@ impl Job {
                 let all = [Latency::Low, Latency::Normal, Latency::Bulk];
                 self.latency = all.into_iter().find(|latency| latency.to_string() == value)?;
             }
+            "cycle" => self.cycle = Some(Cycle::parse(value)?),
             _ => self.separation.set(key, value)?,
         }
         Some(())
@@ -166,7 +235,8 @@ impl fmt::Display for Job {
         if self.latency != Latency::Normal {
             write!(f, " latency={}", self.latency)?;
         }
-        write!(f, "{}", self.separation)
+        write!(f, "{}", self.separation)?;
+        self.cycle.map_or(Ok(()), |cycle| write!(f, " cycle={cycle}"))
     }
 }
 
@@ -200,12 +270,18 @@ mod tests {
             "ring:4@1G slots=8 burst=1000 latency=bulk",
             "ring:8@1G spread=hosts:4,leaves:2 most=host:2,leaf:7 apart=train.a-1,17",
             "ring:8@1G most=leaf:3",
+            "ring:8@1G latency=low apart=17 cycle=24ms/7ms",
+            "ring:8@1G cycle=60s/59999999999ns",
+            "ring:8@1G cycle=24013us/1us",
         ] {
             assert_eq!(text.parse::<Job>().expect(text).to_string(), text);
         }
         let job: Job = "ring:4@1G latency=low burst=2M slots=3".parse().expect("any order");
         assert_eq!((job.slots_per_worker, job.burst_bytes), (3, 2_000_000));
         assert_eq!(job.latency, Latency::Low);
+        let job: Job = "ring:4@1G cycle=24000us/7000000ns".parse().expect("other units");
+        assert_eq!(job.cycle, Some(Cycle { period_ns: 24_000_000, exchange_ns: 7_000_000 }));
+        assert_eq!(job.to_string(), "ring:4@1G cycle=24ms/7ms");
     }
 
     #[test]
@@ -231,6 +307,21 @@ mod tests {
             ("ring:4@1G apart=a,,b", "'apart=a,,b' is not"),
             ("ring:4@1G apart=a,a", "'apart=a,a' is not"),
             ("ring:4@1G apart=ä", "'apart=ä' is not"),
+            ("ring:4@1G cycle=24ms", "'cycle=24ms' is not"),
+            ("ring:4@1G cycle=24/7", "'cycle=24/7' is not"),
+            ("ring:4@1G cycle=ms/7ms", "'cycle=ms/7ms' is not"),
+            ("ring:4@1G cycle=24ms/7ms/1ms", "'cycle=24ms/7ms/1ms' is not"),
+            ("ring:4@1G cycle=+24ms/7ms", "'cycle=+24ms/7ms' is not"),
+            ("ring:4@1G cycle=2.4s/7ms", "'cycle=2.4s/7ms' is not"),
+            ("ring:4@1G cycle=24ms/7ms cycle=1s/1ms", "'cycle' is said twice"),
+            (
+                "ring:4@1G cycle=24ms/24ms",
+                "cycle=24ms/24ms: an exchange takes 1us at least and less",
+            ),
+            ("ring:4@1G cycle=24ms/999ns", "cycle=24ms/999ns: an exchange takes"),
+            ("ring:4@1G cycle=0s/0s", "cycle=0s/0s: an exchange takes"),
+            ("ring:4@1G cycle=61s/7ms", "cycle=61s/7ms: an exchange takes"),
+            ("ring:4@1G cycle=99999999999s/7ms", "cycle=18446744073709551615ns/7ms: an exchange"),
         ];
         for (text, reason) in refused {
             let error = text.parse::<Job>().expect_err(text).to_string();

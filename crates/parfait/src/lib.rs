@@ -25,6 +25,7 @@
 //! | [`shifts`] | when jobs begin to send, so that they take turns |
 //! | [`log`] | the ledger of admissions as an append-only log |
 //! | [`agent`] | what the agent of a host does: the last good plan of the highest term |
+//! | [`turns`] | which admitted jobs take turns, from the log alone |
 //! | [`brain`] | what a brain does: leads by a lease, admits, sends plans |
 //! | [`profile`] | what a running job does on the network, from what was seen of it |
 //! | [`planted`] | known bugs, to test the simulation |
@@ -58,3 +59,4 @@ pub mod separation;
 pub mod shifts;
 pub mod site;
 pub mod spread;
+pub mod turns;

@@ -248,7 +248,7 @@ pub(crate) fn quantity(text: &str) -> Option<u64> {
 }
 
 /// A number without a sign.
-fn digits<T: FromStr>(text: &str) -> Option<T> {
+pub(crate) fn digits<T: FromStr>(text: &str) -> Option<T> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 

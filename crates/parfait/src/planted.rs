@@ -18,17 +18,20 @@ pub enum Bug {
     LeaseUnchecked,
     /// A brain appends behind a torn tail and does not cut it.
     TornTailKept,
+    /// A brain keeps the times of jobs whose partner was released.
+    ShiftsStale,
 }
 
 impl Bug {
     /// Every bug.
-    pub const ALL: [Bug; 6] = [
+    pub const ALL: [Bug; 7] = [
         Bug::LowerTermAccepted,
         Bug::OvertakenAccepted,
         Bug::AnswerBeforeSync,
         Bug::RepeatCountedTwice,
         Bug::LeaseUnchecked,
         Bug::TornTailKept,
+        Bug::ShiftsStale,
     ];
 }
 
@@ -41,6 +44,7 @@ impl core::fmt::Display for Bug {
             Bug::RepeatCountedTwice => "repeat-counted-twice",
             Bug::LeaseUnchecked => "lease-unchecked",
             Bug::TornTailKept => "torn-tail-kept",
+            Bug::ShiftsStale => "shifts-stale",
         })
     }
 }

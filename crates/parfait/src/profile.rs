@@ -26,7 +26,7 @@ use alloc::vec::Vec;
 
 use thiserror::Error;
 
-use crate::job::Job;
+use crate::job::{Cycle, Job};
 use crate::pattern::Pattern;
 use matching::{Candidate, Graph};
 use period::Iterations;
@@ -141,7 +141,8 @@ pub struct Profile {
     pub residual_ppm: u64,
     /// By kind of edge, in the order of the pattern's rates: bytes of an edge in an iteration.
     pub bytes_of_kinds: Vec<u64>,
-    /// The job to submit: of that pattern, or a mesh if it does not explain enough.
+    /// The job to submit: of that pattern, or a mesh if it does not explain enough; with its cycle, if it does not exchange
+    /// all the time.
     pub job: Job,
 }
 
@@ -198,7 +199,16 @@ pub fn profile(
         profile.job = Job::new(Pattern::Mesh { workers, rate_bps });
     }
     profile.job.check().map_err(|_| ProfileError::Overflow)?;
+    profile.job.cycle = cycle(&iterations);
     Ok(profile)
+}
+
+/// The cycle of a job, in whole microseconds: both are rounded up, since a job can be made to wait and not to hurry.
+fn cycle(iterations: &Iterations) -> Option<Cycle> {
+    let whole = |ns: u64| ns.div_ceil(1_000).saturating_mul(1_000);
+    let Iterations { period_ns, communication_ns, .. } = *iterations;
+    let cycle = Cycle { period_ns: whole(period_ns), exchange_ns: whole(communication_ns) };
+    Some(cycle).filter(Cycle::is_valid)
 }
 
 /// The time for communication.

@@ -15,6 +15,7 @@ use parfait::log::{Label, MAX_CLIENTS, Outcome};
 use parfait::network::{Network, Routing};
 use parfait::queues::Dscp;
 use parfait::spread::Ecmp;
+use parfait::turns::Alone;
 
 fn share(job: u64, bps: u64) -> Share {
     let dscp = Dscp::new(1 + (job % 40) as u8).expect("a code point for jobs");
@@ -375,6 +376,55 @@ fn a_brain_that_loses_the_log_answers_nothing_and_writes_no_more() {
     let mut brain = leading();
     brain.handle_timeout(1500);
     assert_eq!((brain.state(), brain.counters().leases_lost), (State::Standby, 1));
+}
+
+#[test]
+fn plans_have_the_times_of_jobs_that_take_turns_until_one_is_released() {
+    let mut brain = leading();
+    // Each on all six hosts.
+    let job = "ring:6@30G slots=2 most=host:1 cycle=24ms/7ms";
+    brain.handle_request(request(1, 1, job), 50);
+    let sync = ticket_of(&drain(&mut brain));
+    brain.handle_stored(sync, Ok(()), 60);
+    drain(&mut brain);
+    let phases = |brain: &Brain, job: u64| {
+        let nodes = brain.governed().iter();
+        let shares = nodes.flat_map(|node| brain.plan(*node).expect("it leads").0);
+        let own = shares.filter(|share| share.job == job);
+        own.map(|share| share.phase).collect::<Vec<Option<Phase>>>()
+    };
+    assert_eq!(phases(&brain, 1), [None; 6], "it is alone");
+    assert_eq!(brain.turn(1).expect("it says its cycle").phase, Err(Alone::Free));
+    brain.handle_request(request(1, 2, job), 70);
+    let sync = ticket_of(&drain(&mut brain));
+    assert_eq!(phases(&brain, 1), [None; 6], "not durable yet");
+    brain.handle_stored(sync, Ok(()), 80);
+    let sent = drain(&mut brain);
+    let [first, second] = [1, 2].map(|job| {
+        let all = phases(&brain, job);
+        assert_eq!(all, [all[0]; 6]);
+        all[0].expect("they take turns")
+    });
+    assert_eq!((first.period_ns, first.shift_ns, first.exchange_ns), (24_000_000, 0, 7_000_000));
+    assert!((7_000_000..=17_000_000).contains(&second.shift_ns), "{second:?}");
+    assert_eq!(brain.turn(2).expect("it says its cycle").with, [1]);
+    let commands = |effects: &[Effect]| {
+        effects.iter().filter(|effect| matches!(effect, Effect::Send { .. })).count()
+    };
+    assert_eq!(commands(&sent), 6);
+    // A job that does not say its cycle changes nobody's time.
+    brain.handle_request(request(2, 1, "ring:2@1G latency=low"), 90);
+    let sync = ticket_of(&drain(&mut brain));
+    brain.handle_stored(sync, Ok(()), 95);
+    assert_eq!(phases(&brain, 2), [Some(second); 6]);
+    drain(&mut brain);
+    let ask = Ask::Release { job: Which::Number(1), owner: None };
+    brain.handle_request(Request { client: 1, sequence: 3, ask }, 100);
+    let sync = ticket_of(&drain(&mut brain));
+    brain.handle_stored(sync, Ok(()), 110);
+    assert_eq!((phases(&brain, 1), phases(&brain, 2)), (vec![], vec![None; 6]));
+    assert_eq!(commands(&drain(&mut brain)), 6);
+    assert_eq!(brain.turn(2).expect("it says its cycle").phase, Err(Alone::Free));
 }
 
 #[test]

@@ -193,6 +193,10 @@ fn every_pattern_is_recovered_with_its_edges_within_a_tenth() {
             }
             let job: Job = found.job.to_string().parse().expect("it can be submitted");
             assert_eq!(job, found.job);
+            let cycle = job.cycle.expect("it computes, too");
+            let [late_ns, longer_ns] =
+                [cycle.period_ns - found.period_ns, cycle.exchange_ns - found.communication_ns];
+            assert!(late_ns < 1_000 && longer_ns < 1_000, "{text} {seed}: {job} {found:?}");
         }
     }
     println!("{edges} edges, {:.1} % off at worst", worst * 100.0);

@@ -3,12 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fabric::topology::{Kind, LinkId, NodeId, Topology};
-use parfait::agent::Measure;
+use parfait::agent::{Measure, Phase};
 use parfait::brain::{Brain, State};
+use parfait::job::Cycle;
 use parfait::log::Book;
 
 use super::actor::Attached;
-use crate::view::{Alarm, BrainView, JobView, LinkJob, LinkView, NodeView, Placed, View};
+use crate::view::{
+    Alarm, BrainView, CycleView, JobView, LinkJob, LinkView, NodeView, Placed, TurnView, View,
+};
 use crate::web::unix_ms;
 
 /// Alarms of one kind that a view names; the last one says how many more there are.
@@ -161,8 +164,22 @@ impl Picture<'_> {
                 })
                 .collect(),
             state: if book.is_degraded(*id) { "degraded" } else { "running" }.to_owned(),
+            cycle: held.job.cycle.map(|cycle| self.cycle(*id, cycle)),
         });
         jobs.collect()
+    }
+
+    fn cycle(&self, job: u64, cycle: Cycle) -> CycleView {
+        let Cycle { period_ns, exchange_ns } = cycle;
+        let turn = self.brain.turn(job);
+        let phase = turn.and_then(|turn| turn.phase.ok());
+        CycleView {
+            period_ns,
+            exchange_ns,
+            turn: phase.map(|Phase { period_ns, shift_ns, .. }| TurnView { period_ns, shift_ns }),
+            why: turn.and_then(|turn| turn.phase.err()).map(|why| why.to_string()),
+            with: turn.map_or_else(Vec::new, |turn| turn.with.clone()),
+        }
     }
 
     fn alarms(&self, nodes: &[NodeView], book: Option<&Book>) -> Vec<Alarm> {

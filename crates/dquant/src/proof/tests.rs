@@ -4,7 +4,7 @@ use fabric::shape::Shape;
 use fabric::topology::{Capacity, Topology};
 use parfait::job::Job;
 use parfait::queues::Scheme;
-use parfait::shifts::{self, Burst, Shared, Use};
+use parfait::shifts::{self, Burst, Limits, Shared, Use};
 use roce::Duration;
 
 use super::admit::{self, Way};
@@ -101,7 +101,7 @@ fn jobs_that_take_turns_are_as_fast_as_alone() {
     let burst = Burst { start_ns: 17 * ms, length_ns: 7 * ms, bps: 10 * GBIT };
     let uses = (0..2).map(|job| Use { job, bursts: vec![burst] }).collect();
     let link = Shared { capacity_bps: 10 * GBIT, uses };
-    let found = shifts::plan(&[24 * ms; 2], &[link]).expect("shifts");
+    let found = shifts::plan(&[24 * ms; 2], &[link], &Limits::AMPLE).expect("shifts");
     let turns = [0, 1].map(|job| Turn { job, period_ns: 24 * ms, burst });
     for spans in interleave::measure(10 * GBIT, &turns, &found, 12).expect("runs") {
         let median = |spans: &[Duration]| spans[spans.len() / 2].as_nanos();

@@ -10,13 +10,16 @@
 //! - C8: no plan names a job that is not durable.
 //! - C9: on no port does a plan guarantee more than the port carries, or have two jobs one DSCP.
 //! - C10: no job is without its guarantee at a place whose links would hold it: whatever makes room gives it back.
+//! - C11: once all has settled, hosts enforce the times that follow from the durable ledger, all hosts of a job's workers
+//!   the same one, and nobody else one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use parfait::agent::{Command, Position, check_plan};
+use parfait::agent::{Command, Position, Share, check_plan};
 use parfait::brain::{Brain, Effect};
 use parfait::demand::Demand;
 use parfait::log::{Book, Change, Outcome, batches};
+use parfait::turns::Turns;
 
 use crate::world::{World, shown};
 
@@ -174,6 +177,30 @@ impl Checks {
             Some(job) => Err(format!("C6: job {job} was released and is there again")),
             None => Ok(()),
         }
+    }
+
+    /// C11; how many times of jobs hosts enforce.
+    pub(crate) fn settled(&mut self, world: &World) -> Result<u64, String> {
+        self.replay(world)?;
+        let Some((_, book)) = &self.replayed else { return Ok(0) };
+        let turns = Turns::of(book);
+        let mut phases = 0;
+        for agent in &world.agents {
+            for Share { job, phase, .. } in &agent.enforced {
+                let pieces = book.jobs().get(job).map_or(&[][..], |held| &held.pieces);
+                let is_sender =
+                    pieces.iter().any(|piece| world.network.node_of(piece.host) == agent.node);
+                let expected = turns.turn(*job).and_then(|turn| turn.phase.ok());
+                if *phase != expected.filter(|_| is_sender) {
+                    let name = world.network.node_name(agent.node);
+                    return Err(format!(
+                        "C11: {name} has {phase:?} for job {job}, and the ledger says {expected:?}"
+                    ));
+                }
+                phases += u64::from(phase.is_some());
+            }
+        }
+        Ok(phases)
     }
 
     /// Replays the disk if it has changed; whether it had.

@@ -48,6 +48,11 @@ const JOBS: &[&str] = &[
     "mesh:4@8G",
     "pipeline:8@3G burst=1M",
     "ring:40@1G",
+    // Thirteen slots make a period, since its other divisor is a large prime, so that shifts are found at once. Of a link
+    // a quarter may be reserved: exchanges are short enough for two jobs to fill it.
+    "ring:4@8G most=host:1 cycle=13117ns/1us",
+    "ring:5@9G most=host:1 cycle=13117ns/2us",
+    "mesh:3@3G most=host:1 cycle=26234ns/2us",
 ];
 
 /// Where messages go.
@@ -113,7 +118,7 @@ struct BrainNode {
 }
 
 pub(crate) struct AgentNode {
-    node: NodeId,
+    pub(crate) node: NodeId,
     pub(crate) agent: Option<Agent>,
     durable: Saved,
     pub(crate) enforced: Vec<Share>,
@@ -147,6 +152,7 @@ pub(crate) struct Tally {
     pub(crate) storage_silent: u64,
     pub(crate) repairs: u64,
     pub(crate) workers_moved: u64,
+    pub(crate) phases: u64,
     pub(crate) events: u64,
     pub(crate) healed_ns: u64,
 }
@@ -290,6 +296,7 @@ impl World {
                 }
             }
         }
+        self.tally.phases = checks.settled(&self)?;
         self.tally.healed_ns = settled_ns.map_or(0, |at| at - FAULTS_END_NS);
         for node in 0..self.brains.len() {
             self.count_brain(node);
@@ -841,7 +848,7 @@ impl Tally {
         }
     }
 
-    fn numbers(&mut self) -> [(&'static str, &mut u64); 20] {
+    fn numbers(&mut self) -> [(&'static str, &mut u64); 21] {
         [
             ("a term", &mut self.terms),
             ("a fenced write", &mut self.fenced),
@@ -861,6 +868,7 @@ impl Tally {
             ("a silent disk", &mut self.storage_silent),
             ("an outage or its end", &mut self.repairs),
             ("a moved worker", &mut self.workers_moved),
+            ("a time of a job at a host", &mut self.phases),
             ("an event", &mut self.events),
             ("a time to settle", &mut self.healed_ns),
         ]

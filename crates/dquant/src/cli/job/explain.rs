@@ -3,7 +3,7 @@
 use std::fmt;
 
 use clap::Args;
-use cluster::view::{JobView, LinkJob, LinkView, View};
+use cluster::view::{CycleView, JobView, LinkJob, LinkView, View};
 use serde::Serialize;
 
 use crate::cli::cluster::BrainsArgs;
@@ -16,13 +16,17 @@ const HAS_IT_PERCENT: u64 = 97;
 /// Links that are shown as text.
 const SHOWN_LINKS: usize = 8;
 
+/// Jobs that take turns with one, as text.
+const SHOWN_JOBS: usize = 4;
+
 /// A job that wants more keeps at least so many bytes waiting: a handful of frames.
 const WAITS_BYTES: u64 = 16_384;
 
 /// Show what a job gets of each of its links, and which jobs have the rest
 ///
 /// For every link that the job sends over: what it has reserved, what it was measured to send in the
-/// last second, what waits there, and who else sends. Measured are links whose sending end has an
+/// last second, what waits there, and who else sends. For a job that says its cycle: when its exchanges
+/// may begin, and with which jobs it takes turns, or why it has no such time. Measured are links whose sending end has an
 /// agent: hosts, and switches named by the brain's --switch-agents.
 #[derive(Debug, Args)]
 #[command(
@@ -50,6 +54,9 @@ struct Explanation {
     state: String,
     /// The answer, in a sentence or two.
     verdict: Vec<String>,
+    cycle: Option<CycleView>,
+    /// What its cycle leads to, in a sentence.
+    turns: Option<String>,
     links: Vec<Link>,
 }
 
@@ -142,7 +149,33 @@ fn explain(view: &View, job: &JobView) -> Explanation {
         request: job.request.clone(),
         state: job.state.clone(),
         verdict: verdict(view, job, &links),
+        cycle: job.cycle.clone(),
+        turns: job.cycle.as_ref().map(|cycle| turns(view, cycle)),
         links,
+    }
+}
+
+/// When a job's exchanges may begin, and whom that helps.
+fn turns(view: &View, cycle: &CycleView) -> String {
+    let CycleView { period_ns, exchange_ns, turn, why, with } = cycle;
+    let ms = |ns: u64| format!("{} ms", ns as f64 / 1e6);
+    let own = format!("it exchanges for {} of each {}", ms(*exchange_ns), ms(*period_ns));
+    let named = with.iter().take(SHOWN_JOBS).map(|id| {
+        let found = view.jobs.iter().find(|job| job.id == *id);
+        format!("job {id} '{}'", found.map_or("", |job| &job.name))
+    });
+    let mut others = named.collect::<Vec<String>>().join(", ");
+    if let more @ 1.. = with.len().saturating_sub(SHOWN_JOBS) {
+        others += &format!(" and {more} more");
+    }
+    match (turn, why) {
+        (Some(turn), _) => format!(
+            "{own}, in turn with {others}: exchanges begin at {} after multiples of {} of Unix time",
+            ms(turn.shift_ns),
+            ms(turn.period_ns)
+        ),
+        (None, Some(why)) => format!("{own}, whenever it likes: {why}"),
+        (None, None) => format!("{own}; its time is not decided yet"),
     }
 }
 
@@ -231,6 +264,9 @@ impl fmt::Display for Explanation {
         for line in &self.verdict {
             write!(f, "\n  {line}")?;
         }
+        if let Some(turns) = &self.turns {
+            write!(f, "\nturns: {turns}")?;
+        }
         // Links where something is wrong come first.
         for link in self.links.iter().take(SHOWN_LINKS) {
             let used = link.used_bps.map_or_else(|| "not measured".to_owned(), rate);
@@ -280,7 +316,7 @@ impl Explain {
 
 #[cfg(test)]
 mod tests {
-    use cluster::view::{NodeView, Placed};
+    use cluster::view::{NodeView, Placed, TurnView};
 
     use super::*;
 
@@ -345,6 +381,36 @@ mod tests {
         let unknown = said(vec![on_link(1, 500, None, 0)]);
         assert!(unknown.contains("1 of its 1 links are not measured"), "{unknown}");
         assert!(said(Vec::new()).contains("all its workers are on host0"));
+    }
+
+    #[test]
+    fn a_job_with_a_cycle_says_its_time_or_why_it_has_none() {
+        let mut view = view(Vec::new());
+        assert_eq!(explain(&view, &view.jobs[0]).turns, None);
+        let mut cycle =
+            CycleView { period_ns: 24_000_000, exchange_ns: 7_500_000, ..CycleView::default() };
+        let mut said = |cycle: &CycleView| {
+            view.jobs[0].cycle = Some(cycle.clone());
+            explain(&view, &view.jobs[0]).to_string()
+        };
+        let begun = said(&cycle);
+        assert!(
+            begun.contains("\nturns: it exchanges for 7.5 ms of each 24 ms; its time is not"),
+            "{begun}"
+        );
+        cycle.why = Some("no times leave less".to_owned());
+        let none = said(&cycle);
+        assert!(none.contains("each 24 ms, whenever it likes: no times leave less"), "{none}");
+        cycle.turn = Some(TurnView { period_ns: 24_100_000, shift_ns: 11_000_000 });
+        (cycle.why, cycle.with) = (None, vec![2, 3, 4, 5, 6, 7]);
+        let turn = said(&cycle);
+        assert!(
+            turn.contains(
+                "in turn with job 2 'bulk', job 3 '', job 4 '', job 5 '' and 2 more: exchanges begin at 11 ms after \
+                 multiples of 24.1 ms of Unix time"
+            ),
+            "{turn}"
+        );
     }
 
     #[test]

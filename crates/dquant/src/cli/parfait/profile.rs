@@ -33,8 +33,9 @@ const LISTED: usize = 24;
 /// seconds, both ends, and the bytes since the line before of that edge (`total` instead of `bytes`: since any
 /// beginning). Ten iterations are better than three.
 ///
-/// The first line of the result is the job; `ranks` says which worker has which rank. If no pattern explains
-/// four fifths of the bytes, the job is a mesh that covers all of them, and the closest pattern is named.
+/// The first line of the result is the job, with the cycle in which it computes and exchanges; `ranks` says
+/// which worker has which rank. If no pattern explains four fifths of the bytes, the job is a mesh that covers
+/// all of them, and the closest pattern is named.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use clap::Args;
-use parfait::shifts::{self, Burst, Shared, Use};
+use parfait::shifts::{self, Burst, Limits, Shared, Use};
 use roce::Duration;
 use serde::Serialize;
 
@@ -19,10 +19,10 @@ const LINK: &str = "link";
 /// Shift jobs in time so that they take turns on the links they share, and show it in the simulator
 ///
 /// Each job computes and sends with a period. The shifts are those that leave least demand above what links
-/// carry; a job has one shift for all its links. Periods are rounded up to a slot of the common circle. Then
-/// the jobs of each link run in the simulator: alone, together as they are, and together with the shifts,
-/// each beginning its exchanges at its times only. Exits with 1 if a median iteration with shifts takes
-/// more than 1.05 times as long as alone.
+/// carry; a job has one shift for all its links. Periods are rounded up to a slot of the common circle; jobs
+/// whose periods have none keep their times, and the report says so. Then the jobs of each link run in the
+/// simulator: alone, together as they are, and together with the shifts, each beginning its exchanges at its
+/// times only. Exits with 1 if a median iteration with shifts takes more than 1.05 times as long as alone.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
@@ -86,7 +86,7 @@ impl Shifts {
         names.sort_unstable();
         names.dedup();
         let links: Vec<Shared> = names.iter().map(|name| self.link(name)).collect();
-        let found = shifts::plan(&periods, &links).map_err(CliError::from_cause)?;
+        let found = shifts::plan(&periods, &links, &Limits::AMPLE).map_err(CliError::from_cause)?;
         let mut report = ShiftReport::new(&self, &names, &found);
         for (name, link) in names.iter().zip(&links).filter(|_| self.periods > 0) {
             let turns: Vec<Turn> = link.uses.iter().map(|used| self.turn(used.job)).collect();
@@ -125,6 +125,7 @@ struct ShiftReport {
     jobs: Vec<JobRow>,
     links: Vec<LinkRow>,
     parts: Vec<PartRow>,
+    left: Vec<LeftRow>,
     iterations: Vec<Iterations>,
 }
 
@@ -139,8 +140,9 @@ struct JobRow {
 #[derive(Debug, Serialize)]
 struct LinkRow {
     link: String,
-    excess_before_ppm: u64,
-    excess_after_ppm: u64,
+    /// `None` where its jobs are left alone.
+    excess_before_ppm: Option<u64>,
+    excess_after_ppm: Option<u64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -149,6 +151,13 @@ struct PartRow {
     slot_ns: u64,
     circle_ns: u64,
     is_exact: bool,
+}
+
+/// Jobs that are not shifted.
+#[derive(Debug, Serialize)]
+struct LeftRow {
+    jobs: Vec<String>,
+    why: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -195,10 +204,14 @@ impl ShiftReport {
             period_ns: found.period_ns[at],
             stretch_ppm: found.stretch_ppm(at, job.period_ns),
         };
-        let link = |(name, excess): (&&str, &shifts::Excess)| LinkRow {
+        let link = |(name, excess): (&&str, &Option<shifts::Excess>)| LinkRow {
             link: (*name).to_owned(),
-            excess_before_ppm: excess.before_ppm,
-            excess_after_ppm: excess.after_ppm,
+            excess_before_ppm: excess.map(|excess| excess.before_ppm),
+            excess_after_ppm: excess.map(|excess| excess.after_ppm),
+        };
+        let left = |left: &shifts::Left| LeftRow {
+            jobs: left.jobs.iter().map(|&job| command.jobs[job].name.clone()).collect(),
+            why: left.why.to_string(),
         };
         let part = |part: &shifts::Part| PartRow {
             jobs: part.jobs.len(),
@@ -210,6 +223,7 @@ impl ShiftReport {
             jobs: command.jobs.iter().enumerate().map(job).collect(),
             links: names.iter().zip(&found.links).map(link).collect(),
             parts: found.parts.iter().map(part).collect(),
+            left: found.left.iter().map(left).collect(),
             iterations: Vec::new(),
         }
     }
@@ -232,12 +246,17 @@ impl fmt::Display for ShiftReport {
             write!(f, "\n  {job:<12} {shift:>10.3} {period:>10.3} {longer:>7.2} %")?;
         }
         for LinkRow { link, excess_before_ppm, excess_after_ppm } in &self.links {
-            let [before, after] =
-                [excess_before_ppm, excess_after_ppm].map(|ppm| *ppm as f64 / 1e4);
+            let (Some(before), Some(after)) = (excess_before_ppm, excess_after_ppm) else {
+                continue;
+            };
+            let [before, after] = [before, after].map(|ppm| *ppm as f64 / 1e4);
             write!(
                 f,
                 "\n  {link}: demand above what it carries {before:.2} %, with shifts {after:.2} %"
             )?;
+        }
+        for LeftRow { jobs, why } in &self.left {
+            write!(f, "\n  {} keep their times: {why}", jobs.join(", "))?;
         }
         for PartRow { jobs, slot_ns, circle_ns, is_exact } in &self.parts {
             let how = if *is_exact { "none better in slots" } else { "the best found" };
