@@ -43,8 +43,9 @@ pub(super) struct AgentCommand {
 
     /// A port of the node: its number in the topology, the interface, and what it carries
     ///
-    /// Once for each port. `dquant top --cluster` shows the numbers. Without a rate, that of the
-    /// interface, which virtual ones do not know.
+    /// Once for each port. `dquant top --cluster` shows the numbers.
+    ///
+    /// Without a rate, that of the interface, which virtual ones do not know.
     #[arg(long = "port", required = true, value_name = "N=INTERFACE[:RATE]", value_parser = port)]
     ports: Vec<PortArg>,
 

@@ -58,7 +58,9 @@ pub(super) struct BrainCommand {
     #[arg(long, value_name = "RATE", default_value = "100Gbit", value_parser = units::rate_bps)]
     link_rate: u64,
 
-    /// Slots of each host, such as GPUs; a worker takes one unless its job says more
+    /// Slots of each host, such as GPUs
+    ///
+    /// A worker takes one unless its job says slots=N.
     #[arg(long, value_name = "N", default_value_t = 8)]
     slots: u32,
 
@@ -68,7 +70,7 @@ pub(super) struct BrainCommand {
     #[arg(long, value_name = "SHARE", default_value = "95%", value_parser = units::fraction_ppm)]
     reservable: u32,
 
-    /// How reservations count equal paths (ECMP)
+    /// How equal paths are reserved
     #[arg(long, value_enum, default_value = "even")]
     ecmp: EcmpChoice,
 

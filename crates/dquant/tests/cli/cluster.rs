@@ -1,5 +1,5 @@
 //! Brains, agents and the commands of a cluster as processes: where brains say that they are, who leads, and what goes wrong
-//! with files, ports and certificates.
+//! with files, ports, certificates and proofs.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -181,6 +181,21 @@ fn what_is_counted_is_singular_or_plural() {
     let host = host["jobs"][0]["hosts"][0].as_str().expect("a host").to_owned();
     assert_eq!(job(&["down", &host]).trim(), "1 job hit, 1 worker moved, 0 jobs degraded");
     assert_eq!(job(&["up", &host]).trim(), "0 jobs hit, 0 workers moved, 0 jobs degraded");
+}
+
+#[test]
+fn a_proof_of_nothing_is_none() {
+    let folder = Folder::new("cluster-prove");
+    let prove = |job: &str| {
+        let quick = ["--windows", "1", "--iterate", "0s", "--rate", "1Gbit"];
+        let args = ["parfait", "prove", "--topology", "leaf-spine:2x2x2", job];
+        folder.run(&[&args[..], &quick].concat())
+    };
+    let refused = prove("ring:4@100G");
+    assert_eq!(refused.exit, Some(1), "{refused:?}");
+    assert!(refused.stdout.contains("refused: "), "{refused:?}");
+    assert!(refused.stderr.starts_with("error: no job was admitted"), "{refused:?}");
+    prove("ring:4@100M").good();
 }
 
 /// Runs openssl, which not every machine has.
