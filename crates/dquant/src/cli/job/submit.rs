@@ -35,6 +35,7 @@ Examples:
   dquant job submit 'ring:8@5G' --name llm
   dquant job submit 'parallel:8x4x2@20G,2G,5G' --name gpt --brain 10.0.0.5,10.0.0.6
   dquant job submit 'mesh:16@1G' --name moe --try      where it would go, without admitting it
+  dquant job submit 'ring:8@5G cycle=24ms/7ms' --name llm      it takes turns with others (docs/parfait.md)
   dquant job submit 'ring:8@5G' --name llm --prove --picture links.svg"
 )]
 pub(super) struct Submit {
