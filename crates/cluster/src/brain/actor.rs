@@ -61,6 +61,15 @@ pub(super) type Placing = Option<(Result<proto::Held, String>, u64)>;
 /// The nodes of a placed job's workers by rank, if there is such a job; `None` from a brain that does not lead.
 pub(super) type Found = Option<Option<Vec<String>>>;
 
+/// The book, for clients.
+#[derive(Debug)]
+pub(super) struct Booked {
+    pub(super) held: Vec<proto::Held>,
+    /// The last entry that changed who has what.
+    pub(super) changed_index: u64,
+    pub(super) down: proto::Down,
+}
+
 /// Something that happened outside.
 #[derive(Debug)]
 pub(super) enum Input {
@@ -69,7 +78,7 @@ pub(super) enum Input {
     Stored { ticket: u64, stored: Result<(), StorageError> },
     Ask { request: Request, answer: oneshot::Sender<Answer> },
     Place { label: Label, job: Job, answer: oneshot::Sender<Placing> },
-    Book { answer: oneshot::Sender<Option<(Vec<proto::Held>, u64)>> },
+    Book { answer: oneshot::Sender<Option<Booked>> },
     Show { answer: oneshot::Sender<()> },
     Find { name: String, answer: oneshot::Sender<Found> },
     Attached { name: String, agent: Attached, answer: oneshot::Sender<Result<NodeId, NotAttached>> },
@@ -287,12 +296,18 @@ impl<S: Store> Actor<S> {
         Some((placed.map(|held: Held| crate::convert::held_message(0, &held, network)), since))
     }
 
-    fn book(&self) -> Option<(Vec<proto::Held>, u64)> {
+    fn book(&self) -> Option<Booked> {
         let book = self.leading_book()?;
         let network = self.brain.network();
-        let held = book.jobs().iter();
-        let held = held.map(|(job, held)| crate::convert::held_message(*job, held, network));
-        Some((held.collect(), book.changed_index()))
+        let held = book.jobs().iter().map(|(job, held)| {
+            let is_degraded = book.is_degraded(*job);
+            proto::Held { is_degraded, ..crate::convert::held_message(*job, held, network) }
+        });
+        Some(Booked {
+            held: held.collect(),
+            changed_index: book.changed_index(),
+            down: crate::convert::down_message(&book.names_down()),
+        })
     }
 
     fn find(&self, name: &str) -> Found {

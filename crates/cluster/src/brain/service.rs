@@ -19,7 +19,7 @@ use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::Cluster;
-use super::actor::{Answer, Attached, Input, MAX_COMMANDS, NotAttached};
+use super::actor::{Answer, Attached, Booked, Input, MAX_COMMANDS, NotAttached};
 use crate::convert;
 use crate::proto;
 use crate::proto::brain_server::Brain;
@@ -284,7 +284,7 @@ impl Brain for Service {
     ) -> Result<Response<proto::TopologyReply>, Status> {
         let _under_way = Call::of(&call);
         let book = self.tell(|answer| Input::Book { answer }).await?;
-        let (held, unchanged_since) = book.ok_or_else(|| self.not_leading())?;
+        let Booked { held, changed_index, down } = book.ok_or_else(|| self.not_leading())?;
         let cluster = &self.handle.cluster;
         Ok(Response::new(proto::TopologyReply {
             topology: cluster.text.clone(),
@@ -296,7 +296,8 @@ impl Brain for Service {
             }
             .to_owned(),
             held,
-            unchanged_since,
+            unchanged_since: changed_index,
+            down: Some(down),
         }))
     }
 

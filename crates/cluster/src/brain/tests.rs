@@ -9,6 +9,7 @@ use fabric::shape::Shape;
 use fabric::topology::{Capacity, NodeId};
 use parfait::agent::{Measure, Objection, Position, Reply};
 use parfait::brain::{Image, Lease, StorageError};
+use parfait::outage::Outage;
 use parfait::spread::Ecmp;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::StreamExt;
@@ -326,6 +327,22 @@ impl Running {
         assert!(matches!(result, proto::repair_reply::Result::Repaired(_)), "{result:?}");
     }
 
+    async fn cancel(&self, name: &str) -> proto::Released {
+        let client = Some(proto::Client { number: fresh_number(), sequence: 1 });
+        let (name, owner) = (name.to_owned(), String::new());
+        let request = proto::ReleaseRequest { client, job: 0, name, owner };
+        let reply = self.service.release(Request::new(request)).await.expect("it leads");
+        match reply.into_inner().result {
+            Some(proto::release_reply::Result::Released(released)) => released,
+            other => panic!("it is not released: {other:?}"),
+        }
+    }
+
+    async fn topology(&self) -> proto::TopologyReply {
+        let request = Request::new(proto::TopologyRequest {});
+        self.service.topology(request).await.expect("it leads").into_inner()
+    }
+
     fn links_down(&self) -> usize {
         self.view.borrow().links.iter().filter(|link| link.is_down).count()
     }
@@ -344,6 +361,52 @@ fn a_link_that_people_took_down_stays_down_though_it_has_a_carrier() {
         say(&brain, &[(&host, &[port])], Duration::from_millis(500)).await;
         say(&brain, &[(&host, &[])], Duration::from_millis(2_500)).await;
         brain.view("the link is up", |view| view.links.iter().all(|link| !link.is_down)).await;
+    });
+}
+
+#[test]
+fn who_asks_for_the_topology_hears_what_is_down_and_who_is_degraded() {
+    run(async {
+        let brain = Running::leading().await;
+        let whole = brain.topology().await.down.expect("it is said");
+        assert!(whole.nodes.is_empty() && whole.links.is_empty());
+        let job = brain.submit("one", "ring:8@1G").await.expect("there is room");
+        brain.outage("host3", true).await;
+        brain.outage("leaf0:1", true).await;
+        let reply = brain.topology().await;
+        let down = convert::down(reply.down.as_ref()).expect("well-formed");
+        let (outage, unknown) = Outage::named(&brain.cluster.topology, &down);
+        assert!(unknown.is_empty(), "{unknown:?}");
+        let node = |name: &str| brain.cluster.topology.named(name).expect("it is there");
+        let link = brain.cluster.topology.node(node("leaf0")).link_at(1).expect("a link");
+        assert_eq!(outage.nodes().collect::<Vec<_>>(), [node("host3")]);
+        assert_eq!(outage.links().collect::<Vec<_>>(), [link]);
+        let degraded: Vec<u64> =
+            reply.held.iter().filter(|held| held.is_degraded).map(|held| held.job).collect();
+        assert_eq!(degraded, [job], "its eight workers need all four hosts");
+    });
+}
+
+#[test]
+fn a_release_names_the_jobs_that_have_their_guarantee_again() {
+    run(async {
+        let brain = Running::leading().await;
+        brain.submit("small", "ring:2@1G").await.expect("there is room");
+        let large = brain.submit("large", "ring:4@1G").await.expect("there is room");
+        brain.submit("other", "ring:2@1G").await.expect("there is room");
+        let hosts = brain.topology().await.held;
+        let of_large = hosts.iter().find(|held| held.job == large).expect("it is there");
+        brain.outage(&of_large.pieces[0].host, true).await;
+        let held = brain.topology().await.held;
+        let degraded = held.iter().filter(|held| held.is_degraded).map(|held| held.job);
+        assert_eq!(degraded.collect::<Vec<_>>(), [large], "all slots are taken");
+        let released = brain.cancel("small").await;
+        assert_eq!(released.restored, [large]);
+        assert!(brain.topology().await.held.iter().all(|held| !held.is_degraded));
+        let events = brain.events.log().since(0, usize::MAX);
+        let told = events.iter().filter(|event| event.text.contains("has its guarantee again"));
+        assert_eq!(told.map(|event| event.job).collect::<Vec<_>>(), [Some(large)]);
+        assert_eq!(brain.cancel("other").await.restored, [0_u64; 0]);
     });
 }
 
