@@ -1,7 +1,7 @@
 //! A brain's daemon over a store in memory, with callers and agents that are hostile, slow or wrong.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -458,28 +458,43 @@ fn many_who_look_share_views_and_each_sees_what_it_did() {
     });
 }
 
+/// Sends questions as fast as there is room for them; counts the answers, and those of a brain that does not lead.
+fn flood(brain: &Running, job: &'static str) -> Arc<(AtomicUsize, AtomicUsize)> {
+    let counts = Arc::new((AtomicUsize::new(0), AtomicUsize::new(0)));
+    let (inputs, counted) = (brain.inputs.clone(), Arc::clone(&counts));
+    tokio::spawn(async move {
+        for number in 0_u64.. {
+            let label = parfait::log::Label { name: format!("job{number}"), owner: String::new() };
+            let (answer, placed) = oneshot::channel();
+            let job = job.parse().expect("a job");
+            if inputs.send(Input::Place { label, job, answer }).await.is_err() {
+                return;
+            }
+            let counted = Arc::clone(&counted);
+            tokio::spawn(async move {
+                match placed.await {
+                    Ok(Some(_)) => counted.0.fetch_add(1, Ordering::SeqCst),
+                    _ => counted.1.fetch_add(1, Ordering::SeqCst),
+                }
+            });
+        }
+    });
+    counts
+}
+
 #[test]
 fn a_flood_of_questions_does_not_cost_the_lease() {
     run(async {
         let brain = Running::on("fat-tree:16").await;
-        let begun = Instant::now();
-        // About two leases' worth of work, all of it in the queue at once.
-        let asked = (0..3000).map(|number| {
-            let inputs = brain.inputs.clone();
-            tokio::spawn(async move {
-                let label =
-                    parfait::log::Label { name: format!("job{number}"), owner: String::new() };
-                let job = "ring:2000@1M".parse().expect("a job");
-                let (answer, placed) = oneshot::channel();
-                inputs.send(Input::Place { label, job, answer }).await.expect("the actor runs");
-                placed.await.expect("the actor runs")
-            })
-        });
-        let asked: Vec<_> = asked.collect();
-        for placing in asked {
-            let placing = placing.await.expect("no panic");
-            assert!(placing.is_some(), "it leads after {:?}", begun.elapsed());
-        }
+        let counts = flood(&brain, "ring:2000@1M");
+        let length = LEASE * 3;
+        tokio::time::sleep(length).await;
+        let answered = counts.0.load(Ordering::SeqCst);
+        // Who comes last waits for longer than the lease holds: what keeps it must not wait there.
+        let queued = MAX_INPUTS - brain.inputs.capacity();
+        let wait = length * queued as u32 / answered.max(1) as u32;
+        assert!(wait > LEASE, "{answered} answers, {queued} wait: ask for larger jobs");
+        assert_eq!(counts.1.load(Ordering::SeqCst), 0, "it leads all the time");
         assert_eq!(brain.event_count("leading"), 1);
     });
 }

@@ -161,9 +161,12 @@ impl Submit {
 }
 
 fn refused(reason: String) -> CliError {
-    let hint = match reason.contains(" is called '") {
-        true => "choose another --name: running jobs differ in theirs (`dquant job list`)",
-        false => "ask for less, cancel another job (`dquant job list`), or wait for one to end",
+    let hint = if reason.contains(" is called '") {
+        "choose another --name: running jobs differ in theirs (`dquant job list`)"
+    } else if reason.contains("takes too long") {
+        "submit parts of it as jobs of their own"
+    } else {
+        "ask for less, cancel another job (`dquant job list`), or wait for one to end"
     };
     CliError::check_failed(format!("not admitted: {reason}")).hint(hint)
 }
