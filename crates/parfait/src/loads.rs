@@ -79,7 +79,8 @@ impl Loader {
         let mut links = 0_u64;
         for sample in 0..SAMPLES {
             // Spread over all pairs, and the same each time.
-            let (from, to) = (sample * count / SAMPLES, sample * 2_654_435_761 % count.max(1));
+            let scattered = sample as u64 * 2_654_435_761 % count.max(1) as u64;
+            let (from, to) = (sample * count / SAMPLES, scattered as usize);
             let Some((from, to)) = pieces.get(from).zip(pieces.get(to)) else { continue };
             let exchanges = |phase| demand.between(phase, from.run, to.run) > 0;
             let phases = match abstraction {
