@@ -7,6 +7,7 @@ use parfait::job::Latency;
 use parfait::loads::Piece;
 use parfait::log::{Held, Label};
 use parfait::network::Network;
+use parfait::outage::Names;
 use parfait::queues::Dscp;
 use parfait::runs::Run;
 use thiserror::Error;
@@ -215,7 +216,28 @@ pub fn held_message(job: u64, held: &Held, network: &Network) -> proto::Held {
         abstraction: abstraction.map_or("", |(_, name)| name).to_owned(),
         order: order_name(held.order).to_owned(),
         pieces: held.pieces.iter().map(piece).collect(),
+        is_degraded: false,
     }
+}
+
+/// What is down, for the wire.
+pub fn down_message(down: &Names) -> proto::Down {
+    let link = |(node, port): &(String, u8)| {
+        let (node, port) = (node.clone(), u32::from(*port));
+        proto::LinkEnd { node, port }
+    };
+    proto::Down { nodes: down.nodes.clone(), links: down.links.iter().map(link).collect() }
+}
+
+/// What is down; nothing where nothing is said.
+///
+/// # Errors
+/// When a port is none.
+pub fn down(message: Option<&proto::Down>) -> Result<Names, Malformed> {
+    let Some(proto::Down { nodes, links }) = message else { return Ok(Names::default()) };
+    let link = |link: &proto::LinkEnd| Ok((link.node.clone(), port(link.port)?));
+    let links = links.iter().map(link).collect::<Result<_, Malformed>>()?;
+    Ok(Names { nodes: nodes.clone(), links })
 }
 
 /// An admitted job, on a network that has its hosts.

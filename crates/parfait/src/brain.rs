@@ -54,8 +54,9 @@ pub const MAX_WAITING: usize = 1024;
 /// Most requests of one write.
 pub const MAX_BATCH: usize = 64;
 
-/// Most effort of one write, in workers to be placed: 16,384 take about 0.2 s, and a lease holds for a second or more.
-const MAX_EFFORT: u64 = 1 << 14;
+/// Effort of a write after which no further request is decided for it: the searches', and one for each worker. So a batch
+/// takes at most this, and one decision more; each is about a tenth of a second, and a lease holds for a second or more.
+const MAX_EFFORT: u64 = search::MOST_EFFORT;
 
 /// Most claims of the lease whose answer may still come.
 const MAX_CLAIMS: usize = 8;
@@ -834,11 +835,13 @@ impl Brain {
     fn store_batch(&mut self, now_ns: u64) {
         let ticket = self.ticket();
         let Role::Leading(leader) = &mut self.role else { return };
-        let batch = batch(&self.waiting, &leader.book);
         let (first, at) = (leader.book.next_index(), leader.end);
         let (mut entries, mut answers, mut nodes) = (Vec::new(), Vec::new(), BTreeSet::new());
-        for request in self.waiting.drain(..batch) {
+        let (mut decided, mut effort, mut is_full) = (0, 0, false);
+        while !is_full && let Some(request) = self.waiting.pop_front() {
             let Request { client, sequence, ask } = request;
+            let before = self.memory.effort();
+            let own = effort_of(&ask, &leader.book);
             let last = leader.book.clients().get(&client).map(|last| last.sequence);
             if let Some(last) = last.filter(|last| *last >= sequence)
                 && !self.planted.is(Bug::RepeatCountedTwice)
@@ -851,6 +854,9 @@ impl Brain {
             }
             let mut changes =
                 decide(&mut leader.book, &self.config, &mut self.memory, ask).into_iter();
+            effort += own + self.memory.effort() - before;
+            decided += 1;
+            is_full = decided == MAX_BATCH || effort >= MAX_EFFORT;
             let Some(change) = changes.next() else { continue };
             if let Change::Release { job, .. } = &change {
                 nodes.extend(senders(&leader.book, *job));
@@ -958,25 +964,12 @@ fn is_over(from_ns: u64, length_ns: u64, now_ns: u64) -> bool {
     now_ns.checked_sub(from_ns).is_none_or(|passed| passed >= length_ns)
 }
 
-/// How many requests the next write has: at least one, and no more than can be decided without losing the lease meanwhile.
-fn batch(waiting: &VecDeque<Request>, book: &Book) -> usize {
-    let mut total = 0;
-    let has_degraded = book.degraded().next().is_some();
-    let fits = |request: &&Request| {
-        total += effort(&request.ask, has_degraded);
-        total <= MAX_EFFORT
-    };
-    let fitting = waiting.iter().take(MAX_BATCH).take_while(fits).count();
-    fitting.max(1).min(waiting.len())
-}
-
-/// What it costs to decide on a request, in workers to be placed. Large jobs take 12 µs for each (64,000 of them on 16,000
-/// hosts), small ones at most 2 ms in 99 of 100 cases (docs/parfait.md).
-fn effort(ask: &Ask, has_degraded: bool) -> u64 {
+/// What it costs to decide on a request beside the searches, as their effort is counted.
+fn effort_of(ask: &Ask, book: &Book) -> u64 {
     match ask {
-        Ask::Admit { job, .. } => 128 + u64::from(job.pattern.workers().unwrap_or(0)),
+        Ask::Admit { job, .. } => u64::from(job.pattern.workers().unwrap_or(0)),
         // Degraded jobs are tried again.
-        Ask::Release { .. } if has_degraded => MAX_EFFORT,
+        Ask::Release { .. } if book.degraded().next().is_some() => MAX_EFFORT,
         Ask::Release { .. } => 1,
         Ask::Outage { .. } | Ask::Defragment { .. } => MAX_EFFORT,
     }

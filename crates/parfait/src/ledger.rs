@@ -98,6 +98,14 @@ pub enum Refusal {
         /// Hosts that it must not have.
         avoided: usize,
     },
+    /// To compute one placement takes longer than a decision may.
+    #[error(
+        "{workers} workers are too many for a network of this kind: to compute one placement of them takes too long"
+    )]
+    TooLarge {
+        /// Workers of the job.
+        workers: u32,
+    },
     /// The way to place found nothing, although the closest hosts would hold the job.
     #[error(
         "no hosts were found, although some hold it: try another way to place, or more iterations"

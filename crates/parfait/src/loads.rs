@@ -53,10 +53,50 @@ struct Share {
     part: u64,
 }
 
+/// Pairs that exchange nothing are so many times faster than a link on a path.
+const LINK: u64 = 8;
+
+/// Pairs whose effort is counted.
+const SAMPLES: usize = 64;
+
 impl Loader {
     /// One without memory yet.
     pub fn new() -> Loader {
         Loader::default()
+    }
+
+    /// What it takes to compute the loads of a placement: its pieces in a tree, and elsewhere its pairs of pieces in each
+    /// phase, and [`LINK`] for each link on paths between those that exchange something. That of [`SAMPLES`] pairs is
+    /// counted, and stands for all.
+    pub(crate) fn effort(
+        network: &Network,
+        demand: &Demand,
+        abstraction: Abstraction,
+        pieces: &[Piece],
+    ) -> u64 {
+        let count = pieces.len();
+        let Loads::Pairs(spread) = network.loads() else { return count as u64 };
+        let mut links = 0_u64;
+        for sample in 0..SAMPLES {
+            // Spread over all pairs, and the same each time.
+            let scattered = sample as u64 * 2_654_435_761 % count.max(1) as u64;
+            let (from, to) = (sample * count / SAMPLES, scattered as usize);
+            let Some((from, to)) = pieces.get(from).zip(pieces.get(to)) else { continue };
+            let exchanges = |phase| demand.between(phase, from.run, to.run) > 0;
+            let phases = match abstraction {
+                Abstraction::Parfait => {
+                    (0..demand.phases()).filter(|phase| exchanges(*phase)).count()
+                }
+                _ => 1,
+            };
+            if from.host != to.host && phases > 0 {
+                let mut on_paths = 0;
+                spread.each(from.host, to.host, |_, _| on_paths += 1);
+                links += on_paths * phases as u64;
+            }
+        }
+        let of_pair = demand.phases() as u64 + (LINK * links).div_ceil(SAMPLES as u64);
+        (count as u64).saturating_mul(count as u64).saturating_mul(of_pair)
     }
 
     /// What a job puts on each trunk by an abstraction, into `loads`, sorted by trunk.

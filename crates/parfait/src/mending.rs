@@ -115,14 +115,19 @@ fn tried(book: &Book) -> BTreeMap<JobId, Cause> {
     let degraded: Vec<JobId> = book.degraded().collect();
     let first = book.next_index() as usize % degraded.len().max(1);
     let turned = degraded[first..].iter().chain(&degraded[..first]).take(MAX_RESTORED);
-    let mut effort = 0;
+    let mut sum = 0;
     let fits = |job: &&JobId| {
-        let is_first = effort == 0;
-        let workers = book.jobs().get(*job).and_then(|held| held.job.pattern.workers().ok());
-        effort += JOB_EFFORT + u64::from(workers.unwrap_or(0));
-        is_first || effort <= RESTORE_EFFORT
+        let is_first = sum == 0;
+        sum += effort(book, **job);
+        is_first || sum <= RESTORE_EFFORT
     };
     turned.take_while(fits).map(|job| (*job, Cause::Place)).collect()
+}
+
+/// What it costs to try a job, in workers.
+fn effort(book: &Book, job: JobId) -> u64 {
+    let workers = book.jobs().get(&job).and_then(|held| held.job.pattern.workers().ok());
+    JOB_EFFORT + u64::from(workers.unwrap_or(0))
 }
 
 /// Tries to give degraded jobs their guarantee back, where they are or with few moves.
@@ -133,7 +138,10 @@ fn restore(book: &Book, most_moved: u32) -> Result<Restored, String> {
     }
     let struck = Struck { ledger: book.ledger().clone(), hits };
     let standings: Vec<Standing<'_>> = book.standings().collect();
-    let limits = Limits { most_moved, tries: TRIES, seed: book.next_index() };
+    // One that is larger than the bound is tried alone, and once.
+    let effort: u64 = struck.hits.keys().map(|job| effort(book, *job)).sum();
+    let tries = if effort > RESTORE_EFFORT { 1 } else { TRIES };
+    let limits = Limits { most_moved, tries, seed: book.next_index() };
     let repair = repair(&struck, &standings, limits);
     let (mut after, mut changes) = (book.clone(), Vec::new());
     carry_out(&mut after, &mut changes, &repair.steps)?;

@@ -106,6 +106,11 @@ impl Outage {
         self.links.contains(&link) || has_dead_end()
     }
 
+    /// The topology without the links that do not work. Nodes and links keep their numbers.
+    pub fn left(&self, topology: &Topology) -> Topology {
+        self.reduced(topology, |_| false)
+    }
+
     /// The topology without the links that do not work, but for those that are to stay.
     pub(crate) fn reduced(&self, topology: &Topology, stays: impl Fn(LinkId) -> bool) -> Topology {
         let mut reduced = topology.clone();

@@ -6,7 +6,7 @@ use parfait::demand::{Abstraction, Order};
 use parfait::job::Job;
 use parfait::ledger::{Ledger, Refusal};
 use parfait::network::{Network, Routing};
-use parfait::placement::search::{Memory, Search, place};
+use parfait::placement::search::{MOST_EFFORT, Memory, Search, place};
 use parfait::placement::{Placement, Request, exhaustive, greedy};
 use parfait::spread::Ecmp;
 use rand_pcg::Pcg32;
@@ -250,4 +250,61 @@ fn what_the_search_finds_on_crowded_links_is_admitted() {
         }
     }
     assert!(found > 150, "{found} found");
+}
+
+/// Hosts of a shape with so many slots.
+fn large(shape: &str, slots: u32) -> Ledger {
+    let shape: Shape = shape.parse().expect("a shape");
+    let topology = shape.build(Capacity::default()).expect("a topology");
+    let rate = |_, link: &fabric::topology::Link| link.capacity.rate_bps;
+    let routing = Routing::Ecmp(Ecmp::Even);
+    Ledger::new(Network::new(&topology, slots, routing, rate).expect("connected"))
+}
+
+/// The effort of a placement, and what came of it.
+fn effort(ledger: &Ledger, job: &str, iterations: u32) -> (u64, Result<u32, Refusal>) {
+    let request = Request::new(&job.parse().expect("a job"), Abstraction::Parfait).expect("a job");
+    let mut memory = Memory::new();
+    let placed = place(ledger, &request, &mut memory, 1, iterations);
+    let workers = |placement: Placement| placement.pieces.iter().map(|piece| piece.run.len()).sum();
+    (memory.effort(), placed.map(workers))
+}
+
+#[test]
+fn a_search_stops_by_itself_however_large_the_job_is() {
+    let ledger = large("fat-tree:16", 1024);
+    for (job, workers) in [
+        ("ring:1000000@1k", 1_000_000),
+        ("hierarchical:8x100000@1k,1k", 800_000),
+        ("mesh:100000@1", 100_000),
+        ("parallel:8x400x200@1k,1k,1k", 640_000),
+    ] {
+        let (effort, placed) = effort(&ledger, job, u32::MAX);
+        assert_eq!(placed, Ok(workers), "{job}");
+        assert!(effort < MOST_EFFORT + MOST_EFFORT / 8, "{job}: {effort}");
+    }
+    let (effort, placed) = effort(&ledger, "ring:1000000@1T", u32::MAX);
+    assert!(matches!(placed, Err(Refusal::Bandwidth { .. })), "{placed:?}");
+    assert!(effort < 2 * MOST_EFFORT + MOST_EFFORT / 8, "{effort}");
+}
+
+#[test]
+fn small_jobs_have_all_their_iterations() {
+    for shape in ["fat-tree:16", "torus:4x4:4", "leaf-spine:16x8x16"] {
+        let ledger = large(shape, 8);
+        for job in ["ring:48@1G", "mesh:48@100M", "torus:8x6@1G,1G", "hierarchical:8x8@1G,1G"] {
+            let (effort, placed) = effort(&ledger, job, 600);
+            assert!(placed.is_ok() && effort < MOST_EFFORT, "{shape}, {job}: {effort}");
+        }
+    }
+}
+
+#[test]
+fn off_a_tree_a_job_whose_pairs_take_too_long_is_refused_and_says_so() {
+    let ledger = large("torus:12x12:6", 2);
+    let (effort_of_mesh, placed) = effort(&ledger, "mesh:1700@1", 600);
+    assert_eq!(placed, Err(Refusal::TooLarge { workers: 1700 }));
+    assert!(effort_of_mesh < 3 * MOST_EFFORT, "{effort_of_mesh}");
+    let (_, placed) = effort(&ledger, "ring:1700@1k", 600);
+    assert_eq!(placed, Ok(1700), "a ring has few pairs that exchange something");
 }

@@ -318,8 +318,10 @@ impl<S: Store> Actor<S> {
             return Some(reply.clone());
         }
         let network = self.brain.network();
-        let held = book.jobs().iter();
-        let held = held.map(|(job, held)| crate::convert::held_message(*job, held, network));
+        let held = book.jobs().iter().map(|(job, held)| {
+            let is_degraded = book.is_degraded(*job);
+            proto::Held { is_degraded, ..crate::convert::held_message(*job, held, network) }
+        });
         let Cluster { text, slots, reservable_ppm, ecmp, .. } = &self.cluster;
         let reply = Serialised::of(&proto::TopologyReply {
             topology: text.clone(),
@@ -332,6 +334,7 @@ impl<S: Store> Actor<S> {
             .to_owned(),
             held: held.collect(),
             unchanged_since,
+            down: Some(crate::convert::down_message(&book.names_down())),
         });
         self.serialised += 1;
         self.topology = Some((unchanged_since, reply.clone()));

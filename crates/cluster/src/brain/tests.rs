@@ -1,7 +1,7 @@
 //! A brain's daemon over a store in memory, with callers and agents that are hostile, slow or wrong.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -9,6 +9,7 @@ use fabric::shape::Shape;
 use fabric::topology::{Capacity, NodeId};
 use parfait::agent::{Measure, Objection, Position, Reply};
 use parfait::brain::{Image, Lease, StorageError};
+use parfait::outage::Outage;
 use parfait::spread::Ecmp;
 use prost::Message;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -18,7 +19,7 @@ use tonic::{Code, Request};
 use super::actor::{Answer, Attached, Input};
 use super::core::{Core, Parts};
 use super::service::Service;
-use super::{Cluster, machine_config};
+use super::{Cluster, MAX_INPUTS, machine_config};
 use crate::convert;
 use crate::proto;
 use crate::proto::brain_server::Brain;
@@ -366,6 +367,23 @@ impl Running {
         assert!(matches!(result, proto::repair_reply::Result::Repaired(_)), "{result:?}");
     }
 
+    async fn cancel(&self, name: &str) -> proto::Released {
+        let client = Some(proto::Client { number: fresh_number(), sequence: 1 });
+        let (name, owner) = (name.to_owned(), String::new());
+        let request = proto::ReleaseRequest { client, job: 0, name, owner };
+        let reply = self.service.release(Request::new(request)).await.expect("it leads");
+        match reply.into_inner().result {
+            Some(proto::release_reply::Result::Released(released)) => released,
+            other => panic!("it is not released: {other:?}"),
+        }
+    }
+
+    async fn topology(&self) -> proto::TopologyReply {
+        let request = Request::new(proto::TopologyRequest {});
+        let reply = self.service.topology(request).await.expect("it leads").into_inner();
+        proto::TopologyReply::decode(reply.bytes()).expect("a reply")
+    }
+
     fn links_down(&self) -> usize {
         self.view.borrow().links.iter().filter(|link| link.is_down).count()
     }
@@ -384,6 +402,52 @@ fn a_link_that_people_took_down_stays_down_though_it_has_a_carrier() {
         say(&brain, &[(&host, &[port])], Duration::from_millis(500)).await;
         say(&brain, &[(&host, &[])], Duration::from_millis(2_500)).await;
         brain.view("the link is up", |view| view.links.iter().all(|link| !link.is_down)).await;
+    });
+}
+
+#[test]
+fn who_asks_for_the_topology_hears_what_is_down_and_who_is_degraded() {
+    run(async {
+        let brain = Running::leading().await;
+        let whole = brain.topology().await.down.expect("it is said");
+        assert!(whole.nodes.is_empty() && whole.links.is_empty());
+        let job = brain.submit("one", "ring:8@1G").await.expect("there is room");
+        brain.outage("host3", true).await;
+        brain.outage("leaf0:1", true).await;
+        let reply = brain.topology().await;
+        let down = convert::down(reply.down.as_ref()).expect("well-formed");
+        let (outage, unknown) = Outage::named(&brain.cluster.topology, &down);
+        assert!(unknown.is_empty(), "{unknown:?}");
+        let node = |name: &str| brain.cluster.topology.named(name).expect("it is there");
+        let link = brain.cluster.topology.node(node("leaf0")).link_at(1).expect("a link");
+        assert_eq!(outage.nodes().collect::<Vec<_>>(), [node("host3")]);
+        assert_eq!(outage.links().collect::<Vec<_>>(), [link]);
+        let degraded: Vec<u64> =
+            reply.held.iter().filter(|held| held.is_degraded).map(|held| held.job).collect();
+        assert_eq!(degraded, [job], "its eight workers need all four hosts");
+    });
+}
+
+#[test]
+fn a_release_names_the_jobs_that_have_their_guarantee_again() {
+    run(async {
+        let brain = Running::leading().await;
+        brain.submit("small", "ring:2@1G").await.expect("there is room");
+        let large = brain.submit("large", "ring:4@1G").await.expect("there is room");
+        brain.submit("other", "ring:2@1G").await.expect("there is room");
+        let hosts = brain.topology().await.held;
+        let of_large = hosts.iter().find(|held| held.job == large).expect("it is there");
+        brain.outage(&of_large.pieces[0].host, true).await;
+        let held = brain.topology().await.held;
+        let degraded = held.iter().filter(|held| held.is_degraded).map(|held| held.job);
+        assert_eq!(degraded.collect::<Vec<_>>(), [large], "all slots are taken");
+        let released = brain.cancel("small").await;
+        assert_eq!(released.restored, [large]);
+        assert!(brain.topology().await.held.iter().all(|held| !held.is_degraded));
+        let events = brain.events.since(0, usize::MAX);
+        let told = events.iter().filter(|event| event.text.contains("has its guarantee again"));
+        assert_eq!(told.map(|event| event.job).collect::<Vec<_>>(), [Some(large)]);
+        assert_eq!(brain.cancel("other").await.restored, [0_u64; 0]);
     });
 }
 
@@ -444,18 +508,13 @@ fn a_thousand_callers_cost_one_serialisation() {
     run(async {
         let brain = Running::on("fat-tree:8").await;
         let (agent, _commands) = brain.attach("host0", 1).await;
-        let topology = async || {
-            let reply = brain.service.topology(Request::new(proto::TopologyRequest {})).await;
-            let reply = reply.expect("it leads").into_inner();
-            proto::TopologyReply::decode(reply.bytes()).expect("a reply")
-        };
         let made = || brain.view.borrow().counters["brain.topologies_serialised"];
         for _ in 0..1000 {
-            assert!(topology().await.held.is_empty());
+            assert!(brain.topology().await.held.is_empty());
         }
         let job = brain.submit("one", "ring:2@1G").await.expect("there is room");
         for _ in 0..1000 {
-            let reply = topology().await;
+            let reply = brain.topology().await;
             assert_eq!(reply.held.iter().map(|held| held.job).collect::<Vec<_>>(), [job]);
         }
         let (answer, shown) = oneshot::channel();
@@ -478,28 +537,43 @@ fn a_thousand_callers_cost_one_serialisation() {
     });
 }
 
+/// Sends questions as fast as there is room for them; counts the answers, and those of a brain that does not lead.
+fn flood(brain: &Running, job: &'static str) -> Arc<(AtomicUsize, AtomicUsize)> {
+    let counts = Arc::new((AtomicUsize::new(0), AtomicUsize::new(0)));
+    let (inputs, counted) = (brain.inputs.clone(), Arc::clone(&counts));
+    tokio::spawn(async move {
+        for number in 0_u64.. {
+            let label = parfait::log::Label { name: format!("job{number}"), owner: String::new() };
+            let (answer, placed) = oneshot::channel();
+            let job = job.parse().expect("a job");
+            if inputs.send(Input::Place { label, job, answer }).await.is_err() {
+                return;
+            }
+            let counted = Arc::clone(&counted);
+            tokio::spawn(async move {
+                match placed.await {
+                    Ok(Some(_)) => counted.0.fetch_add(1, Ordering::SeqCst),
+                    _ => counted.1.fetch_add(1, Ordering::SeqCst),
+                }
+            });
+        }
+    });
+    counts
+}
+
 #[test]
 fn a_flood_of_questions_does_not_cost_the_lease() {
     run(async {
         let brain = Running::on("fat-tree:16").await;
-        let begun = Instant::now();
-        // About two leases' worth of work, all of it in the queue at once.
-        let asked = (0..3000).map(|number| {
-            let inputs = brain.inputs.clone();
-            tokio::spawn(async move {
-                let label =
-                    parfait::log::Label { name: format!("job{number}"), owner: String::new() };
-                let job = "ring:2000@1M".parse().expect("a job");
-                let (answer, placed) = oneshot::channel();
-                inputs.send(Input::Place { label, job, answer }).await.expect("the actor runs");
-                placed.await.expect("the actor runs")
-            })
-        });
-        let asked: Vec<_> = asked.collect();
-        for placing in asked {
-            let placing = placing.await.expect("no panic");
-            assert!(placing.is_some(), "it leads after {:?}", begun.elapsed());
-        }
+        let counts = flood(&brain, "ring:2000@1M");
+        let length = LEASE * 3;
+        tokio::time::sleep(length).await;
+        let answered = counts.0.load(Ordering::SeqCst);
+        // Who comes last waits for longer than the lease holds: what keeps it must not wait there.
+        let queued = MAX_INPUTS - brain.inputs.capacity();
+        let wait = length * queued as u32 / answered.max(1) as u32;
+        assert!(wait > LEASE, "{answered} answers, {queued} wait: ask for larger jobs");
+        assert_eq!(counts.1.load(Ordering::SeqCst), 0, "it leads all the time");
         assert_eq!(brain.event_count("leading"), 1);
     });
 }

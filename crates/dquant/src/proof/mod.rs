@@ -29,6 +29,7 @@ pub mod violations;
 use fabric::topology::{Kind, Link, NodeId, Topology};
 use parfait::ledger::JobId;
 use parfait::network::Network;
+use parfait::outage::Outage;
 use parfait::queues::Scheme;
 use parfait::spread::DirectedLink;
 use roce::congestion::CongestionControl;
@@ -245,12 +246,14 @@ impl Proof {
     }
 }
 
-/// Runs the jobs of a set at their places; see the module's text. Links have the capacities of the topology.
+/// Runs the jobs of a set at their places; see the module's text. Links have the capacities of the topology, and what is down
+/// carries nothing: the network is the one of that outage.
 ///
 /// # Errors
 /// When the set is impossible, or a connection fails.
 pub fn prove(
     topology: &Topology,
+    outage: &Outage,
     network: &Network,
     members: &[Member],
     options: &Options,
@@ -260,8 +263,19 @@ pub fn prove(
         scheme: options.scheme,
         ..QueueRules::new(options.queues, frame_bytes(options.transport.mtu))
     };
-    let plans = set.plans(topology, network, &rules)?;
-    let site = Site { topology, network, set: &set, plans: &plans, options };
+    let left = outage.left(topology);
+    let plans = set.plans(&left, network, &rules)?;
+    // A host that is cut off makes no other forward.
+    let hosts_forward = topology::separate_hosts(topology).is_some();
+    let site = Site {
+        topology: &left,
+        hosts_forward,
+        buffer: buffer(topology),
+        network,
+        set: &set,
+        plans: &plans,
+        options,
+    };
     let mut jobs = site.empty();
     let mut used = vec![0_u64; site.directed_links()];
     let (mut dropped, mut events) = (0, 0);
@@ -287,15 +301,14 @@ pub fn prove(
 
 /// The graph of a topology, each of whose links is like this and has its own rate and delay. Hosts that have to forward are
 /// behind a switch of their own.
-fn graph(topology: &Topology, spread: Spread) -> Graph {
+fn graph(topology: &Topology, hosts_forward: bool, spread: Spread) -> Graph {
     let config = |link: &Link| {
         let rate = link.capacity.rate_bps;
         let delay = Duration::from_nanos(link.capacity.delay_ns);
         let marking = Some(Marking::dctcp(rate));
         LinkConfig { marking, classes: MAX_CLASSES as u8, ..LinkConfig::new(rate, delay) }
     };
-    let relays = topology::separate_hosts(topology).is_some();
-    let graph = match relays {
+    let graph = match hosts_forward {
         true => topology::relaying(topology, config),
         false => topology::cables(topology, config),
     };
@@ -320,7 +333,10 @@ pub fn queues(plan: &parfait::queues::Plan) -> Queues {
 
 /// A set on its network.
 struct Site<'a> {
+    /// What works of it.
     topology: &'a Topology,
+    hosts_forward: bool,
+    buffer: BufferConfig,
     network: &'a Network,
     set: &'a Set,
     plans: &'a [(DirectedLink, parfait::queues::Plan, bool)],
@@ -380,16 +396,16 @@ impl Site<'_> {
 
     /// The network with all connections and the queues of all ports.
     fn tenants(&self) -> Result<Tenants, ProofError> {
-        let graph = graph(self.topology, self.options.spread);
+        let graph = graph(self.topology, self.hosts_forward, self.options.spread);
         let config = FabricConfig {
-            buffer: Some(buffer(self.topology)),
+            buffer: Some(self.buffer),
             is_sealed: false,
             ..FabricConfig::new(graph, self.options.seed)
         };
         let mut tenants = Tenants::new(&config, self.options.transport);
-        let relays = match topology::separate_hosts(self.topology) {
-            Some(_) => topology::relays(self.topology),
-            None => Vec::new(),
+        let relays = match self.hosts_forward {
+            true => topology::relays(self.topology),
+            false => Vec::new(),
         };
         for (directed, plan, _) in self.plans {
             if let Some((from, to)) = self.ends(*directed, &relays) {

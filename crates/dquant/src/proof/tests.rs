@@ -2,14 +2,20 @@
 
 use fabric::shape::Shape;
 use fabric::topology::{Capacity, Topology};
+use parfait::demand::Order;
 use parfait::job::Job;
+use parfait::loads::Piece;
+use parfait::outage::Outage;
 use parfait::queues::Scheme;
+use parfait::runs::Run;
 use parfait::shifts::{self, Burst, Limits, Shared, Use};
+use parfait::site::Site;
+use parfait::spread::Ecmp;
 use roce::Duration;
 
 use super::admit::{self, Way};
 use super::interleave::{self, Turn};
-use super::set::{Set, SetError};
+use super::set::{Member, Set, SetError};
 use super::violations::{self, Effort, Mix, SMALL};
 use super::{Options, Proof, picture, prove};
 
@@ -35,7 +41,7 @@ fn proved(way: Way, texts: &[&str], options: &Options) -> Proof {
     let network = admit::network(&topology, 2, 900_000).expect("a network");
     let admitted = admit::admit(&topology, &network, &jobs(texts), way, 1).expect("admitted");
     assert!(admitted.refused.is_empty(), "{:?}", admitted.refused);
-    prove(&topology, &network, &admitted.members, options).expect("a proof")
+    prove(&topology, &Outage::none(), &network, &admitted.members, options).expect("a proof")
 }
 
 #[test]
@@ -54,6 +60,44 @@ fn every_pair_has_its_guarantee_while_all_send() {
     assert_eq!((svg.matches("<svg").count(), svg.matches("</svg>").count()), (3, 3));
 }
 
+/// One of the two spines is down.
+fn broken(topology: &Topology) -> Outage {
+    let mut outage = Outage::none();
+    let node = |name: &str| topology.named(name).expect("it is there");
+    outage.set_node(node("spine0"), true);
+    outage
+}
+
+#[test]
+fn what_is_down_carries_nothing_and_the_rest_holds_what_the_ledger_says() {
+    let options = Options { iterate: Duration::ZERO, ..options() };
+    let topology = topology();
+    let outage = broken(&topology);
+    let site =
+        Site { topology: topology.clone(), slots: 2, ecmp: Ecmp::Even, reservable_ppm: 900_000 };
+    let network = site.network(&outage).expect("one spine is left");
+    let piece = |(at, host)| Piece { host, run: Run::new(at, at + 1) };
+    let member = |id, bps: u64, hosts: [u32; 2]| {
+        let job: Job = format!("ring:2@{bps}M").parse().expect("a job");
+        let pieces = (0..).zip(hosts).map(piece).collect();
+        Member { id, job, order: Order::Ranks, pieces, dscp: None }
+    };
+    // Both cross the spines: together they fit one uplink of 10 Gbit/s, or with both spines twice as much.
+    let set = [member(1, 4_000, [0, 2]), member(2, 4_000, [1, 3])];
+    let proof = prove(&topology, &outage, &network, &set, &options).expect("a proof");
+    assert!(proof.worst().expect("pairs").1.ratio() > 1.0, "{proof:?}");
+    let spine = topology.named("spine0").expect("it is there");
+    let dead: Vec<usize> = topology.node(spine).links().map(|(_, link)| link.index()).collect();
+    assert!(proof.links.iter().all(|link| !dead.contains(&(link.link as usize / 2))), "{proof:?}");
+    let too_much = [member(1, 8_000, [0, 2]), member(2, 8_000, [1, 3])];
+    let proof = prove(&topology, &outage, &network, &too_much, &options).expect("a proof");
+    assert!(proof.worst().expect("pairs").1.ratio() < 0.8, "{proof:?}");
+    assert!(proof.overbooked_ports > 0);
+    let (nothing, network) = (Outage::none(), site.network(&Outage::none()).expect("whole"));
+    let proof = prove(&topology, &nothing, &network, &too_much, &options).expect("a proof");
+    assert!(proof.worst().expect("pairs").1.ratio() > 1.0, "two spines carry it: {proof:?}");
+}
+
 #[test]
 fn what_is_promised_twice_is_not_held_and_that_is_seen() {
     // Workers are spread by slots alone: 9 Gbit/s of each ring between the same two hosts.
@@ -68,7 +112,8 @@ fn what_is_promised_twice_is_not_held_and_that_is_seen() {
             .map(|at| parfait::loads::Piece { host: at, run: parfait::runs::Run::new(at, at + 1) })
             .collect();
     }
-    let proof = prove(&topology, &network, &admitted.members, &options).expect("a proof");
+    let proof =
+        prove(&topology, &Outage::none(), &network, &admitted.members, &options).expect("a proof");
     assert!(proof.overbooked_ports > 0, "{proof:?}");
     let (_, worst) = proof.worst().expect("pairs");
     assert!(worst.ratio() < 0.7 && worst.below == worst.windows, "{worst:?}");

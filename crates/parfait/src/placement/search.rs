@@ -13,9 +13,11 @@
 //! neighbour, and kept where that is cheaper: off a tree the decisions do not see what links cost.
 //!
 //! A search may be stopped after any number of iterations and has its best placement then. The same ledger, request,
-//! seed and number give the same placement.
+//! seed and number give the same placement. It stops by itself once it has taken [`MOST_EFFORT`], whatever the size of the
+//! job: a brain has to keep its lease meanwhile. Effort is counted, not measured, so it is the same everywhere.
 
 use alloc::vec::Vec;
+use core::cell::Cell;
 
 use rand_pcg::Pcg32;
 use rand_pcg::rand_core::Rng;
@@ -29,6 +31,19 @@ use crate::runs::Run;
 
 /// Most moves of a decision.
 pub const MOVES: usize = 8;
+
+/// Most effort of a search, in runs whose cost is computed. So many take about 0.1 s on one core (docs/parfait.md); a search
+/// that has found nothing yet may take twice as much.
+pub const MOST_EFFORT: u64 = 1 << 20;
+
+/// Most effort of the loads of one placement. They are computed when it is found, when it is checked, and when it is admitted.
+const MOST_OF_LOADS: u64 = MOST_EFFORT / 2;
+
+/// Pairs of hosts that take as long as a run where loads are computed pair by pair.
+const PAIRS_OF_EFFORT: u64 = 64;
+
+/// Children of a group that are passed over in the time of a run, in a tree.
+const CHILDREN_OF_EFFORT: u64 = 16;
 
 /// Most groups of a level that are tried as scopes.
 const SCOPES_OF_LEVEL: usize = 6;
@@ -129,12 +144,19 @@ pub struct Memory {
     best: Vec<Piece>,
     loads: Vec<Load>,
     loader: Loader,
+    /// Of all searches.
+    effort: u64,
 }
 
 impl Memory {
     /// None yet.
     pub fn new() -> Memory {
         Memory::default()
+    }
+
+    /// What all searches took together, as [`MOST_EFFORT`] is counted.
+    pub fn effort(&self) -> u64 {
+        self.effort
     }
 }
 
@@ -155,6 +177,10 @@ pub struct Search<'a> {
     is_given_up: bool,
     /// Iterations of all runs.
     tried: u32,
+    /// What they took.
+    effort: Cell<u64>,
+    /// Whether some placement was not looked at since that alone takes too much.
+    is_too_large: bool,
     /// Order and cost of the best placement.
     best: Option<(Order, u64)>,
 }
@@ -187,6 +213,8 @@ impl<'a> Search<'a> {
             is_greedy: true,
             is_given_up: false,
             tried: 0,
+            effort: Cell::new(0),
+            is_too_large: false,
             best: None,
         };
         search.find_scopes();
@@ -247,10 +275,12 @@ impl<'a> Search<'a> {
         for number in 0..iterations {
             let changes_best = number % CHANGE_EVERY == CHANGE_EVERY - 1;
             let is_hopeless = self.best.is_none() && self.tried >= HOPELESS;
-            if is_hopeless || self.best.is_some_and(|(_, cost)| cost == 0) {
+            let is_best = self.best.is_some_and(|(_, cost)| cost == 0);
+            if is_hopeless || is_best || self.is_exhausted() {
                 return;
             }
             self.tried += 1;
+            self.spend(1 + self.memory.scopes.len() as u64 / CHILDREN_OF_EFFORT);
             let is_open = (self.best.is_none() || !changes_best) && self.choose_scope();
             match self.best {
                 _ if is_open => self.iterate(),
@@ -260,9 +290,27 @@ impl<'a> Search<'a> {
         }
     }
 
+    /// Whether nothing is left to spend.
+    fn is_exhausted(&self) -> bool {
+        let most = if self.best.is_some() { MOST_EFFORT } else { 2 * MOST_EFFORT };
+        self.effort.get() >= most
+    }
+
+    fn spend(&self, effort: u64) {
+        self.effort.set(self.effort.get().saturating_add(effort));
+    }
+
+    /// What it takes to compute the loads of the placement at hand.
+    fn effort_of_loads(&self, order: Order) -> u64 {
+        let (network, demand) = (self.ledger.network(), self.request.demand(order));
+        let pieces = &self.memory.pieces;
+        let effort = Loader::effort(network, demand, self.request.abstraction, pieces);
+        if self.is_tree { effort } else { effort / PAIRS_OF_EFFORT }
+    }
+
     /// Changes the best placement at random, and keeps what is cheaper.
     fn change_best(&mut self, order: Order, cost_of_best: u64) {
-        let Memory { pieces, best, loads, loader, .. } = &mut *self.memory;
+        let Memory { pieces, best, .. } = &mut *self.memory;
         if best.len() > MOST_CHANGED {
             return;
         }
@@ -295,6 +343,8 @@ impl<'a> Search<'a> {
         if !self.request.fits_slots(self.ledger, pieces) {
             return;
         }
+        self.spend(self.effort_of_loads(order));
+        let Memory { pieces, loads, loader, .. } = &mut *self.memory;
         let demand = self.request.demand(order);
         loader.loads(self.ledger.network(), demand, self.request.abstraction, pieces, loads);
         if let Some(cost) = cost(self.ledger, self.request.slots_per_worker, pieces, loads)
@@ -362,6 +412,12 @@ impl<'a> Search<'a> {
     /// Completes the cost, and keeps the placement if it is the best; `false` if its links do not hold it.
     fn finish(&mut self, order: Order) -> bool {
         if !self.is_tree {
+            let effort = self.effort_of_loads(order);
+            if effort > MOST_OF_LOADS {
+                self.is_too_large = true;
+                return false;
+            }
+            self.spend(effort);
             let Memory { loader, loads, pieces, .. } = &mut *self.memory;
             let demand = self.request.demand(order);
             loader.loads(self.ledger.network(), demand, self.request.abstraction, pieces, loads);
@@ -392,6 +448,8 @@ impl<'a> Search<'a> {
             self.cost = cost.saturating_add(chosen.cost);
             // The whole iteration ends here: to go on elsewhere would take the moves of another decision.
             self.is_given_up |= self.best.is_some_and(|(_, best)| self.cost >= best);
+            self.is_too_large |= self.best.is_none() && self.is_exhausted();
+            self.is_given_up |= self.is_exhausted();
             if self.is_given_up {
                 break;
             }
@@ -477,7 +535,10 @@ impl<'a> Search<'a> {
         let mut moves = Moves::default();
         let mut seen = [(0, 0, 0); 4];
         let mut seen_at = 0;
-        for child in self.ledger.network().groups().children(group) {
+        let children = self.ledger.network().groups().children(group);
+        let passed = children.len() as u64;
+        self.spend(if self.is_tree { passed / CHILDREN_OF_EFFORT } else { passed });
+        for child in children {
             let room = self.request.room(self.ledger, child);
             if room == 0 || self.memory.used[child as usize] == self.memory.iteration {
                 continue;
@@ -532,6 +593,8 @@ impl<'a> Search<'a> {
 
     /// The cost of a run in a child; `None` if its links do not hold it.
     fn price(&self, child: u32, first: u32, count: u32) -> Option<u64> {
+        // Off a tree the runs of a child take as long together as one in a tree.
+        self.spend(u64::from(self.is_tree));
         let slots = u64::from(count) * u64::from(self.request.slots_per_worker);
         let opened = open_cost(self.ledger, child, slots);
         if !self.is_tree {
@@ -563,7 +626,7 @@ fn value(best: u64, cost: u64) -> u64 {
 ///
 /// # Errors
 /// When there are too few slots, or no placement was found whose links hold it: what is missing where the workers would be
-/// closest together.
+/// closest together. Also when the job is so large that one placement takes more than [`MOST_EFFORT`].
 pub fn place(
     ledger: &Ledger,
     request: &Request,
@@ -573,5 +636,11 @@ pub fn place(
 ) -> Result<Placement, Refusal> {
     let mut search = Search::new(ledger, request, memory, seed)?;
     search.run(iterations);
-    search.best().map_or_else(|| closest(ledger, request), Ok)
+    let (best, is_too_large, effort) = (search.best(), search.is_too_large, search.effort.get());
+    memory.effort = memory.effort.saturating_add(effort);
+    match best {
+        Some(best) => Ok(best),
+        None if is_too_large => Err(Refusal::TooLarge { workers: request.workers() }),
+        None => closest(ledger, request),
+    }
 }

@@ -52,8 +52,9 @@ pub(super) struct Submit {
 
     /// Admit it only if the simulator says that all jobs keep their guarantees
     ///
-    /// All admitted jobs and this one send as much as they can. Shown are the worst pair of each job
-    /// against its guarantee, and how long an iteration of this one takes.
+    /// All admitted jobs and this one send as much as they can, without what is down in the network.
+    /// Shown are the worst pair of each job against its guarantee, and how long an iteration of this one
+    /// takes.
     #[arg(long, verbatim_doc_comment)]
     prove: bool,
 
@@ -121,16 +122,27 @@ impl Submit {
             ecmp: if cluster.ecmp == "worst" { Ecmp::Worst } else { Ecmp::Even },
             reservable_ppm: cluster.reservable_ppm,
         };
-        let network = site.network(&Outage::none()).map_err(|error| odd(&error))?;
+        let down = convert::down(cluster.down.as_ref()).map_err(|error| odd(&error))?;
+        let (outage, unknown) = Outage::named(&site.topology, &down);
+        if let Some(name) = unknown.first() {
+            return Err(odd(&format_args!("'{name}' is down, and the topology does not have it")));
+        }
+        let network = site.network(&outage).map_err(|error| odd(&error))?;
         let number = cluster.held.iter().map(|held| held.job).max().unwrap_or(0) + 1;
-        let all = cluster.held.iter().map(|held| (held.job, held)).chain([(number, &held)]);
+        // Nothing is reserved for degraded jobs, so there is nothing to prove for them.
+        let whole = cluster.held.iter().filter(|held| !held.is_degraded);
+        let degraded = cluster.held.len() - whole.clone().count();
+        if degraded > 0 {
+            console.note(format_args!("{degraded} degraded jobs are left out of the proof"));
+        }
+        let all = whole.map(|held| (held.job, held)).chain([(number, &held)]);
         let members = all.map(|(id, held)| {
             let held = convert::held(held, &network).map_err(|error| odd(&error))?;
             Ok(Member::of(id, &held, Some(held.dscp)))
         });
         let members: Vec<Member> = members.collect::<Result<_, CliError>>()?;
         let options = Options { subject: Some(number), ..Options::new() };
-        let proof = proof::prove(&site.topology, &network, &members, &options);
+        let proof = proof::prove(&site.topology, &outage, &network, &members, &options);
         let proof = proof.map_err(CliError::from_cause)?;
         if let Some(path) = &self.picture {
             std::fs::write(path, picture::svg(&site.topology, &proof)).map_err(|error| {
@@ -151,9 +163,12 @@ impl Submit {
 }
 
 fn refused(reason: String) -> CliError {
-    let hint = match reason.contains(" is called '") {
-        true => "choose another --name: running jobs differ in theirs (`dquant job list`)",
-        false => "ask for less, cancel another job (`dquant job list`), or wait for one to end",
+    let hint = if reason.contains(" is called '") {
+        "choose another --name: running jobs differ in theirs (`dquant job list`)"
+    } else if reason.contains("takes too long") {
+        "submit parts of it as jobs of their own"
+    } else {
+        "ask for less, cancel another job (`dquant job list`), or wait for one to end"
     };
     CliError::check_failed(format!("not admitted: {reason}")).hint(hint)
 }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use fabric::topology::{Capacity, Topology};
 use parfait::job::Job;
+use parfait::outage::Outage;
 use parfait::queues::Scheme;
 use roce::Duration;
 use roce::congestion::CongestionControl;
@@ -152,7 +153,8 @@ impl Prove {
         let (mut is_kept, mut is_any_admitted) = (true, false);
         for (way, admitted) in sets {
             let options = self.options();
-            let proof = proof::prove(&topology, &network, &admitted.members, &options);
+            let nothing = Outage::none();
+            let proof = proof::prove(&topology, &nothing, &network, &admitted.members, &options);
             let proof = proof.map_err(CliError::from_cause)?;
             if let Some(path) = self.picture.as_ref().filter(|_| way != Way::Locality) {
                 std::fs::write(path, picture::svg(&topology, &proof)).map_err(|error| {
