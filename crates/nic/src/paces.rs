@@ -25,9 +25,12 @@
 //!   held back, and clocks may differ by a little.
 //! - Whatever is first held back of an exchange dates it, so `buckets` says how long exchanges have waited.
 //!
+//! - A job whose period is longer than its gate's would wait in every iteration. The agent looks at how long exchanges wait, and
+//!   drops its gate.
+//!
 //! Who may write `buckets` can slow its machine's other jobs down, so only the owner and the group of the folder may. A
 //! process that may not keeps pace and gate by itself, with buckets of its own: the sum is then up to the queues of the port,
-//! and the agent does not see how long its exchanges wait. Without the folder nothing is limited. Wires look for it, and for
+//! and since the agent does not see how long its exchanges wait, it passes its gate whenever that is too long. Without the folder nothing is limited. Wires look for it, and for
 //! another one in its place, every [`LOOK_EVERY`] while they send; what changes in it holds from the next packet on.
 
 use std::fs::{self, File, OpenOptions};
@@ -65,6 +68,13 @@ const MOST_DEBT_BYTES: u64 = 1 << 20;
 
 /// A packet as it is admitted, before it is known: the largest.
 const PACKET_BYTES: u64 = 4096 + 100;
+
+/// A job is judged by so many exchanges at least: the first ones begin whenever it does.
+pub const JUDGED_EXCHANGES: u64 = 16;
+
+/// Exchanges that wait for more than this part of their period, on average, show that the job does not keep it. Periods that
+/// were lengthened to fit each other, and a job's own variation, are below that.
+pub const MOST_WAIT_PARTS: u64 = 10;
 
 /// DiffServ codepoints.
 const CODE_POINTS: usize = 64;
@@ -250,6 +260,13 @@ impl Bucket {
         self.late.fetch_add(u64::from(waited_ns > gate.tolerance_ns), Ordering::Relaxed);
     }
 
+    /// Whether exchanges have waited so long that the gate does harm.
+    fn waits_too_long(&self, gate: &Gate) -> bool {
+        let begun = self.begun.load(Ordering::Relaxed);
+        let mean_ns = self.waited_ns.load(Ordering::Relaxed).checked_div(begun).unwrap_or(0);
+        begun >= JUDGED_EXCHANGES && mean_ns > gate.period_ns / MOST_WAIT_PARTS
+    }
+
     /// A packet of the next exchange is held back: the first one dates its wait.
     fn mark_held(&self, now: Time) {
         let held_at = self.held_at.load(Ordering::Relaxed);
@@ -318,6 +335,10 @@ impl Table {
     fn waits_until(&self, dscp: usize, now: Time) -> Option<Time> {
         let (gate, bucket) = (self.gate(dscp)?, self.bucket(dscp));
         if gate.goes_on(bucket.active_at.load(Ordering::Relaxed), now) {
+            return None;
+        }
+        // Nobody else sees these counters.
+        if matches!(self.buckets, Shared::Own(_)) && bucket.waits_too_long(&gate) {
             return None;
         }
         let opens_at =
@@ -1072,6 +1093,29 @@ mod tests {
         let Exchanges { begun, waited_ns, late } = table.exchanges(26);
         assert_eq!((begun, late), (3, 1));
         assert_eq!(waited_ns, 10_000_000);
+    }
+
+    #[test]
+    fn whoever_is_not_seen_waits_a_tenth_of_its_periods_at_most() {
+        let (folder, table) = gated("unseen", 0);
+        fs::remove_file(folder.0.join("buckets")).expect("it is ours");
+        fs::create_dir(folder.0.join("buckets")).expect("it is ours");
+        let mut paces = folder.paces();
+        // Each wants to begin 120 ms after the one before, and misses its time by 20.
+        let (mut now, mut waited_ms) = (ms(140), 0);
+        for round in 0..300 {
+            let began = begins(&mut paces, now).0;
+            let wait_ms = began.since(now).as_nanos() / 1_000_000;
+            assert!(
+                round >= 16 || wait_ms == if round == 0 { 90 } else { 80 },
+                "{round}: {wait_ms}"
+            );
+            waited_ms += wait_ms;
+            assert!(tries(&mut paces, began + Duration::from_millis(15), 26));
+            now = began + Duration::from_millis(120);
+        }
+        assert!((1_290..=300 * 10 + 100).contains(&waited_ms), "{waited_ms} ms");
+        assert_eq!(table.exchanges(26), Exchanges::default());
     }
 
     #[test]

@@ -172,6 +172,12 @@ impl Running {
         self.tell(Input::Reply { node, number, reply, note: String::new(), down }).await;
     }
 
+    async fn reply_noting(&self, agent: &Agent, reply: Reply, note: &str) {
+        let Agent { node, number } = *agent;
+        let (note, down) = (note.to_owned(), BTreeSet::new());
+        self.tell(Input::Reply { node, number, reply, note, down }).await;
+    }
+
     /// The view once it is as `is_there` says.
     async fn view(&self, what: &str, is_there: impl Fn(&View) -> bool) -> Arc<View> {
         let mut view = self.view.clone();
@@ -301,6 +307,24 @@ fn a_plan_that_stays_refused_is_one_alarm() {
         brain.tell(Input::Show { answer }).await;
         in_time(shown).await.expect("it runs");
         assert_eq!(brain.event_count("alarm"), 1);
+    });
+}
+
+#[test]
+fn what_an_agent_notes_is_an_alarm_until_it_is_over() {
+    run(async {
+        let brain = Running::leading().await;
+        let (agent, mut commands) = brain.attach("host0", 1).await;
+        let command = in_time(commands.recv()).await.expect("the plan");
+        let reply = || good(convert::position(command.position));
+        let noted = |view: &View| {
+            let text = "the agent of 'host0': job 'llm' does not keep its period";
+            view.alarms.iter().any(|alarm| alarm.level == "warning" && alarm.text == text)
+        };
+        brain.reply_noting(&agent, reply(), "job 'llm' does not keep its period").await;
+        brain.view("the note is an alarm", noted).await;
+        brain.reply(&agent, reply(), &[]).await;
+        brain.view("it is over", |view| !noted(view)).await;
     });
 }
 
