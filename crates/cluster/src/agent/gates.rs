@@ -224,11 +224,11 @@ mod tests {
     fn a_job_that_does_not_keep_its_cycle_loses_its_gate_until_its_times_change() {
         let mut lab = Lab::new("cycle");
         lab.apply(&[share(1, 1, 26, Some(PHASE))]);
-        // The first exchange may have waited for long, others a little: 16 and no fewer are judged together.
+        // The first exchange may have waited for long, others a little: so many and no fewer are judged together.
         lab.judge(1, 199_000_000);
-        lab.judge(15, 6_000_000);
+        lab.judge(JUDGED_EXCHANGES - 1, 14_000_000);
         assert!(lab.table.gate(26).is_some() && lab.gates.note().is_empty());
-        lab.judge(15, 21_000_000);
+        lab.judge(JUDGED_EXCHANGES - 1, 21_000_000);
         assert!(lab.table.gate(26).is_some(), "one is missing");
         lab.judge(1, 21_000_000);
         assert_eq!(lab.table.gate(26), None);
