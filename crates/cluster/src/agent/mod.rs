@@ -332,6 +332,7 @@ fn port_plans(config: &Config, shares: &[Share]) -> Result<Vec<PortPlan>, String
             bps: share.bps,
             flows: 1,
             latency: share.latency,
+            burst_bytes: share.burst_bytes,
             is_contended: true,
         };
         let guarantees: Vec<Guarantee> =

@@ -39,14 +39,17 @@ impl Paces {
 impl Enforcer for Paces {
     /// Never fails: a table can be written once it is open.
     fn apply(&mut self, ports: &[PortPlan]) -> Result<(), EnforceError> {
-        let mut paces: BTreeMap<u8, Option<u64>> = BTreeMap::new();
+        let mut paces: BTreeMap<u8, Option<Pace>> = BTreeMap::new();
         let mut members = BTreeMap::new();
         let all =
             ports.iter().flat_map(|port| port.plan.bindings().iter().map(move |own| (port, own)));
         for (port, binding) in all {
             let (job, dscp) = (binding.guarantee.job, binding.guarantee.dscp.value());
-            let sum = paces.entry(dscp).or_insert(Some(0));
-            *sum = sum.zip(binding.pace_bps).map(|(sum, own)| sum.saturating_add(own));
+            let sum = paces.entry(dscp).or_insert(Some(Pace::default()));
+            *sum = sum.zip(binding.pace_bps).map(|(sum, own)| Pace {
+                bps: sum.bps.saturating_add(own),
+                burst_bytes: sum.burst_bytes.saturating_add(binding.guarantee.burst_bytes),
+            });
             members.entry(job).or_insert_with(|| match self.members.get(&job) {
                 Some(known) if known.dscp == dscp => known.clone(),
                 _ => {
@@ -55,9 +58,9 @@ impl Enforcer for Paces {
                 }
             });
         }
-        let limits = paces.into_iter().filter_map(|(dscp, sum)| Some((dscp, sum?)));
         // A pace of 0 would be none.
-        self.table.set(limits.map(|(dscp, bps)| (dscp, Pace::of(bps.max(1)))));
+        let least = |pace: Pace| Pace { bps: pace.bps.max(1), ..pace };
+        self.table.set(paces.into_iter().filter_map(|(dscp, sum)| Some((dscp, least(sum?)))));
         self.members = members;
         Ok(())
     }
@@ -145,6 +148,7 @@ mod tests {
                 bps,
                 flows: 1,
                 latency: Latency::Normal,
+                burst_bytes: 0,
                 is_contended: true,
             })
             .collect();

@@ -56,10 +56,9 @@ pub(super) struct AgentCommand {
     #[arg(long, value_enum, default_value = "htb")]
     enforce: Choice,
 
-    /// Folder by which senders of this machine keep paces, and the times of their exchanges
+    /// Folder by which senders here keep paces and times of exchanges; empty for none
     ///
-    /// Senders read the one that DQUANT_PACES names. Empty for none: then jobs begin exchanges when
-    /// they like. Without this option /run/dquant/paces, where it can be written.
+    /// Senders find another one than the usual /run/dquant/paces by DQUANT_PACES.
     #[arg(long, value_name = "FOLDER", value_parser = OsStringValueParser::new().map(PathBuf::from))]
     paces: Option<PathBuf>,
 
