@@ -146,7 +146,7 @@ class Cluster:
         self.running = []
         for node, (prefix, ports) in mine.items():
             command = [self.options.dquant, "agent", "--node", node, "--brain", self.brains, "--state", str(self.folder / f"{node}.state"),
-                       "--socket", str(self.folder / f"{node}.sock")]
+                       "--socket", str(self.folder / f"{node}.sock"), "--paces", ""]
             command += [word for port, interface in ports for word in ("--port", f"{port}={interface}:{self.options.rate}Mbit")]
             self.running.append(self.start(f"agent-{node}", prefix, command))
         for node in mine:

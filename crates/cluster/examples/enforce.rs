@@ -68,7 +68,15 @@ fn guarantee(job: &str) -> Result<Guarantee, Box<dyn Error>> {
         return Err(USAGE.into());
     };
     let (job, dscp, bps) = (job.parse()?, Dscp::new(dscp.parse()?)?, bps(rate)?);
-    Ok(Guarantee { job, dscp, bps, flows: 1, latency: Latency::Normal, is_contended: true })
+    Ok(Guarantee {
+        job,
+        dscp,
+        bps,
+        flows: 1,
+        latency: Latency::Normal,
+        burst_bytes: 0,
+        is_contended: true,
+    })
 }
 
 fn port(rate_bps: u64) -> Port {

@@ -163,6 +163,15 @@ fn peer(is_v6: bool, port: u16) -> SocketAddr {
 
 /// Jobs by number, DSCP and guarantee in bit/s.
 fn plan(rate_bps: u64, jobs: &[(u64, u8, u64)]) -> Vec<PortPlan> {
+    plan_with(rate_bps, jobs, |_| (Latency::Normal, 0))
+}
+
+/// The same, with the latency class and the burst in bytes of each job.
+fn plan_with(
+    rate_bps: u64,
+    jobs: &[(u64, u8, u64)],
+    besides: impl Fn(u64) -> (Latency, u64),
+) -> Vec<PortPlan> {
     let port = Port {
         rate_bps,
         queues: 7,
@@ -176,7 +185,8 @@ fn plan(rate_bps: u64, jobs: &[(u64, u8, u64)]) -> Vec<PortPlan> {
         dscp: Dscp::new(*dscp).expect("a code point"),
         bps: *bps,
         flows: 1,
-        latency: Latency::Normal,
+        latency: besides(*job).0,
+        burst_bytes: besides(*job).1,
         is_contended: true,
     };
     let guarantees: Vec<Guarantee> = jobs.iter().map(guarantee).collect();
@@ -202,7 +212,7 @@ fn tc_shows_the_plan_and_its_end() {
         "class htb daa0:10a parent daa0:1 leaf db0a: prio 1 rate 400Mbit ceil 1Gbit ",
         "class htb daa0:10c parent daa0:1 leaf db0c: prio 1 rate 200Mbit ceil 1Gbit ",
         "class htb daa0:130 parent daa0:1 leaf db30: prio 0 rate 5Mbit ceil 50Mbit ",
-        "class htb daa0:2 parent daa0:1 leaf db40: prio 1 rate 395Mbit ceil 1Gbit ",
+        "class htb daa0:2 parent daa0:1 leaf db40: prio 3 rate 395Mbit ceil 1Gbit ",
     ] {
         assert!(classes.contains(line), "{line:?} in {classes}");
     }
@@ -494,4 +504,108 @@ fn backlogged_jobs_get_their_guarantees_and_what_idle_ones_leave() {
         two[2] == 0.0 && two[0] + two[1] > 0.97 * rate as f64 && is_shared
     };
     one_of_five(|| measure(&lab, &mut htb, &jobs, &[0, 1]), fits);
+}
+
+/// Sends so many packets of a size with a pause before each, beside job 2, which floods; how long each took in milliseconds, in
+/// order. Lost ones are missing.
+fn beside_a_flood(lab: &Lab, packets: u32, bytes: usize, pause: Duration) -> Vec<f64> {
+    const OTHER_PORT: u16 = ROCE_PORT;
+    let begun = Instant::now();
+    let receiver = lab.receiver(OTHER_PORT);
+    let stop = AtomicBool::new(false);
+    let (own, other) = (lab.sender(false, 10), lab.sender(false, 12));
+    rustix::net::sockopt::set_socket_send_buffer_size(&own, 4 << 20).expect("an option");
+    thread::scope(|scope| {
+        scope.spawn(|| flood(&other, &stop));
+        let took = scope.spawn(|| {
+            let mut buffer = [0; 2048];
+            let mut took = Vec::new();
+            while !stop.load(Ordering::Relaxed) {
+                let Ok(len) = receiver.recv(&mut buffer) else { continue };
+                let sent = Duration::from_micros(u64_of(&buffer));
+                // Those of the flood are of another size.
+                if len == bytes {
+                    took.push((begun.elapsed().saturating_sub(sent)).as_secs_f64() * 1e3);
+                }
+            }
+            took
+        });
+        // The buckets of the flood are empty by then.
+        thread::sleep(Duration::from_millis(300));
+        for _ in 0..packets {
+            thread::sleep(pause);
+            let mut packet = vec![0; bytes];
+            packet[..8].copy_from_slice(&(begun.elapsed().as_micros() as u64).to_ne_bytes());
+            own.send_to(&packet, peer(false, OTHER_PORT)).expect("room");
+        }
+        thread::sleep(Duration::from_millis(300));
+        stop.store(true, Ordering::Relaxed);
+        took.join().expect("the receiver")
+    })
+}
+
+fn u64_of(bytes: &[u8]) -> u64 {
+    u64::from_ne_bytes(*bytes.first_chunk().expect("eight bytes"))
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::INFINITY)
+}
+
+/// Job 1 sends messages of 1,200 bytes, about 8 Mbit/s of which 2 are guaranteed, beside job 2 that is backlogged. What it sends beyond its
+/// guarantee comes first if it minds waiting, and last if it does not; job 2 has its guarantee either way.
+#[test]
+fn messages_of_a_job_that_minds_waiting_pass_a_backlogged_one() {
+    let Some(lab) = Lab::new() else { return };
+    let jobs = [(1, 10, 2 * MBIT), (2, 12, 50 * MBIT)];
+    let mut htb = lab.enforcer();
+    let mut took = |latency| {
+        let besides = |job| if job == 1 { (latency, 0) } else { (Latency::Normal, 0) };
+        htb.apply(&plan_with(100 * MBIT, &jobs, besides)).expect("root");
+        let (before, from) = (htb.sent().expect("counters"), Instant::now());
+        let took = beside_a_flood(&lab, 800, 1200, Duration::from_micros(1100));
+        let (after, seconds) = (htb.sent().expect("counters"), from.elapsed().as_secs_f64());
+        let bps = |job| (bytes_of(&after, job) - bytes_of(&before, job)) as f64 * 8.0 / seconds;
+        println!(
+            "{latency:?}: {:.3} ms, job 1 {:.0} bit/s, job 2 {:.0}",
+            median(took.clone()),
+            bps(1),
+            bps(2)
+        );
+        (median(took), bps(2))
+    };
+    // One of five measurements has to fit: on a busy machine the flood, or who measures, may not run.
+    let fits = |_| {
+        let ((low_ms, beside_low), (bulk_ms, beside_bulk)) =
+            (took(Latency::Low), took(Latency::Bulk));
+        let has_guarantee = [beside_low, beside_bulk].iter().all(|bps| *bps > 50e6 * 0.98);
+        has_guarantee && low_ms < 2.0 && bulk_ms > 5.0 * low_ms
+    };
+    assert!(
+        (0..5).any(fits),
+        "job 1 waits as long as if it did not mind, or job 2 lacks its guarantee"
+    );
+}
+
+/// What a job has saved up leaves at once, as far as its bucket goes, beside one that is backlogged.
+#[test]
+fn a_burst_leaves_at_the_rate_of_the_port() {
+    let Some(lab) = Lab::new() else { return };
+    let jobs = [(1, 10, 20 * MBIT), (2, 12, 170 * MBIT)];
+    let mut htb = lab.enforcer();
+    let mut last_ms = |burst_bytes| {
+        let besides = |job| (Latency::Normal, if job == 1 { burst_bytes } else { 0 });
+        htb.apply(&plan_with(200 * MBIT, &jobs, besides)).expect("root");
+        // 160 kB at once. The port carries 250 kB in 10 ms, of which job 2's bucket has 85 kB: job 1's has the rest.
+        let took = beside_a_flood(&lab, 114, 1401, Duration::ZERO);
+        println!(
+            "a bucket for {burst_bytes} bytes: {} packets, the last after {:?} ms",
+            took.len(),
+            took.last()
+        );
+        took.last().copied().unwrap_or(f64::INFINITY)
+    };
+    let mut fits = |_| last_ms(200_000) < 0.7 * last_ms(0);
+    assert!((0..5).any(|round: u32| fits(round)), "a larger bucket makes no difference");
 }

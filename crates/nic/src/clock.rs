@@ -38,6 +38,14 @@ pub fn now() -> Time {
     Time::from_nanos(clock_ns(libc::CLOCK_MONOTONIC))
 }
 
+/// Unix time minus the monotonic clock, in nanoseconds: to be read again from time to time, since Unix time may be set.
+pub(crate) fn unix_offset_ns() -> u64 {
+    let before = clock_ns(libc::CLOCK_MONOTONIC);
+    let unix = clock_ns(libc::CLOCK_REALTIME);
+    let after = clock_ns(libc::CLOCK_MONOTONIC);
+    unix.wrapping_sub(before + (after - before) / 2)
+}
+
 /// CPU time of all threads of the process.
 pub fn process_cpu() -> CpuTime {
     let mut usage = MaybeUninit::<libc::rusage>::zeroed();

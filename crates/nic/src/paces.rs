@@ -1,23 +1,37 @@
-//! What each job of this machine may send, as its agent says: a pace for each DSCP, kept by all processes together.
+//! What each job of this machine may send and when, as its agent says: a pace and a gate for each DSCP, kept by all
+//! processes together.
 //!
 //! The queues of a port divide what its machine sends, but not what takes another way (AF_XDP), and what waits in
-//! them has left its sender already. So the wires of this crate hold packets back themselves. The agent keeps a folder with two
-//! files of a page each:
+//! them has left its sender already. So the wires of this crate hold packets back themselves. The agent keeps a folder with
+//! two files of a page each:
 //!
 //! | file | content | written by |
 //! |---|---|---|
-//! | `rates` | bits per second by DSCP, 0 for no limit | the agent, word by word in place |
-//! | `buckets` | by DSCP, when its bucket is full again, and the bytes sent since the file was made | every process that sends |
+//! | `rates` | by DSCP, its pace and its gate; and how far Unix time is ahead of the monotonic clock | the agent, word by word in place |
+//! | `buckets` | by DSCP, when its bucket is full again, when it was active, and counters | every process that sends |
 //!
-//! A bucket is one number, as in the generic cell rate algorithm: the time at which it will be full. Sending adds the time that the
-//! bytes take at the pace; a packet is admitted while that time is at most [`DEPTH`] ahead. All processes use the same
-//! buckets, so their sum keeps the pace however many there are and whoever of them has something to send; a process that is
-//! killed leaves nothing behind but that time. A bucket that is further ahead than a burst can have made it is not believed.
+//! **Paces.** A bucket is one number, as in the generic cell rate algorithm: the time at which it will be full. Sending adds
+//! the time that the bytes take at the pace; a packet is admitted while that time is at most the bucket's depth ahead. All
+//! processes use the same buckets, so their sum keeps the pace however many there are and whoever of them has something to
+//! send; a process that is killed leaves nothing behind but that time. A bucket that is further ahead than a burst can have
+//! made it is not believed.
 //!
-//! Who may write `buckets` can slow its machine's other jobs down, so only the owner and the group of the folder may. A process that may
-//! not keeps the pace by itself, with buckets of its own: the sum is then up to the queues of the port. Without the folder nothing
-//! is limited. Wires look for it, and for another one in its place, every [`LOOK_EVERY`] while they send; a pace that changes in
-//! it holds from the next packet on.
+//! **Gates.** Jobs that exchange in turn with computing can take turns on the links that they share. A gate lets the exchange
+//! of a job begin at `shift + n * period` of Unix time only, or later by the gate's tolerance; who is later waits for the next
+//! time.
+//!
+//! - An exchange lasts until the DSCP was silent for the gate's quiet time. It is not cut, however long it lasts.
+//! - What this machine receives is activity, too: a peer has begun in time. So acknowledgements and responses are never
+//!   held back, and clocks may differ by a little.
+//! - Whatever is first held back of an exchange dates it, so `buckets` says how long exchanges have waited.
+//!
+//! - A job whose period is longer than its gate's would wait in every iteration. The agent looks at how long exchanges wait, and
+//!   drops its gate.
+//!
+//! Who may write `buckets` can slow its machine's other jobs down, so only the owner and the group of the folder may. A
+//! process that may not keeps pace and gate by itself, with buckets of its own: the sum is then up to the queues of the port,
+//! and since the agent does not see how long its exchanges wait, it passes its gate whenever that is too long. Without the folder nothing is limited. Wires look for it, and for
+//! another one in its place, every [`LOOK_EVERY`] while they send; what changes in it holds from the next packet on.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -27,9 +41,12 @@ use std::path::{Path as FilePath, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use roce::world::{Path, TxFrame};
+use roce::world::{Path, RxFrame, TxFrame};
 use roce::{Duration, Time};
+use rustix::fs::{FlockOperation, flock};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+
+use crate::clock;
 
 /// Environment variable with the folder; empty for no paces.
 pub const VARIABLE: &str = "DQUANT_PACES";
@@ -52,6 +69,14 @@ const MOST_DEBT_BYTES: u64 = 1 << 20;
 /// A packet as it is admitted, before it is known: the largest.
 const PACKET_BYTES: u64 = 4096 + 100;
 
+/// A job is judged by so many exchanges at least: one that began whenever the job did, or one that a busy machine made miss its
+/// time, does not decide.
+pub const JUDGED_EXCHANGES: u64 = 32;
+
+/// Exchanges that wait for more than this part of their period, on average, show that the job does not keep it. Periods that
+/// were lengthened to fit each other, and a job's own variation, are below that.
+pub const MOST_WAIT_PARTS: u64 = 10;
+
 /// DiffServ codepoints.
 const CODE_POINTS: usize = 64;
 
@@ -59,7 +84,13 @@ const CODE_POINTS: usize = 64;
 const FILE_BYTES: u64 = 4096;
 
 /// First word of `rates`.
-const MAGIC: u64 = u64::from_ne_bytes(*b"dqpaces1");
+const MAGIC: u64 = u64::from_ne_bytes(*b"dqpaces2");
+
+/// The most that a job's burst makes a bucket deeper: longer ones delay the guarantees of others.
+pub const MOST_DEPTH: Duration = Duration::from_millis(10);
+
+/// The least quiet time of a gate: well above a round trip and the wake-up of a thread, so that no exchange is cut.
+pub const LEAST_QUIET: Duration = Duration::from_millis(1);
 
 /// Ethernet, IP and UDP headers of a packet: what a queue of the port counts.
 const HEADER_BYTES_V4: u64 = 14 + 20 + 8;
@@ -69,16 +100,57 @@ const HEADER_BYTES_V6: u64 = 14 + 40 + 8;
 #[repr(C, align(4096))]
 struct Rates {
     magic: AtomicU64,
+    /// Unix time minus the monotonic clock, in nanoseconds.
+    unix_offset_ns: AtomicU64,
+    /// By bit: DSCPs that have a gate.
+    gated: AtomicU64,
     bps: [AtomicU64; CODE_POINTS],
+    burst_bytes: [AtomicU64; CODE_POINTS],
+    gates: [GateWords; CODE_POINTS],
 }
 
-/// On a cache line of its own.
+/// A [`Gate`] in memory.
+#[derive(Debug, Default)]
+#[repr(C)]
+struct GateWords {
+    period_ns: AtomicU64,
+    shift_ns: AtomicU64,
+    tolerance_ns: AtomicU64,
+    quiet_ns: AtomicU64,
+}
+
+impl GateWords {
+    fn load(&self) -> Gate {
+        let word = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        Gate {
+            period_ns: word(&self.period_ns),
+            shift_ns: word(&self.shift_ns),
+            tolerance_ns: word(&self.tolerance_ns),
+            quiet_ns: word(&self.quiet_ns),
+        }
+    }
+
+    fn store(&self, gate: Gate) {
+        self.period_ns.store(gate.period_ns, Ordering::Relaxed);
+        self.shift_ns.store(gate.shift_ns, Ordering::Relaxed);
+        self.tolerance_ns.store(gate.tolerance_ns, Ordering::Relaxed);
+        self.quiet_ns.store(gate.quiet_ns, Ordering::Relaxed);
+    }
+}
+
+/// On a cache line of its own. Instants are in nanoseconds of the monotonic clock.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 struct Bucket {
-    /// In nanoseconds of the monotonic clock.
     full_at: AtomicU64,
     bytes: AtomicU64,
+    /// When the DSCP was last active: sent or received. Kept for DSCPs with a gate.
+    active_at: AtomicU64,
+    /// When the first packet of the next exchange was held back, if that is after the last activity.
+    held_at: AtomicU64,
+    begun: AtomicU64,
+    waited_ns: AtomicU64,
+    late: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -126,6 +198,89 @@ impl<T> Drop for Mapped<T> {
     }
 }
 
+// ---- gates -------------------------------------------------------------------------------------------
+
+/// When the exchanges of a DSCP may begin: at `shift_ns + n * period_ns` of Unix time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gate {
+    /// From one time to the next, in nanoseconds; not 0.
+    pub period_ns: u64,
+    /// When that is, in nanoseconds.
+    pub shift_ns: u64,
+    /// By how much an exchange may begin later.
+    pub tolerance_ns: u64,
+    /// An exchange has ended when the DSCP was neither sent nor received for so long; at least [`LEAST_QUIET`] is kept.
+    pub quiet_ns: u64,
+}
+
+impl Gate {
+    /// When an exchange that wants to begin at `now` may; `None` for at once.
+    fn opens_at(&self, now: Time, unix_offset_ns: u64) -> Option<Time> {
+        let (unix, period) = (now.as_nanos().wrapping_add(unix_offset_ns), self.period_ns.max(1));
+        let late_ns = (unix % period + period - self.shift_ns % period) % period;
+        (late_ns > self.tolerance_ns).then(|| now + Duration::from_nanos(period - late_ns))
+    }
+
+    /// Whether an exchange goes on that was last active at `active_at`. One in the future is not believed.
+    fn goes_on(&self, active_at: u64, now: Time) -> bool {
+        let quiet_ns = self.quiet_ns.max(LEAST_QUIET.as_nanos());
+        now.as_nanos().checked_sub(active_at).is_some_and(|silent_ns| silent_ns <= quiet_ns)
+    }
+}
+
+impl Bucket {
+    /// The DSCP is active: its exchange goes on, or begins.
+    fn mark_active(&self, gate: &Gate, now: Time) {
+        let last = self.active_at.load(Ordering::Relaxed);
+        if gate.goes_on(last, now) {
+            return self.active_at.store(now.as_nanos(), Ordering::Relaxed);
+        }
+        let begins = self.active_at.compare_exchange(
+            last,
+            now.as_nanos(),
+            Ordering::Relaxed,
+            Ordering::Relaxed,
+        );
+        // Otherwise another process has begun it.
+        if begins.is_ok() {
+            self.count_begun(gate, last, now);
+        }
+    }
+
+    /// An exchange begins; `last` is when the one before was active.
+    fn count_begun(&self, gate: &Gate, last: u64, now: Time) {
+        self.begun.fetch_add(1, Ordering::Relaxed);
+        let held_at = self.held_at.load(Ordering::Relaxed);
+        if held_at <= last {
+            return;
+        }
+        // Nobody waits for more than a period: who was held back longer has ended without beginning.
+        let waited_ns = now.as_nanos().checked_sub(held_at);
+        let waited_ns = waited_ns.filter(|ns| *ns <= gate.period_ns.saturating_mul(2)).unwrap_or(0);
+        self.waited_ns.fetch_add(waited_ns, Ordering::Relaxed);
+        self.late.fetch_add(u64::from(waited_ns > gate.tolerance_ns), Ordering::Relaxed);
+    }
+
+    /// Whether exchanges have waited so long that the gate does harm.
+    fn waits_too_long(&self, gate: &Gate) -> bool {
+        let begun = self.begun.load(Ordering::Relaxed);
+        let mean_ns = self.waited_ns.load(Ordering::Relaxed).checked_div(begun).unwrap_or(0);
+        begun >= JUDGED_EXCHANGES && mean_ns > gate.period_ns / MOST_WAIT_PARTS
+    }
+
+    /// A packet of the next exchange is held back: the first one dates its wait.
+    fn mark_held(&self, now: Time) {
+        let held_at = self.held_at.load(Ordering::Relaxed);
+        let last = self.active_at.load(Ordering::Relaxed);
+        let is_dated = held_at > last && held_at <= now.as_nanos();
+        if !is_dated {
+            let (relaxed, now) = (Ordering::Relaxed, now.as_nanos());
+            // Otherwise another process has dated it.
+            let _ = self.held_at.compare_exchange(held_at, now, relaxed, relaxed);
+        }
+    }
+}
+
 // ---- keeping paces -----------------------------------------------------------------------------------
 
 /// Whose buckets a process takes from.
@@ -164,6 +319,41 @@ impl Table {
         self.rates.get().bps[dscp].load(Ordering::Relaxed)
     }
 
+    fn depth_ns(&self, dscp: usize, bps: u64) -> u64 {
+        depth_ns(bps, self.rates.get().burst_bytes[dscp].load(Ordering::Relaxed))
+    }
+
+    /// By bit: DSCPs that have a gate.
+    fn gated(&self) -> u64 {
+        self.rates.get().gated.load(Ordering::Acquire)
+    }
+
+    fn gate(&self, dscp: usize) -> Option<Gate> {
+        (self.gated() & 1 << dscp != 0).then(|| self.rates.get().gates[dscp].load())
+    }
+
+    /// When an exchange of this DSCP may begin, if it has to wait.
+    fn waits_until(&self, dscp: usize, now: Time) -> Option<Time> {
+        let (gate, bucket) = (self.gate(dscp)?, self.bucket(dscp));
+        if gate.goes_on(bucket.active_at.load(Ordering::Relaxed), now) {
+            return None;
+        }
+        // Nobody else sees these counters.
+        if matches!(self.buckets, Shared::Own(_)) && bucket.waits_too_long(&gate) {
+            return None;
+        }
+        let opens_at =
+            gate.opens_at(now, self.rates.get().unix_offset_ns.load(Ordering::Relaxed))?;
+        bucket.mark_held(now);
+        Some(opens_at)
+    }
+
+    fn mark_active(&self, dscp: usize, now: Time) {
+        if let Some(gate) = self.gate(dscp) {
+            self.bucket(dscp).mark_active(&gate, now);
+        }
+    }
+
     fn bucket(&self, dscp: usize) -> &Bucket {
         match &self.buckets {
             Shared::ByAll(mapped) => &mapped.get().0[dscp],
@@ -188,8 +378,9 @@ pub(crate) struct Paces {
     waits_until: Option<Time>,
     /// Admitted since the last send: a code point, and the time that it takes.
     granted: (usize, u64),
-    /// How often a queue pair was held back.
+    /// How often a queue pair was held back by its pace, and by its gate.
     held: u64,
+    gate_held: u64,
 }
 
 impl Paces {
@@ -205,12 +396,25 @@ impl Paces {
 
     pub(crate) fn of(folder: Option<PathBuf>) -> Paces {
         let look_at = if folder.is_some() { Time::ZERO } else { Time::from_nanos(u64::MAX) };
-        Paces { folder, look_at, table: None, waits_until: None, granted: (0, 0), held: 0 }
+        Paces {
+            folder,
+            look_at,
+            table: None,
+            waits_until: None,
+            granted: (0, 0),
+            held: 0,
+            gate_held: 0,
+        }
     }
 
-    /// How often a queue pair was held back.
+    /// How often a queue pair was held back by its pace.
     pub(crate) fn held(&self) -> u64 {
         self.held
+    }
+
+    /// How often a queue pair was held back by its gate.
+    pub(crate) fn gate_held(&self) -> u64 {
+        self.gate_held
     }
 
     /// How many of `packets` packets on this path may be sent now.
@@ -230,6 +434,25 @@ impl Paces {
     pub(crate) fn sent(&mut self, now: Time, frames: &[TxFrame<'_>]) {
         if self.table.is_some() {
             self.book(now, frames);
+        }
+    }
+
+    /// Whether there are gates, so that [`Paces::received`] has to be told what arrives.
+    #[inline]
+    pub(crate) fn watches(&self) -> bool {
+        self.table.as_ref().is_some_and(|table| table.gated() != 0)
+    }
+
+    /// Packets with these DSCPs have arrived, by bit: exchanges that peers have begun.
+    pub(crate) fn received(&mut self, now: Time, dscps: u64) {
+        let Some(table) = &self.table else { return };
+        let gated = dscps & table.gated();
+        (0..CODE_POINTS)
+            .filter(|dscp| gated & 1 << dscp != 0)
+            .for_each(|dscp| table.mark_active(dscp, now));
+        if gated != 0 {
+            // Whoever was held back at a gate that is open now need not wait longer.
+            self.waits_until = self.waits_until.map(|at| at.min(now));
         }
     }
 
@@ -258,7 +481,14 @@ impl Paces {
 
     fn admits_paced(&mut self, now: Time, path: &Path, packets: usize) -> usize {
         let Some(table) = &self.table else { return packets };
+        // Who waited until then asks now.
+        self.waits_until = self.waits_until.filter(|at| *at > now);
         let dscp = usize::from(path.dscp) % CODE_POINTS;
+        if let Some(opens_at) = table.waits_until(dscp, now) {
+            self.gate_held += 1;
+            self.wait_until(now, opens_at);
+            return 0;
+        }
         let bps = table.bps(dscp);
         if bps == 0 {
             return packets;
@@ -266,20 +496,25 @@ impl Paces {
         let (granted_to, granted) = self.granted;
         let granted = if granted_to == dscp { granted } else { 0 };
         let packet_ns = cost_ns(PACKET_BYTES, bps);
-        let depth_ns = depth_ns(bps);
+        let depth_ns = table.depth_ns(dscp, bps);
         let full_at = table.bucket(dscp).full_at.load(Ordering::Relaxed);
-        let taken = believed(full_at, now, bps).saturating_add(granted);
+        let taken = believed(full_at, now, bps, depth_ns).saturating_add(granted);
         let room = (now.as_nanos() + depth_ns).saturating_sub(taken);
         let admitted = usize::try_from(room / packet_ns).unwrap_or(usize::MAX).min(packets);
         if admitted == 0 {
             self.held += 1;
             // Half a bucket at once, so that packets leave in segmented sends.
-            let half = Time::from_nanos(taken.saturating_sub(depth_ns / 2)).min(now + LOOK_EVERY);
-            self.waits_until = Some(half.max(now + Duration::from_nanos(1)));
+            self.wait_until(now, Time::from_nanos(taken.saturating_sub(depth_ns / 2)));
             return 0;
         }
         self.granted = (dscp, granted + admitted as u64 * packet_ns);
         admitted
+    }
+
+    /// Asks again then, or for another DSCP sooner; within [`LOOK_EVERY`], since the table may have changed.
+    fn wait_until(&mut self, now: Time, at: Time) {
+        let at = at.clamp(now + Duration::from_nanos(1), now + LOOK_EVERY);
+        self.waits_until = Some(self.waits_until.map_or(at, |other| other.min(at)));
     }
 
     fn book(&mut self, now: Time, frames: &[TxFrame<'_>]) {
@@ -291,12 +526,36 @@ impl Paces {
             let (bucket, bps) = (table.bucket(dscp), table.bps(dscp));
             let bytes = run.iter().map(wire_bytes).sum();
             bucket.bytes.fetch_add(bytes, Ordering::Relaxed);
+            table.mark_active(dscp, now);
             if bps > 0 {
-                let taken = |full_at| Some(believed(full_at, now, bps) + cost_ns(bytes, bps));
+                let depth_ns = table.depth_ns(dscp, bps);
+                let taken =
+                    |full_at| Some(believed(full_at, now, bps, depth_ns) + cost_ns(bytes, bps));
                 let _ = bucket.full_at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken);
             }
         }
     }
+}
+
+/// Has a wire receive, and tells its paces what arrives if they have to know.
+pub(crate) fn receive_watched<W>(
+    wire: &mut W,
+    now: Time,
+    sink: &mut dyn FnMut(&RxFrame<'_>),
+    paces: fn(&mut W) -> &mut Paces,
+    receive: impl FnOnce(&mut W, &mut dyn FnMut(&RxFrame<'_>)) -> usize,
+) -> usize {
+    paces(wire).lapse();
+    if !paces(wire).watches() {
+        return receive(wire, sink);
+    }
+    let mut dscps = 0;
+    let accepted = receive(wire, &mut |frame| {
+        dscps |= 1 << (usize::from(frame.origin.dscp) % CODE_POINTS);
+        sink(frame);
+    });
+    paces(wire).received(now, dscps);
+    accepted
 }
 
 fn wire_bytes(frame: &TxFrame<'_>) -> u64 {
@@ -311,23 +570,54 @@ fn cost_ns(bytes: u64, bps: u64) -> u64 {
     u64::try_from(ns).unwrap_or(u64::MAX).clamp(1, u64::MAX / 16)
 }
 
-fn depth_ns(bps: u64) -> u64 {
-    cost_ns(LEAST_DEPTH_BYTES, bps).max(DEPTH.as_nanos())
+/// A job's burst makes a bucket deeper, within bounds.
+fn depth_ns(bps: u64, burst_bytes: u64) -> u64 {
+    let least_ns = cost_ns(LEAST_DEPTH_BYTES, bps).max(DEPTH.as_nanos());
+    least_ns.max(cost_ns(burst_bytes, bps).min(MOST_DEPTH.as_nanos()))
 }
 
 /// When a bucket is full: not before now, and now where it is further ahead than all bursts can have made it.
-fn believed(full_at: u64, now: Time, bps: u64) -> u64 {
-    let most = now.as_nanos() + depth_ns(bps) + cost_ns(MOST_DEBT_BYTES, bps);
+fn believed(full_at: u64, now: Time, bps: u64, depth_ns: u64) -> u64 {
+    let most = now.as_nanos() + depth_ns + cost_ns(MOST_DEBT_BYTES, bps);
     if full_at > most { now.as_nanos() } else { full_at.max(now.as_nanos()) }
 }
 
 // ---- setting paces -----------------------------------------------------------------------------------
 
-/// The agent's side. Paces stay in force when it is dropped.
+/// The pace of a DSCP.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pace {
+    /// Bits per second, Ethernet headers included; 0 for none.
+    pub bps: u64,
+    /// What may leave at once: the bucket holds that, at least [`DEPTH`] of the pace and at most [`MOST_DEPTH`].
+    pub burst_bytes: u64,
+}
+
+impl Pace {
+    /// So many bits per second, with the least bucket.
+    pub fn of(bps: u64) -> Pace {
+        Pace { bps, burst_bytes: 0 }
+    }
+}
+
+/// How exchanges of a DSCP have begun since the file was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Exchanges {
+    /// How many, by this machine or its peers.
+    pub begun: u64,
+    /// How long they have waited for their gate, in nanoseconds.
+    pub waited_ns: u64,
+    /// How many have waited for more than the gate's tolerance.
+    pub late: u64,
+}
+
+/// The agent's side. What is set stays in force when it is dropped.
 #[derive(Debug)]
 pub struct PaceTable {
     rates: Mapped<Rates>,
     buckets: Mapped<Buckets>,
+    /// Holds the lock: one agent keeps a folder.
+    _folder: File,
 }
 
 impl PaceTable {
@@ -335,10 +625,12 @@ impl PaceTable {
     /// folder's group. Files of another form are replaced.
     ///
     /// # Errors
-    /// When the folder cannot be written.
+    /// When the folder cannot be written; [`io::ErrorKind::WouldBlock`] if another process keeps it.
     pub fn open(folder: &FilePath) -> io::Result<PaceTable> {
         fs::create_dir_all(folder)?;
-        let group = fs::metadata(folder)?.gid();
+        let locked = File::open(folder)?;
+        flock(&locked, FlockOperation::NonBlockingLockExclusive)?;
+        let group = locked.metadata()?.gid();
         let rates: Mapped<Rates> = match mapped::<Rates>(&folder.join("rates")) {
             Ok(found) if found.get().magic.load(Ordering::Acquire) == MAGIC => found,
             _ => make(folder, "rates", 0o644, group, &MAGIC.to_ne_bytes())?,
@@ -347,25 +639,74 @@ impl PaceTable {
             Ok(found) => found,
             Err(_) => make(folder, "buckets", 0o660, group, &[])?,
         };
-        Ok(PaceTable { rates, buckets })
+        let table = PaceTable { rates, buckets, _folder: locked };
+        table.follow_clock();
+        Ok(table)
     }
 
-    /// Sets all paces, in bits per second by DSCP; DSCPs that are not named have none. Values above 63 are ignored.
-    pub fn set(&mut self, paces: impl IntoIterator<Item = (u8, u64)>) {
-        let mut wanted = [0; CODE_POINTS];
-        for (dscp, bps) in paces {
-            if let Some(place) = wanted.get_mut(usize::from(dscp)) {
-                *place = bps;
+    /// Sets all paces by DSCP; DSCPs that are not named have none. Values above 63 are ignored.
+    pub fn set(&self, paces: impl IntoIterator<Item = (u8, Pace)>) {
+        let wanted = by_dscp(paces);
+        let Rates { bps, burst_bytes, .. } = self.rates.get();
+        for ((bps, burst_bytes), pace) in bps.iter().zip(burst_bytes).zip(wanted) {
+            let Pace { bps: new_bps, burst_bytes: new_bytes } = pace.unwrap_or_default();
+            burst_bytes.store(new_bytes, Ordering::Relaxed);
+            bps.store(new_bps, Ordering::Relaxed);
+        }
+    }
+
+    /// Sets all gates by DSCP; DSCPs that are not named have none. Those that stay as they are stay in force meanwhile.
+    /// Values above 63, and periods of 0, are ignored.
+    pub fn set_gates(&self, gates: impl IntoIterator<Item = (u8, Gate)>) {
+        let wanted = by_dscp(gates.into_iter().filter(|(_, gate)| gate.period_ns > 0));
+        let Rates { gated, gates, .. } = self.rates.get();
+        let mut mask = gated.load(Ordering::Relaxed);
+        for (dscp, (words, gate)) in gates.iter().zip(wanted).enumerate() {
+            let is_set = mask & 1 << dscp != 0;
+            if gate == is_set.then(|| words.load()) {
+                continue;
+            }
+            // Nobody reads a gate that changes.
+            mask &= !(1 << dscp);
+            gated.store(mask, Ordering::Release);
+            if let Some(gate) = gate {
+                words.store(gate);
+                mask |= 1 << dscp;
+                gated.store(mask, Ordering::Release);
             }
         }
-        for (place, bps) in self.rates.get().bps.iter().zip(wanted) {
-            place.store(bps, Ordering::Relaxed);
-        }
     }
 
-    /// The pace of a DSCP; 0 if it has none.
+    /// Reads both clocks, and has gates follow Unix time from now on. To be called once a second or so: it may be set.
+    pub fn follow_clock(&self) {
+        self.set_unix_offset(clock::unix_offset_ns());
+    }
+
+    fn set_unix_offset(&self, ns: u64) {
+        self.rates.get().unix_offset_ns.store(ns, Ordering::Relaxed);
+    }
+
+    /// The pace of a DSCP in bits per second; 0 if it has none.
     pub fn bps(&self, dscp: u8) -> u64 {
         self.rates.get().bps.get(usize::from(dscp)).map_or(0, |bps| bps.load(Ordering::Relaxed))
+    }
+
+    /// The gate of a DSCP.
+    pub fn gate(&self, dscp: u8) -> Option<Gate> {
+        let Rates { gated, gates, .. } = self.rates.get();
+        let words = gates.get(usize::from(dscp))?;
+        (gated.load(Ordering::Acquire) & 1 << dscp != 0).then(|| words.load())
+    }
+
+    /// How exchanges of a DSCP with a gate have begun, as far as processes with the right to write the buckets took part.
+    pub fn exchanges(&self, dscp: u8) -> Exchanges {
+        let bucket = self.buckets.get().0.get(usize::from(dscp));
+        let word = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        bucket.map_or_else(Exchanges::default, |bucket| Exchanges {
+            begun: word(&bucket.begun),
+            waited_ns: word(&bucket.waited_ns),
+            late: word(&bucket.late),
+        })
     }
 
     /// Bytes that processes with the right to write the buckets have sent with a DSCP since the file was made, Ethernet headers
@@ -374,6 +715,17 @@ impl PaceTable {
         let bucket = self.buckets.get().0.get(usize::from(dscp));
         bucket.map_or(0, |bucket| bucket.bytes.load(Ordering::Relaxed))
     }
+}
+
+/// What is named for each DSCP.
+fn by_dscp<T: Copy>(named: impl IntoIterator<Item = (u8, T)>) -> [Option<T>; CODE_POINTS] {
+    let mut all = [None; CODE_POINTS];
+    for (dscp, one) in named {
+        if let Some(place) = all.get_mut(usize::from(dscp)) {
+            *place = Some(one);
+        }
+    }
+    all
 }
 
 fn mapped<T>(path: &FilePath) -> io::Result<Mapped<T>> {
@@ -441,6 +793,10 @@ mod tests {
         }
     }
 
+    fn rated<const N: usize>(bps: [(u8, u64); N]) -> [(u8, Pace); N] {
+        bps.map(|(dscp, bps)| (dscp, Pace::of(bps)))
+    }
+
     const START: Time = Time::from_nanos(1_000_000_000);
     const PAYLOAD: [u8; 1000] = [0; 1000];
     /// On the wire over IPv4, without transport headers.
@@ -501,7 +857,7 @@ mod tests {
         let mut paces = folder.paces();
         assert_eq!(paces.admits(START, &path(26), 1000), 1000);
         assert_eq!(paces.next_wakeup(), None);
-        folder.table().set([(26, 1_000_000)]);
+        folder.table().set(rated([(26, 1_000_000)]));
         let before = START + Duration::from_nanos(LOOK_EVERY.as_nanos() - 1);
         assert_eq!(paces.admits(before, &path(26), 1000), 1000, "it does not look for each packet");
         assert!(paces.admits(START + LOOK_EVERY, &path(26), 1000) < 20);
@@ -513,9 +869,9 @@ mod tests {
     #[test]
     fn processes_keep_a_pace_together_and_who_is_alone_has_all_of_it() {
         let folder = Folder::new("together");
-        let mut table = folder.table();
+        let table = folder.table();
         for bps in [10_000_000, 1_000_000_000, 40_000_000_000] {
-            table.set([(26, bps)]);
+            table.set(rated([(26, bps)]));
             let time = Duration::from_millis(1_000);
             for count in [1, 2, 5] {
                 let mut all: Vec<Paces> = (0..count).map(|_| folder.paces()).collect();
@@ -533,7 +889,7 @@ mod tests {
     #[test]
     fn one_job_has_no_effect_on_another() {
         let folder = Folder::new("others");
-        folder.table().set([(26, 1_000_000)]);
+        folder.table().set(rated([(26, 1_000_000)]));
         let mut paces = folder.paces();
         send(&mut paces, START, 26);
         assert_eq!(paces.admits(START, &path(26), 8), 0);
@@ -543,8 +899,8 @@ mod tests {
     #[test]
     fn a_changed_pace_holds_from_the_next_packet() {
         let folder = Folder::new("changes");
-        let mut table = folder.table();
-        table.set([(26, 1_000_000)]);
+        let table = folder.table();
+        table.set(rated([(26, 1_000_000)]));
         let mut paces = [folder.paces()];
         let time = Duration::from_millis(500);
         rates(&mut paces, START, time, 26);
@@ -552,7 +908,7 @@ mod tests {
         let later = START + time;
         let waits_until = paces[0].next_wakeup().expect("it waits");
         assert!(waits_until <= later + LOOK_EVERY);
-        table.set([(26, 1_000_000_000)]);
+        table.set(rated([(26, 1_000_000_000)]));
         let from = waits_until.max(later);
         assert_near(rates(&mut paces, from, time, 26)[0], 1_000_000_000, 60);
         table.set([]);
@@ -562,24 +918,244 @@ mod tests {
     #[test]
     fn a_wrong_bucket_stops_nobody_for_long() {
         let folder = Folder::new("wrong");
-        let mut table = folder.table();
-        table.set([(26, 100_000_000)]);
+        let table = folder.table();
+        table.set(rated([(26, 100_000_000)]));
         table.buckets.get().0[26].full_at.store(u64::MAX, Ordering::Relaxed);
         let mut paces = [folder.paces()];
         let time = Duration::from_millis(1_000);
         assert_near(rates(&mut paces, START, time, 26)[0], 100_000_000, 60);
         // One that could be true is waited for.
         let from = START + time;
-        let soon = from.as_nanos() + depth_ns(100_000_000) + 5_000_000;
+        let soon = from.as_nanos() + depth_ns(100_000_000, 0) + 5_000_000;
         table.buckets.get().0[26].full_at.store(soon, Ordering::Relaxed);
         assert_eq!(send(&mut paces[0], from, 26), 0);
         assert_near(rates(&mut paces, from, time, 26)[0], 100_000_000, 60);
     }
 
     #[test]
+    fn a_burst_makes_a_bucket_deeper_within_bounds() {
+        let folder = Folder::new("burst");
+        let table = folder.table();
+        // In bytes of a pace of 1 Gbit/s: 2 ms, 5 ms, and 10 ms however much is asked for.
+        let bursts = [(0, 250_000), (625_000, 625_000), (u64::MAX, 1_250_000)];
+        for (round, (burst_bytes, wanted)) in (0..).zip(bursts) {
+            table.set([(26, Pace { bps: 1_000_000_000, burst_bytes })]);
+            let later = START + Duration::from_millis(100 * round);
+            let bytes = send(&mut folder.paces(), later, 26) * BYTES;
+            assert_near(bytes, wanted, 30);
+        }
+    }
+
+    // ---- gates ---------------------------------------------------------------------------------
+
+    /// Times are 30, 130, 230 ms and so on of Unix time.
+    const GATE: Gate = Gate {
+        period_ns: 100_000_000,
+        shift_ns: 30_000_000,
+        tolerance_ns: 5_000_000,
+        quiet_ns: 20_000_000,
+    };
+
+    /// A folder whose DSCP 26 has the gate. Unix time is the monotonic clock's and this.
+    fn gated(name: &str, unix_offset_ns: u64) -> (Folder, PaceTable) {
+        let folder = Folder::new(name);
+        let table = folder.table();
+        table.set_unix_offset(unix_offset_ns);
+        table.set_gates([(26, GATE)]);
+        (folder, table)
+    }
+
+    fn ms(ms: u64) -> Time {
+        START + Duration::from_millis(ms)
+    }
+
+    /// Sends a packet if that is admitted.
+    fn tries(paces: &mut Paces, now: Time, dscp: u8) -> bool {
+        let is_admitted = paces.admits(now, &path(dscp), 1) == 1;
+        if is_admitted {
+            paces.sent(now, &[frame(dscp)]);
+        }
+        is_admitted
+    }
+
+    /// When a queue pair sends that wants to from `now` on and asks again when it is told to; and how often it asked.
+    fn begins(paces: &mut Paces, mut now: Time) -> (Time, u32) {
+        for asked in 1..100 {
+            if tries(paces, now, 26) {
+                return (now, asked);
+            }
+            let next = paces.next_wakeup().expect("it waits");
+            assert!(next > now, "it spins");
+            now = next;
+        }
+        panic!("it never begins");
+    }
+
+    #[test]
+    fn an_exchange_begins_on_time_a_little_late_or_a_period_later() {
+        // START is 0 of Unix time, in the first case.
+        for (ahead, offset) in [(0, 0), (20, 20_000_000), (90, 90_000_000)] {
+            let (folder, table) = gated("on-time", offset);
+            let mut paces = folder.paces();
+            // In milliseconds of Unix time: wanted, and begun.
+            let wanted = [(130, 130), (235, 235), (336, 430), (510, 530), (629, 630), (630, 630)];
+            for (round, (wants, at)) in (0..).zip(wanted) {
+                let base = 1_000 * (round + 1) - ahead;
+                let (began, asked) = begins(&mut paces, ms(base + wants));
+                assert_eq!(began, ms(base + at), "wanted at {wants}");
+                assert!(asked <= 3, "it asks every {LOOK_EVERY:?}");
+            }
+            assert_eq!(paces.gate_held(), 4);
+            assert_eq!(
+                table.exchanges(26),
+                Exchanges { begun: 6, waited_ns: 115_000_000, late: 2 }
+            );
+        }
+    }
+
+    #[test]
+    fn an_exchange_that_takes_longer_is_not_cut_and_the_next_one_waits() {
+        let (folder, table) = gated("longer", 0);
+        let mut paces = folder.paces();
+        assert!(tries(&mut paces, ms(130), 26));
+        // Through the times of two periods, with pauses that are shorter than quiet.
+        for at in (148..400).step_by(18) {
+            assert!(tries(&mut paces, ms(at), 26), "{at} ms");
+        }
+        assert_eq!(table.exchanges(26).begun, 1);
+        assert_eq!(begins(&mut paces, ms(440)).0, ms(530));
+        assert_eq!(table.exchanges(26), Exchanges { begun: 2, waited_ns: 90_000_000, late: 1 });
+    }
+
+    #[test]
+    fn what_peers_have_begun_is_not_held_back() {
+        let (folder, table) = gated("received", 0);
+        let mut paces = folder.paces();
+        let bit = |dscp: u8| 1 << dscp;
+        assert!(!paces.watches(), "nobody has looked yet");
+        assert!(!tries(&mut paces, ms(60), 26));
+        assert!(paces.watches());
+        paces.received(ms(61), bit(27));
+        assert!(paces.next_wakeup() > Some(ms(61)), "another job's");
+        paces.received(ms(70), bit(26) | bit(63));
+        assert_eq!(paces.next_wakeup(), Some(ms(70)), "who waits asks at once");
+        assert!(tries(&mut paces, ms(70), 26));
+        // So is what is to be acknowledged later, or by another process.
+        let mut other = folder.paces();
+        assert!(tries(&mut other, ms(85), 26));
+        assert_eq!(table.exchanges(26), Exchanges { begun: 1, waited_ns: 10_000_000, late: 1 });
+        assert_eq!(table.exchanges(27), Exchanges::default());
+    }
+
+    #[test]
+    fn a_gate_follows_a_clock_that_is_set() {
+        let (folder, table) = gated("stepped", 0);
+        let mut paces = folder.paces();
+        assert!(!tries(&mut paces, ms(140), 26));
+        // It was to begin at 230; 200 is now 230. Who waits notices when it looks.
+        table.set_unix_offset(30_000_000);
+        let at = paces.next_wakeup().expect("it waits");
+        assert!(at <= ms(140) + LOOK_EVERY);
+        assert_eq!(begins(&mut paces, at).0, ms(200));
+        // Monotonic time may be ahead of Unix time, too.
+        table.set_unix_offset(0u64.wrapping_sub(45_000_000));
+        assert_eq!(begins(&mut paces, ms(300)).0, ms(375));
+    }
+
+    #[test]
+    fn processes_begin_an_exchange_together() {
+        let (folder, table) = gated("processes", 0);
+        let mut all: Vec<Paces> = (0..5).map(|_| folder.paces()).collect();
+        for (at, paces) in (150..).zip(&mut all) {
+            assert!(!tries(paces, ms(at), 26));
+        }
+        // One is on time. The others are woken late, each in its exchange.
+        for (at, paces) in [231, 240, 255, 270, 288].into_iter().zip(&mut all) {
+            assert!(tries(paces, ms(at), 26), "{at} ms");
+        }
+        // From the first that waited to the first that sent.
+        assert_eq!(table.exchanges(26), Exchanges { begun: 1, waited_ns: 81_000_000, late: 1 });
+        assert!(all.iter_mut().all(|paces| !tries(paces, ms(320), 26)));
+    }
+
+    #[test]
+    fn impossible_instants_and_waits_of_the_dead_are_not_believed() {
+        let (folder, table) = gated("believed", 0);
+        let mut paces = folder.paces();
+        let bucket = &table.buckets.get().0[26];
+        bucket.active_at.store(u64::MAX, Ordering::Relaxed);
+        assert!(!tries(&mut paces, ms(160), 26), "nothing is active in the future");
+        assert!(tries(&mut paces, ms(230), 26));
+        bucket.held_at.store(u64::MAX, Ordering::Relaxed);
+        assert_eq!(begins(&mut paces, ms(320)).0, ms(330));
+        // Somebody waits and is killed; the next one is on time much later.
+        assert!(!tries(&mut folder.paces(), ms(380), 26));
+        assert!(tries(&mut paces, ms(930), 26));
+        let Exchanges { begun, waited_ns, late } = table.exchanges(26);
+        assert_eq!((begun, late), (3, 1));
+        assert_eq!(waited_ns, 10_000_000);
+    }
+
+    #[test]
+    fn whoever_is_not_seen_waits_a_tenth_of_its_periods_at_most() {
+        let (folder, table) = gated("unseen", 0);
+        fs::remove_file(folder.0.join("buckets")).expect("it is ours");
+        fs::create_dir(folder.0.join("buckets")).expect("it is ours");
+        let mut paces = folder.paces();
+        // Each wants to begin 120 ms after the one before, and misses its time by 20.
+        let (mut now, mut waited_ms) = (ms(140), 0);
+        for round in 0..300 {
+            let began = begins(&mut paces, now).0;
+            let wait_ms = began.since(now).as_nanos() / 1_000_000;
+            assert!(
+                round >= JUDGED_EXCHANGES || wait_ms == if round == 0 { 90 } else { 80 },
+                "{round}: {wait_ms}"
+            );
+            waited_ms += wait_ms;
+            assert!(tries(&mut paces, began + Duration::from_millis(15), 26));
+            now = began + Duration::from_millis(120);
+        }
+        assert!((90 + 31 * 80..=300 * 10 + 100).contains(&waited_ms), "{waited_ms} ms");
+        assert_eq!(table.exchanges(26), Exchanges::default());
+    }
+
+    #[test]
+    fn gates_come_and_go_and_those_that_stay_are_left_alone() {
+        let (folder, table) = gated("gates", 0);
+        let mut paces = folder.paces();
+        assert!(!tries(&mut paces, ms(160), 26));
+        assert!(tries(&mut paces, ms(160), 27), "another job has none");
+        let other = Gate { period_ns: 50_000_000, ..GATE };
+        table.set_gates([(26, GATE), (27, other), (64, GATE), (28, Gate { period_ns: 0, ..GATE })]);
+        assert_eq!(
+            [26, 27, 28, 64].map(|dscp| table.gate(dscp)),
+            [Some(GATE), Some(other), None, None]
+        );
+        assert!(!tries(&mut paces, ms(161), 26) && !tries(&mut paces, ms(195), 27));
+        drop(table);
+        let table = folder.table();
+        assert_eq!(table.gate(26), Some(GATE), "it is in force without its agent");
+        // What it said of the clock is, too, until the next one reads it.
+        table.set_unix_offset(0);
+        table.set_gates([]);
+        assert!(tries(&mut paces, ms(198), 26) && !paces.watches());
+        assert_eq!(folder.paces().admits(ms(198), &path(26), 70), 70);
+    }
+
+    #[test]
+    fn one_agent_keeps_a_folder() {
+        let folder = Folder::new("lock");
+        let table = folder.table();
+        let second = PaceTable::open(&folder.0).expect_err("it is kept");
+        assert_eq!(second.kind(), io::ErrorKind::WouldBlock);
+        drop(table);
+        folder.table();
+    }
+
+    #[test]
     fn buckets_that_may_not_be_written_are_replaced_by_own_ones() {
         let folder = Folder::new("readable");
-        folder.table().set([(26, 100_000_000)]);
+        folder.table().set(rated([(26, 100_000_000)]));
         // A folder in their place cannot be written by root either.
         fs::remove_file(folder.0.join("buckets")).expect("it is ours");
         fs::create_dir(folder.0.join("buckets")).expect("it is ours");
@@ -592,13 +1168,15 @@ mod tests {
     #[test]
     fn files_survive_the_agent_and_wrong_ones_are_replaced() {
         let folder = Folder::new("again");
-        folder.table().set([(26, 7), (63, 9), (64, 11)]);
+        folder.table().set(rated([(26, 7), (63, 9), (64, 11)]));
         let before = fs::metadata(folder.0.join("rates")).expect("it is there").ino();
         let table = folder.table();
         assert_eq!((table.bps(26), table.bps(63), table.bps(64), table.bps(0)), (7, 9, 0, 0));
         assert_eq!(fs::metadata(folder.0.join("rates")).expect("it is there").ino(), before);
         drop(table);
-        for content in [&b"short"[..], &[0; FILE_BYTES as usize]] {
+        let older: Vec<u8> =
+            b"dqpaces1".iter().copied().chain([7; FILE_BYTES as usize - 8]).collect();
+        for content in [&b"short"[..], &[0; FILE_BYTES as usize], &older] {
             fs::write(folder.0.join("rates"), content).expect("it is ours");
             assert_eq!(folder.paces().admits(START, &path(26), 5000), 5000, "nothing is believed");
             assert_eq!(folder.table().bps(26), 0);

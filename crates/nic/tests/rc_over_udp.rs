@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use nic::capture::Capture;
 use nic::clock;
 use nic::fault::LossyWire;
-use nic::paces::PaceTable;
+use nic::paces::{Exchanges, Gate, Pace, PaceTable};
 use nic::pool::{Pool, PoolRange};
 use nic::udp::{UdpConfig, UdpWire};
 use nic::waiter::Waiter;
@@ -265,9 +265,9 @@ fn every_packet_has_the_dscp_of_its_queue_pair() {
 #[test]
 fn a_paced_job_sends_no_faster_and_everything_arrives() {
     let folder = std::env::temp_dir().join(format!("nic-paced-{}", std::process::id()));
-    let mut table = PaceTable::open(&folder).expect("a temporary folder");
+    let table = PaceTable::open(&folder).expect("a temporary folder");
     for bps in [50_000_000, 200_000_000, 0] {
-        table.set([(DSCPS[0], bps)]);
+        table.set([(DSCPS[0], Pace::of(bps))]);
         let (mut a, mut b) = pair(bps == 0, 0, Reliability::Selective);
         for host in [&mut a, &mut b] {
             host.wire.inner_mut().keep_paces(Some(folder.clone()));
@@ -284,6 +284,58 @@ fn a_paced_job_sends_no_faster_and_everything_arrives() {
         assert!(took_ns >= least_ns * 95 / 100, "{bps} bit/s: {took_ns} ns for {bytes} bytes");
     }
     std::fs::remove_dir_all(folder).expect("it is ours");
+}
+
+/// One side's exchange begins when its gate opens. The other side's gate stays closed: what arrives opens it, at once and not when its
+/// queue pair would have asked again, for acknowledgements and for a WRITE that was held back.
+#[test]
+fn a_gate_opens_in_time_or_for_what_peers_have_begun() {
+    const DSCP: u8 = 26;
+    let folder =
+        |side| std::env::temp_dir().join(format!("nic-gate-{side}-{}", std::process::id()));
+    let tables = ["a", "b"].map(|side| PaceTable::open(&folder(side)).expect("temporary"));
+    let period_ns = 60_000_000_000;
+    let mut soonest = u64::MAX;
+    for round in 1..=5 {
+        // Longer than the quiet time: the exchange before has ended.
+        std::thread::sleep(std::time::Duration::from_millis(40));
+        let (mut a, mut b) =
+            (Host::new("127.9.2.1:0", 0, round), Host::new("127.9.2.2:0", 0, round + 10));
+        a.connect(&b, Reliability::GoBackN, DSCP);
+        b.connect(&a, Reliability::GoBackN, DSCP);
+        for (host, side) in [(&mut a, "a"), (&mut b, "b")] {
+            host.wire.inner_mut().keep_paces(Some(folder(side)));
+        }
+        let [(from_a, to_a), (from_b, to_b)] =
+            [&mut a, &mut b].map(|host| (host.range(65_536), host.range(65_536)));
+        let opens_at = clock::now() + Duration::from_millis(150);
+        for (table, later_ns) in tables.iter().zip([0, period_ns / 2]) {
+            let shift_ns = (unix_ns() + 150_000_000 + later_ns) % period_ns;
+            let (tolerance_ns, quiet_ns) = (1_000_000_000, 20_000_000);
+            table.set_gates([(DSCP, Gate { period_ns, shift_ns, tolerance_ns, quiet_ns })]);
+        }
+        a.post(1, SendOp::Write { remote_addr: to_b.addr, rkey: b.region.rkey }, from_a);
+        b.post(2, SendOp::Write { remote_addr: to_a.addr, rkey: a.region.rkey }, from_b);
+        run(&mut a, &mut b, 2);
+        let now = clock::now();
+        assert!(now >= opens_at, "{} ns too early", opens_at.since(now).as_nanos());
+        soonest = soonest.min(now.since(opens_at).as_nanos());
+        for table in &tables {
+            let Exchanges { begun, waited_ns, .. } = table.exchanges(DSCP);
+            assert_eq!(begun, round, "one exchange");
+            assert!(waited_ns >= round * 100_000_000, "{waited_ns} ns");
+        }
+    }
+    // Half of the time after which held queue pairs ask by themselves.
+    assert!(soonest < 25_000_000, "{soonest} ns after it opened");
+    for side in ["a", "b"] {
+        std::fs::remove_dir_all(folder(side)).expect("it is ours");
+    }
+}
+
+fn unix_ns() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.expect("after 1970").as_nanos() as u64
 }
 
 /// Checks each packet of a capture by its sender's port, and that every kind of packet is in it from both sides. The ports are

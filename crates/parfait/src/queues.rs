@@ -130,6 +130,8 @@ pub struct Guarantee {
     pub flows: u32,
     /// How much it minds waiting.
     pub latency: Latency,
+    /// What may leave at once before its rate holds, where whatever keeps the plan has buckets; 0 for the least.
+    pub burst_bytes: u64,
     /// Whether it is backlogged, or must be taken to be.
     pub is_contended: bool,
 }
@@ -589,7 +591,7 @@ pub fn guarantees(
     let guarantee = |(job, bps)| {
         let dscp = *code_points.get(&job).ok_or(Refusal::NoDscp(job))?;
         let latency = Latency::Normal;
-        Ok(Guarantee { job, dscp, bps, flows: 1, latency, is_contended: true })
+        Ok(Guarantee { job, dscp, bps, flows: 1, latency, burst_bytes: 0, is_contended: true })
     };
     loads.map(guarantee).collect()
 }

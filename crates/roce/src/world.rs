@@ -79,6 +79,10 @@ pub fn send<W: Wire, M: Memory>(
     memory: &M,
     now: Time,
 ) -> usize {
+    // What arrived may have made room sooner than the wire said.
+    if endpoint.parked_until().is_some() && wire.next_wakeup().is_some_and(|at| at <= now) {
+        endpoint.readmit(now);
+    }
     endpoint.unpark(now);
     if endpoint.is_quiet() {
         return 0;

@@ -4,10 +4,12 @@
 //! | module | what it holds |
 //! |---|---|
 //! | `state` | what must survive a restart |
+//! | `gates` | when exchanges of jobs may begin |
 //!
 //! When it starts, the plan of its file is in force before any brain is asked. When it ends, however it ends, the plan
 //! stays in force in the kernel.
 
+mod gates;
 mod state;
 
 use std::collections::BTreeMap;
@@ -18,6 +20,7 @@ use std::time::{Duration, Instant};
 use engine::error::Error;
 use engine::signals::EndSignals;
 use engine::{log, runtime};
+use nic::paces::PaceTable;
 use parfait::agent::{self as machine, Measure, Reply, Share, Step};
 use parfait::queues::{Guarantee, Plan, Port, Scheme};
 use serde::Serialize;
@@ -25,6 +28,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
+use self::gates::Gates;
 use self::state::StateFile;
 use crate::client::{Brains, named_leader, refusal};
 use crate::convert;
@@ -91,6 +95,10 @@ pub struct Config {
     pub ports: Vec<PortConfig>,
     /// Queues of a port for jobs.
     pub queues: u8,
+    /// How jobs are given queues.
+    pub scheme: Scheme,
+    /// What wires of this machine read; times of jobs are not kept without.
+    pub paces: Option<Arc<PaceTable>>,
     /// What the enforcer is called, for people.
     pub enforcer: String,
 }
@@ -104,6 +112,8 @@ pub struct Ready {
     pub node: String,
     /// What it enforces with.
     pub enforcer: String,
+    /// Whether wires of this machine are told when exchanges of jobs begin.
+    pub keeps_times: bool,
     /// Its ports.
     pub ports: Vec<PortConfig>,
     /// Jobs whose guarantees were put into force again.
@@ -148,6 +158,7 @@ struct Body {
     agent: machine::Agent,
     file: StateFile,
     enforcer: Box<dyn Enforcer>,
+    gates: Option<Arc<Mutex<Gates>>>,
     /// By job: its name, as the last command said.
     names: BTreeMap<u64, String>,
     jobs: Jobs,
@@ -184,10 +195,20 @@ impl Body {
                 .map_err(|error| error.to_string())
         });
         self.note = applied.as_ref().err().cloned().unwrap_or_default();
-        if let Err(why) = &applied {
-            log::line(format_args!("the plan is not enforced: {why}"));
+        match (&applied, &self.gates) {
+            (Err(why), _) => log::line(format_args!("the plan is not enforced: {why}")),
+            (Ok(()), Some(gates)) => lock(gates).apply(shares, |job| Body::name(&self.names, job)),
+            (Ok(()), None) => {}
         }
         applied.is_ok()
+    }
+
+    /// Why something does not work, for people.
+    fn note(&self) -> String {
+        match &self.gates {
+            Some(gates) if self.note.is_empty() => lock(gates).note(),
+            _ => self.note.clone(),
+        }
     }
 
     fn command(&mut self, message: &proto::Command) -> Result<Option<Reply>, Error> {
@@ -292,6 +313,21 @@ impl Body {
     }
 }
 
+fn lock(gates: &Mutex<Gates>) -> MutexGuard<'_, Gates> {
+    // What it has is in the table, too, or will be with the next plan.
+    gates.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Looks at gates, whether a brain is there or not.
+async fn check_gates(gates: Arc<Mutex<Gates>>) {
+    let mut tick = tokio::time::interval(MEASURE_EVERY);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tick.tick().await;
+        lock(&gates).check();
+    }
+}
+
 /// What each port is to guarantee. A share of nothing needs no queue.
 fn port_plans(config: &Config, shares: &[Share]) -> Result<Vec<PortPlan>, String> {
     let mut plans = Vec::new();
@@ -304,6 +340,7 @@ fn port_plans(config: &Config, shares: &[Share]) -> Result<Vec<PortPlan>, String
             bps: share.bps,
             flows: 1,
             latency: share.latency,
+            burst_bytes: share.burst_bytes,
             is_contended: true,
         };
         let guarantees: Vec<Guarantee> =
@@ -317,7 +354,7 @@ fn port_plans(config: &Config, shares: &[Share]) -> Result<Vec<PortPlan>, String
             // 32 ms of the port: senders that are paced by delay never fill it, and go-back-N does not pay for bursts.
             buffer_bytes: (port.rate_bps / 250).max(256 << 10),
         };
-        let plan = Plan::new(own, Scheme::Matched, &guarantees)
+        let plan = Plan::new(own, config.scheme, &guarantees)
             .map_err(|refusal| format!("port {}: {refusal}", port.port))?;
         plans.push(PortPlan { interface: port.interface.clone(), plan });
     }
@@ -343,6 +380,7 @@ pub fn run<E: From<Error>>(
         names: state.plan.iter().map(|share| (share.job, share.name.clone())).collect(),
         file,
         enforcer,
+        gates: config.paces.clone().map(|table| Arc::new(Mutex::new(Gates::new(table)))),
         jobs: Jobs::default(),
         sent: BTreeMap::new(),
         measured: Instant::now(),
@@ -356,11 +394,13 @@ pub fn run<E: From<Error>>(
         let shares = body.agent.plan().to_vec();
         body.enforce(&shares);
         body.publish();
+        body.gates.clone().map(|gates| tokio::spawn(check_gates(gates)));
         local(body.jobs.clone())?;
         ready(&Ready {
             role: "agent",
             node: body.config.node.clone(),
             enforcer: body.config.enforcer.clone(),
+            keeps_times: body.gates.is_some(),
             ports: body.config.ports.clone(),
             jobs: body.jobs.names().len(),
             pid: std::process::id(),
@@ -447,7 +487,7 @@ async fn attach(
         let hello = proto::Hello {
             node: body.config.node.clone(),
             enforcer: body.config.enforcer.clone(),
-            note: body.note.clone(),
+            note: body.note(),
             ports: body.config.ports.iter().map(PortConfig::message).collect(),
         };
         let first = proto::AgentMessage { message: Some(Message::Hello(hello)) };
@@ -487,7 +527,8 @@ async fn serve(body: &mut Body, mut commands: Commands, replies: Replies) -> Res
             }
         };
         let Some(reply) = reply else { continue };
-        let message = Message::Reply(convert::reply_message(&reply, &body.note, body.down_ports()));
+        let message =
+            Message::Reply(convert::reply_message(&reply, &body.note(), body.down_ports()));
         // A brain that does not read is sent the next report.
         let _ = replies.try_send(proto::AgentMessage { message: Some(message) });
     }

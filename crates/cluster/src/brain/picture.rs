@@ -238,9 +238,15 @@ impl Picture<'_> {
                 node.name
             ),
         });
-        for mut kind in
-            [degraded, down, refusing.collect(), wrong_ports.collect(), silent.collect()]
-        {
+        let noted = nodes.iter().filter(|node| node.agent != "refusing").filter_map(|node| {
+            Some(Alarm {
+                level: "warning".to_owned(),
+                text: format!("the agent of '{}': {}", node.name, node.note.as_ref()?),
+                hint: "its plan is in force as far as that allows; its log says more".to_owned(),
+            })
+        });
+        let (refusing, silent) = (refusing.collect(), silent.collect());
+        for mut kind in [degraded, down, refusing, wrong_ports.collect(), silent, noted.collect()] {
             let more = kind.len().saturating_sub(MAX_ALARMS);
             kind.truncate(MAX_ALARMS);
             if let (1.., Some(last)) = (more, kind.last_mut()) {

@@ -182,6 +182,12 @@ impl Running {
         self.tell(Input::Reply { node, number, reply, note: String::new(), down }).await;
     }
 
+    async fn reply_noting(&self, agent: &Agent, reply: Reply, note: &str) {
+        let Agent { node, number } = *agent;
+        let (note, down) = (note.to_owned(), BTreeSet::new());
+        self.tell(Input::Reply { node, number, reply, note, down }).await;
+    }
+
     /// The view once it is as `is_there` says.
     async fn view(&self, what: &str, is_there: impl Fn(&View) -> bool) -> Arc<View> {
         let mut view = self.view.clone();
@@ -342,6 +348,24 @@ fn ports_that_the_topology_does_not_have_are_an_alarm_at_once() {
         brain.tell(Input::Detached { node: agent.node, number: agent.number }).await;
         let _slow = brain.attach_with("host0", 3, &[(1, rate / 10)]).await;
         alarms("port 1 (eth1) of 'host0' carries").await;
+    });
+}
+
+#[test]
+fn what_an_agent_notes_is_an_alarm_until_it_is_over() {
+    run(async {
+        let brain = Running::leading().await;
+        let (agent, mut commands) = brain.attach("host0", 1).await;
+        let command = in_time(commands.recv()).await.expect("the plan");
+        let reply = || good(convert::position(command.position));
+        let noted = |view: &View| {
+            let text = "the agent of 'host0': job 'llm' does not keep its period";
+            view.alarms.iter().any(|alarm| alarm.level == "warning" && alarm.text == text)
+        };
+        brain.reply_noting(&agent, reply(), "job 'llm' does not keep its period").await;
+        brain.view("the note is an alarm", noted).await;
+        brain.reply(&agent, reply(), &[]).await;
+        brain.view("it is over", |view| !noted(view)).await;
     });
 }
 

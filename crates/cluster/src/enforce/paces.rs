@@ -1,14 +1,13 @@
 //! Paces of what this machine sends, kept by the senders themselves: the table that every wire of the transport reads
 //! ([`nic::paces`]), also where packets pass no queue of the kernel, as over AF_XDP.
 //!
-//! A wire knows the DSCP of a packet and not its port. So a job has one pace for its machine: the sum of its paces at the ports, or none where
-//! one of them lets it send what it can.
+//! A wire knows the DSCP of a packet and not its port. So a job has one pace for its machine: the sum of its paces at the ports,
+//! or none where one of them lets it send what it can.
 
 use std::collections::BTreeMap;
-use std::io;
-use std::path::Path;
+use std::sync::Arc;
 
-use nic::paces::PaceTable;
+use nic::paces::{Pace, PaceTable};
 use parfait::ledger::JobId;
 
 use super::{EnforceError, Enforcer, PortPlan, Sent};
@@ -26,31 +25,31 @@ struct Member {
 /// See the module's text. Paces stay in force when it is dropped.
 #[derive(Debug)]
 pub struct Paces {
-    table: PaceTable,
+    table: Arc<PaceTable>,
     members: BTreeMap<JobId, Member>,
 }
 
 impl Paces {
-    /// Keeps the table in this folder, usually [`nic::paces::FOLDER`].
-    ///
-    /// # Errors
-    /// When the folder cannot be written.
-    pub fn open(folder: &Path) -> io::Result<Paces> {
-        Ok(Paces { table: PaceTable::open(folder)?, members: BTreeMap::new() })
+    /// Sets the paces of this table, usually that in [`nic::paces::FOLDER`].
+    pub fn new(table: Arc<PaceTable>) -> Paces {
+        Paces { table, members: BTreeMap::new() }
     }
 }
 
 impl Enforcer for Paces {
     /// Never fails: a table can be written once it is open.
     fn apply(&mut self, ports: &[PortPlan]) -> Result<(), EnforceError> {
-        let mut paces: BTreeMap<u8, Option<u64>> = BTreeMap::new();
+        let mut paces: BTreeMap<u8, Option<Pace>> = BTreeMap::new();
         let mut members = BTreeMap::new();
         let all =
             ports.iter().flat_map(|port| port.plan.bindings().iter().map(move |own| (port, own)));
         for (port, binding) in all {
             let (job, dscp) = (binding.guarantee.job, binding.guarantee.dscp.value());
-            let sum = paces.entry(dscp).or_insert(Some(0));
-            *sum = sum.zip(binding.pace_bps).map(|(sum, own)| sum.saturating_add(own));
+            let sum = paces.entry(dscp).or_insert(Some(Pace::default()));
+            *sum = sum.zip(binding.pace_bps).map(|(sum, own)| Pace {
+                bps: sum.bps.saturating_add(own),
+                burst_bytes: sum.burst_bytes.saturating_add(binding.guarantee.burst_bytes),
+            });
             members.entry(job).or_insert_with(|| match self.members.get(&job) {
                 Some(known) if known.dscp == dscp => known.clone(),
                 _ => {
@@ -59,9 +58,9 @@ impl Enforcer for Paces {
                 }
             });
         }
-        let limits = paces.into_iter().filter_map(|(dscp, sum)| Some((dscp, sum?)));
         // A pace of 0 would be none.
-        self.table.set(limits.map(|(dscp, bps)| (dscp, bps.max(1))));
+        let least = |pace: Pace| Pace { bps: pace.bps.max(1), ..pace };
+        self.table.set(paces.into_iter().filter_map(|(dscp, sum)| Some((dscp, least(sum?)))));
         self.members = members;
         Ok(())
     }
@@ -79,12 +78,58 @@ impl Enforcer for Paces {
     }
 }
 
+/// Paces beside queues that are too few for all jobs: what the queues do not assure, senders keep. The use by job is what senders
+/// count.
+#[derive(Debug)]
+pub struct WithPaces<E> {
+    queues: E,
+    paces: Paces,
+}
+
+impl<E: Enforcer> WithPaces<E> {
+    /// Both.
+    pub fn new(queues: E, paces: Paces) -> WithPaces<E> {
+        WithPaces { queues, paces }
+    }
+}
+
+impl<E: Enforcer> Enforcer for WithPaces<E> {
+    /// Paces are set once the queues are as they should be, and stay as they were otherwise.
+    fn apply(&mut self, ports: &[PortPlan]) -> Result<(), EnforceError> {
+        self.queues.apply(ports)?;
+        self.paces.apply(ports)
+    }
+
+    fn sent(&mut self) -> Result<Vec<Sent>, EnforceError> {
+        self.paces.sent()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use parfait::job::Latency;
     use parfait::queues::{Dscp, Guarantee, Plan, Port, Scheme};
 
     use super::*;
+
+    struct Folder(std::path::PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Folder {
+            let name = format!("cluster-paces-{name}-{}", std::process::id());
+            Folder(std::env::temp_dir().join(name))
+        }
+
+        fn paces(&self) -> Paces {
+            Paces::new(Arc::new(PaceTable::open(&self.0).expect("a temporary folder")))
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
 
     fn plan(interface: &str, scheme: Scheme, jobs: &[(u64, u8, u64)]) -> PortPlan {
         let port = Port {
@@ -103,6 +148,7 @@ mod tests {
                 bps,
                 flows: 1,
                 latency: Latency::Normal,
+                burst_bytes: 0,
                 is_contended: true,
             })
             .collect();
@@ -112,8 +158,8 @@ mod tests {
 
     #[test]
     fn jobs_have_the_sum_of_their_paces_and_none_where_a_port_has_none() {
-        let folder = std::env::temp_dir().join(format!("cluster-paces-{}", std::process::id()));
-        let mut paces = Paces::open(&folder).expect("a temporary folder");
+        let folder = Folder::new("sum");
+        let mut paces = folder.paces();
         // In one queue, all but the job with the largest ratio are paced.
         let jobs = [(1, 10, 600_000_000), (2, 18, 300_000_000)];
         let both = [plan("a", Scheme::Paced, &jobs), plan("b", Scheme::Paced, &jobs)];
@@ -132,6 +178,34 @@ mod tests {
         paces.apply(&[]).expect("it is ours");
         assert_eq!(paces.table.bps(18), 0);
         assert_eq!(paces.sent().expect("it is ours"), []);
-        std::fs::remove_dir_all(folder).expect("it is ours");
+    }
+
+    /// Queues that refuse, or not.
+    struct Queues(bool);
+
+    impl Enforcer for Queues {
+        fn apply(&mut self, ports: &[PortPlan]) -> Result<(), EnforceError> {
+            let refused = || EnforceError::NoInterface(ports[0].interface.clone());
+            self.0.then_some(()).ok_or_else(refused)
+        }
+
+        fn sent(&mut self) -> Result<Vec<Sent>, EnforceError> {
+            Ok(Vec::new())
+        }
+    }
+
+    #[test]
+    fn paces_stay_as_they_were_where_the_queues_refuse() {
+        let folder = Folder::new("beside");
+        let jobs = [(1, 10, 600_000_000), (2, 18, 300_000_000)];
+        let mut both = WithPaces::new(Queues(true), folder.paces());
+        both.apply(&[plan("a", Scheme::Paced, &jobs)]).expect("it is ours");
+        let pace = both.paces.table.bps(18);
+        assert!(pace > 0);
+        assert_eq!(both.sent().expect("counters").len(), 2, "senders count");
+        both.queues = Queues(false);
+        both.apply(&[plan("a", Scheme::Paced, &[(2, 18, 200_000_000), (3, 20, 300_000_000)])])
+            .expect_err("the queues refuse");
+        assert_eq!((both.paces.table.bps(18), both.paces.table.bps(20)), (pace, 0));
     }
 }

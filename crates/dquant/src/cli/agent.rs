@@ -1,6 +1,7 @@
 //! `dquant agent`: enforces on this machine what the brain decides.
 
 use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -9,10 +10,13 @@ use clap::{Args, ValueEnum};
 use cluster::agent::{self, Config, Jobs, PortConfig, Ready};
 use cluster::enforce::dcb::Dcb;
 use cluster::enforce::htb::Htb;
+use cluster::enforce::paces::{Paces, WithPaces};
 use cluster::enforce::{EnforceError, Enforcer, Nothing, link};
 use cluster::local::{self, Membership, Refusal};
 use cluster::words::counted;
 use engine::error::Error;
+use nic::paces::PaceTable;
+use parfait::queues::Scheme;
 use serde::Serialize;
 
 use super::cluster::BrainsArgs;
@@ -34,7 +38,9 @@ Examples:
   dquant agent --node host0 --port 1=eth0:1Gbit --brain 10.0.0.5 --state agent.state --token-file token
   dquant agent --node leaf0 --port 1=swp1:25Gbit --port 2=swp2:25Gbit --brain 10.0.0.5,10.0.0.6 \\
       --state leaf0.state --token-file token
-  dquant agent --node host0 --port 1=eth0:1Gbit --enforce none --state agent.state --token-file token"
+  dquant agent --node host0 --port 1=eth0:1Gbit --enforce none --state agent.state --token-file token
+  dquant agent --node host0 --port 1=eth0:100Gbit --enforce paces --brain 10.0.0.5 --token-file token
+  dquant agent --node host0 --port 1=eth0:25Gbit --brain 10.0.0.5 --paces /run/dquant/host0 --token-file token"
 )]
 pub(super) struct AgentCommand {
     /// This node's name in the topology
@@ -52,6 +58,12 @@ pub(super) struct AgentCommand {
     /// What enforces plans
     #[arg(long, value_enum, default_value = "htb")]
     enforce: Choice,
+
+    /// Folder by which senders here keep paces and times of exchanges; empty for none
+    ///
+    /// Senders find another one than the usual /run/dquant/paces by DQUANT_PACES.
+    #[arg(long, value_name = "FOLDER", value_parser = OsStringValueParser::new().map(PathBuf::from))]
+    paces: Option<PathBuf>,
 
     /// Replace what an administrator has configured at these ports
     #[arg(long)]
@@ -89,8 +101,10 @@ pub(super) struct AgentCommand {
 enum Choice {
     /// Queues of Linux, a class for each job
     Htb,
-    /// Traffic classes of a network card
+    /// Traffic classes of a network card, and paces of senders where classes are too few
     Dcb,
+    /// Paces of senders alone: for AF_XDP, and interfaces without queues to configure
+    Paces,
     /// Nothing: plans are kept and reported, and not put into force
     None,
 }
@@ -151,17 +165,65 @@ impl Choice {
         match self {
             Choice::Htb => "htb",
             Choice::Dcb => "dcb",
+            Choice::Paces => "paces",
             Choice::None => "none",
         }
     }
 
-    fn open(self, replace: bool) -> Result<Box<dyn Enforcer>, EnforceError> {
-        Ok(match self {
-            Choice::Htb if replace => Box::new(Htb::open()?.replacing()),
-            Choice::Htb => Box::new(Htb::open()?),
-            Choice::Dcb => Box::new(Dcb::open()?),
-            Choice::None => Box::new(Nothing),
+    fn open(
+        self,
+        replace: bool,
+        paces: Option<Arc<PaceTable>>,
+    ) -> Result<Box<dyn Enforcer>, EnforceError> {
+        Ok(match (self, paces.map(Paces::new)) {
+            (Choice::Htb, _) if replace => Box::new(Htb::open()?.replacing()),
+            (Choice::Htb, _) => Box::new(Htb::open()?),
+            (Choice::Dcb, Some(paces)) => Box::new(WithPaces::new(Dcb::open()?, paces)),
+            (Choice::Dcb, None) => Box::new(Dcb::open()?),
+            (Choice::Paces, Some(paces)) => Box::new(paces),
+            (Choice::Paces | Choice::None, _) => Box::new(Nothing),
         })
+    }
+
+    /// The queues for jobs at each port, and how jobs are given them.
+    fn queues(self, queues: u8, has_paces: bool) -> (u8, Scheme) {
+        match (self, has_paces) {
+            // Nothing divides the port but its senders.
+            (Choice::Paces, _) => (1, Scheme::Paced),
+            (Choice::Dcb, true) => (queues, Scheme::Paced),
+            _ => (queues, Scheme::Matched),
+        }
+    }
+
+    /// The table that senders read. A folder that is named, or needed, has to be there; the usual one is kept where it can be.
+    fn table(self, named: Option<&Path>) -> Result<Option<Arc<PaceTable>>, CliError> {
+        let folder = named.unwrap_or(Path::new(nic::paces::FOLDER));
+        let needs_it = self == Choice::Paces;
+        if folder.as_os_str().is_empty() {
+            let why = "--enforce paces has senders keep paces, and there is no folder to tell them";
+            let unusable = || CliError::usage(why).hint("name one by --paces");
+            return if needs_it { Err(unusable()) } else { Ok(None) };
+        }
+        let error = match PaceTable::open(folder) {
+            Ok(table) => return Ok(Some(Arc::new(table))),
+            Err(error) => error,
+        };
+        let (why, hint) = match error.kind() {
+            io::ErrorKind::WouldBlock => (
+                "another agent keeps it".to_owned(),
+                "each agent has a folder of its own: name another one by --paces",
+            ),
+            _ => (
+                error.to_string(),
+                "name a folder that this user may write, or '' for none, by --paces",
+            ),
+        };
+        let why = format!("paces in {}: {why}", folder.display());
+        if named.is_some() || needs_it {
+            return Err(CliError::usage(why).hint(hint));
+        }
+        engine::log::line(format_args!("{why}: exchanges of jobs begin when they like; {hint}"));
+        Ok(None)
     }
 }
 
@@ -209,15 +271,19 @@ impl AgentCommand {
         check_ports(&self.ports, self.enforce)?;
         let ports: Vec<PortConfig> =
             self.ports.into_iter().map(PortArg::config).collect::<Result<_, _>>()?;
-        let enforcer = self.enforce.open(self.replace).map_err(|error| {
+        let paces = self.enforce.table(self.paces.as_deref())?;
+        let enforcer = self.enforce.open(self.replace, paces.clone()).map_err(|error| {
             CliError::from_cause(error).hint("HTB needs CAP_NET_ADMIN; --enforce none only reports")
         })?;
+        let (queues, scheme) = self.enforce.queues(self.queues, paces.is_some());
         let config = Config {
             node: self.node,
             brains,
             state: self.state,
             ports,
-            queues: self.queues,
+            queues,
+            scheme,
+            paces,
             enforcer: self.enforce.name().to_owned(),
         };
         let mut listener = None;
@@ -274,9 +340,10 @@ impl Report for ReadyReport {
 
 impl fmt::Display for ReadyReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Ready { node, enforcer, ports, jobs, .. } = &self.ready;
-        let jobs = counted(*jobs, "job");
-        write!(f, "agent ready: {node}, enforces with {enforcer}, {jobs} from before")?;
+        let Ready { node, enforcer, keeps_times, ports, jobs, .. } = &self.ready;
+        let (times, jobs) =
+            (if *keeps_times { "" } else { ", keeps no times" }, counted(*jobs, "job"));
+        write!(f, "agent ready: {node}, enforces with {enforcer}{times}, {jobs} from before")?;
         for PortConfig { port, interface, rate_bps } in ports {
             write!(f, "\n  port {port}: {interface}, {:.3} Gbit/s", *rate_bps as f64 / 1e9)?;
         }
@@ -319,6 +386,28 @@ mod tests {
         assert!(refused(&["1=lo:1Gbit", "2=lo:1Gbit"], Choice::Htb).is_some());
         assert_eq!(refused(&["1=lo:1Gbit", "2=none-such:1Gbit"], Choice::None), None);
         assert!(refused(&["1=lo:1Gbit", "1=lo:1Gbit"], Choice::None).is_some());
+    }
+
+    #[test]
+    fn a_folder_that_is_named_or_needed_has_to_be_there() {
+        let folder = std::env::temp_dir().join(format!("agent-paces-{}", std::process::id()));
+        let table = Choice::None.table(Some(&folder)).expect("a temporary folder");
+        assert!(table.is_some());
+        let busy = Choice::Htb.table(Some(&folder)).expect_err("one agent keeps it");
+        assert!(busy.to_string().contains("another agent keeps it"), "{busy}");
+        drop(table);
+        std::fs::remove_dir_all(&folder).expect("it is ours");
+        // A file in its place cannot be written into by root either.
+        std::fs::write(&folder, "").expect("a temporary file");
+        assert!(Choice::Dcb.table(Some(&folder)).is_err());
+        std::fs::remove_file(&folder).expect("it is ours");
+        let none = Path::new("");
+        assert!(Choice::Dcb.table(Some(none)).expect("none is asked for").is_none());
+        assert!(Choice::Paces.table(Some(none)).is_err());
+        assert_eq!(Choice::Paces.queues(7, true), (1, Scheme::Paced));
+        assert_eq!(Choice::Dcb.queues(4, true), (4, Scheme::Paced));
+        assert_eq!(Choice::Dcb.queues(4, false), (4, Scheme::Matched));
+        assert_eq!(Choice::Htb.queues(4, true), (4, Scheme::Matched));
     }
 
     #[test]

@@ -300,6 +300,7 @@ impl Set {
             bps,
             flows,
             latency: Latency::Normal,
+            burst_bytes: 0,
             is_contended: true,
         }
     }

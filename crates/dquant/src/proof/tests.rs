@@ -108,9 +108,7 @@ fn what_is_promised_twice_is_not_held_and_that_is_seen() {
     let mut admitted =
         admit::admit(&topology, &network, &jobs(&texts), Way::Locality, 1).expect("admitted");
     for member in &mut admitted.members {
-        member.pieces = (0..4)
-            .map(|at| parfait::loads::Piece { host: at, run: parfait::runs::Run::new(at, at + 1) })
-            .collect();
+        member.pieces = (0..4).map(|at| Piece { host: at, run: Run::new(at, at + 1) }).collect();
     }
     let proof =
         prove(&topology, &Outage::none(), &network, &admitted.members, &options).expect("a proof");

@@ -106,6 +106,7 @@ fn guarantees(mix: Mix, seed: u64) -> Vec<Guarantee> {
         bps: PORT_BPS / 10 * 9 / sum * part,
         flows: 1 + random.next_u32() % mix.flows.max(1),
         latency: Latency::Normal,
+        burst_bytes: 0,
         is_contended: true,
     };
     (0..).zip(&parts).zip(Dscp::all()).map(guarantee).collect()

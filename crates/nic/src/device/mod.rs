@@ -48,7 +48,7 @@ use rustix::net::{SendFlags, sendto};
 use crate::capture::Capture;
 use crate::interfaces;
 use crate::neighbours::Doorbell;
-use crate::paces::Paces;
+use crate::paces::{Paces, receive_watched};
 use crate::packet::PacketTap;
 use crate::udp::receive::Receiver;
 use crate::udp::send::{Route, Sender};
@@ -334,6 +334,27 @@ impl DeviceWire {
         };
         receiver.receive(&port.socket.fd, rx, |run, rx| arrivals.take(run, rx))
     }
+
+    /// Reads the port that had packets last, and the others only when it is empty. Every so often the
+    /// others come first, so that none starves.
+    fn receive_packets(&mut self, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+        self.backlog.next_turn();
+        let before = self.counters.rx.packets;
+        let mut accepted = 0;
+        if self.ports.prefer_hot() {
+            accepted += self.receive_at(self.ports.hot, sink);
+        }
+        if self.counters.rx.packets == before {
+            for at in self.ports.ready() {
+                accepted += self.receive_at(at, sink);
+                self.ports.hot = at;
+            }
+        }
+        if let Some(capture) = &mut self.capture {
+            capture.flush_if_due();
+        }
+        accepted
+    }
 }
 
 impl Wire for DeviceWire {
@@ -373,26 +394,8 @@ impl Wire for DeviceWire {
         self.backlog.next_look().into_iter().chain(self.paces.next_wakeup()).min()
     }
 
-    /// Reads the port that had packets last, and the others only when it is empty. Every so often the
-    /// others come first, so that none starves.
-    fn receive(&mut self, _now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
-        self.backlog.next_turn();
-        self.paces.lapse();
-        let before = self.counters.rx.packets;
-        let mut accepted = 0;
-        if self.ports.prefer_hot() {
-            accepted += self.receive_at(self.ports.hot, sink);
-        }
-        if self.counters.rx.packets == before {
-            for at in self.ports.ready() {
-                accepted += self.receive_at(at, sink);
-                self.ports.hot = at;
-            }
-        }
-        if let Some(capture) = &mut self.capture {
-            capture.flush_if_due();
-        }
-        accepted
+    fn receive(&mut self, now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+        receive_watched(self, now, sink, |wire| &mut wire.paces, DeviceWire::receive_packets)
     }
 
     /// Local processes are recognised as stalled by the occupancy of their buffers.

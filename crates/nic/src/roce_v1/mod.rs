@@ -37,7 +37,7 @@ use crate::capture::Capture;
 use crate::clock;
 use crate::interfaces::Interface;
 use crate::link::{self, ETHERNET_BYTES, Hop, Neighbours, NextHop};
-use crate::paces::Paces;
+use crate::paces::{Paces, receive_watched};
 use crate::udp::send::SendDeadline;
 use crate::udp::{SocketWire, socket as options};
 use frames::{Burst, Refused, open};
@@ -286,6 +286,29 @@ impl RoceV1Wire {
         }
     }
 
+    /// Receives without telling the paces.
+    fn receive_packets(&mut self, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+        let RoceV1Wire { socket, local, interface, gone, counters, capture, .. } = self;
+        let rx = &mut counters.rx;
+        let before = rx.accepted;
+        for _ in 0..ROUNDS {
+            rx.syscalls += 1;
+            match socket.receive(|arrival| accept(&arrival, *local, rx, capture.as_mut(), sink)) {
+                Ok(RECEIVE_FRAMES) => {}
+                Ok(_) | Err(libc::EAGAIN | libc::EINTR) => break,
+                Err(_) => {
+                    rx.errors += 1;
+                    notice_removal(socket, interface, gone);
+                    break;
+                }
+            }
+        }
+        if let Some(capture) = capture {
+            capture.flush_if_due();
+        }
+        (rx.accepted - before) as usize
+    }
+
     /// Sends the burst and empties it.
     fn flush(&mut self, deadline: &mut SendDeadline) {
         let RoceV1Wire { socket, burst, interface, gone, counters, capture, .. } = self;
@@ -361,27 +384,8 @@ impl Wire for RoceV1Wire {
         self.flush(&mut deadline);
     }
 
-    fn receive(&mut self, _now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
-        self.paces.lapse();
-        let RoceV1Wire { socket, local, interface, gone, counters, capture, .. } = self;
-        let rx = &mut counters.rx;
-        let before = rx.accepted;
-        for _ in 0..ROUNDS {
-            rx.syscalls += 1;
-            match socket.receive(|arrival| accept(&arrival, *local, rx, capture.as_mut(), sink)) {
-                Ok(RECEIVE_FRAMES) => {}
-                Ok(_) | Err(libc::EAGAIN | libc::EINTR) => break,
-                Err(_) => {
-                    rx.errors += 1;
-                    notice_removal(socket, interface, gone);
-                    break;
-                }
-            }
-        }
-        if let Some(capture) = capture {
-            capture.flush_if_due();
-        }
-        (rx.accepted - before) as usize
+    fn receive(&mut self, now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+        receive_watched(self, now, sink, |wire| &mut wire.paces, RoceV1Wire::receive_packets)
     }
 
     /// Receive buffers are not queried: frames that do not fit are lost and retransmitted.
@@ -468,6 +472,7 @@ impl SocketWire for RoceV1Wire {
     fn counts(&self, tell: &mut dyn FnMut(&str, u64)) {
         self.counters.named().into_iter().for_each(|(name, value)| tell(name, value));
         tell("roce_v1.pace_waits", self.paces.held());
+        tell("roce_v1.gate_waits", self.paces.gate_held());
     }
 }
 

@@ -46,7 +46,7 @@ use send::{Route, Sender};
 use socket::{Plan, Socket};
 
 use crate::capture::Capture;
-use crate::paces::Paces;
+use crate::paces::{Paces, receive_watched};
 
 /// How long one call of `send` waits for room in the socket buffer, in total.
 pub const SEND_WAIT: Duration = Duration::from_millis(2);
@@ -223,7 +223,6 @@ impl UdpWire {
     }
 
     /// The paces that this wire keeps.
-    #[cfg(feature = "xdp")]
     pub(crate) fn paces(&mut self) -> &mut Paces {
         &mut self.paces
     }
@@ -232,6 +231,18 @@ impl UdpWire {
     pub(crate) fn send_booked(&mut self, frames: &[TxFrame<'_>], memory: &dyn Memory) {
         let UdpWire { socket, sender, counters, capture, .. } = self;
         sender.send(socket, frames, memory, &mut counters.tx, capture.as_mut());
+    }
+
+    /// Receives without telling the paces.
+    pub(crate) fn receive_packets(&mut self, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+        let UdpWire { socket, check, receiver, counters, capture, .. } = self;
+        let accepted = receiver.receive(&socket.fd, &mut counters.rx, |run, counters| {
+            run.deliver(*check, socket.local, counters, capture.as_mut(), sink);
+        });
+        if let Some(capture) = capture {
+            capture.flush_if_due();
+        }
+        accepted
     }
 
     /// The address that peers send to, its port filled in.
@@ -346,6 +357,7 @@ impl SocketWire for UdpWire {
         self.counters.named().for_each(|(name, value)| tell(name, value));
         tell("udp.ip_udp_header_bytes", self.ip_udp_header_bytes());
         tell("udp.pace_waits", self.paces.held());
+        tell("udp.gate_waits", self.paces.gate_held());
     }
 }
 
@@ -355,16 +367,8 @@ impl Wire for UdpWire {
         self.send_booked(frames, memory);
     }
 
-    fn receive(&mut self, _now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
-        self.paces.lapse();
-        let UdpWire { socket, check, receiver, counters, capture, .. } = self;
-        let accepted = receiver.receive(&socket.fd, &mut counters.rx, |run, counters| {
-            run.deliver(*check, socket.local, counters, capture.as_mut(), sink);
-        });
-        if let Some(capture) = capture {
-            capture.flush_if_due();
-        }
-        accepted
+    fn receive(&mut self, now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+        receive_watched(self, now, sink, UdpWire::paces, UdpWire::receive_packets)
     }
 
     /// Receive buffers are not queried: packets that do not fit are lost and retransmitted.

@@ -35,6 +35,7 @@ use roce::{Duration, Time};
 
 use crate::interfaces::Interface;
 use crate::link::{self, ETHERNET_BYTES, Hop, Neighbours};
+use crate::paces::receive_watched;
 use crate::udp::staging::Staging;
 use crate::udp::{SocketWire, UdpConfig, UdpError, UdpWire};
 use ethernet::{build, open};
@@ -253,6 +254,34 @@ impl XdpWire {
         true
     }
 
+    /// Receives without telling the paces.
+    fn receive_packets(&mut self, now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+        // Nothing else sends them if no packet follows.
+        if self.retry_at.is_some_and(|at| now >= at) {
+            self.counters.tx_retries += 1;
+            self.flush(now);
+        }
+        let XdpWire { socket, udp, counters, looks, .. } = self;
+        let (local, mut accepted) = (udp.local(), 0);
+        socket.receive(MOST_FRAMES, |frame| {
+            counters.rx_packets += 1;
+            match open(frame, local) {
+                Ok((origin, packet)) => {
+                    accepted += 1;
+                    let Packet { headers, payload, .. } = packet;
+                    sink(&RxFrame { origin, headers, payload, telemetry: None });
+                }
+                Err(reason) => counters.refuse(reason),
+            }
+        });
+        counters.rx_accepted += accepted as u64;
+        *looks = (*looks + 1) % LOOKS;
+        if *looks == 0 {
+            accepted += udp.receive_packets(sink);
+        }
+        accepted
+    }
+
     fn flush(&mut self, now: Time) {
         self.socket.flush();
         self.retry_at = self.socket.has_refused().then(|| now + RETRY_AFTER);
@@ -279,31 +308,10 @@ impl Wire for XdpWire {
     }
 
     fn receive(&mut self, now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
-        self.udp.paces().lapse();
-        // Nothing else sends them if no packet follows.
-        if self.retry_at.is_some_and(|at| now >= at) {
-            self.counters.tx_retries += 1;
-            self.flush(now);
-        }
-        let XdpWire { socket, udp, counters, looks, .. } = self;
-        let (local, mut accepted) = (udp.local(), 0);
-        socket.receive(MOST_FRAMES, |frame| {
-            counters.rx_packets += 1;
-            match open(frame, local) {
-                Ok((origin, packet)) => {
-                    accepted += 1;
-                    let Packet { headers, payload, .. } = packet;
-                    sink(&RxFrame { origin, headers, payload, telemetry: None });
-                }
-                Err(reason) => counters.refuse(reason),
-            }
-        });
-        counters.rx_accepted += accepted as u64;
-        *looks = (*looks + 1) % LOOKS;
-        if *looks == 0 {
-            accepted += udp.receive(now, sink);
-        }
-        accepted
+        let receive = |wire: &mut XdpWire, sink: &mut dyn FnMut(&RxFrame<'_>)| {
+            wire.receive_packets(now, sink)
+        };
+        receive_watched(self, now, sink, |wire| wire.udp.paces(), receive)
     }
 
     fn admits(

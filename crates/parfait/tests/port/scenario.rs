@@ -35,6 +35,7 @@ pub(crate) fn guarantees(port: &Port, most_flows: u32, seed: u64) -> Vec<Guarant
         bps: port.rate_bps / 10 * 9 / sum * part,
         flows: 1 + random.next_u32() % most_flows,
         latency: Latency::Normal,
+        burst_bytes: 0,
         is_contended: true,
     };
     (0..).zip(&parts).zip(Dscp::all()).map(guarantee).collect()

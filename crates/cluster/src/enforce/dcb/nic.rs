@@ -147,6 +147,7 @@ pub(super) fn plan(jobs: &[(u64, u8, u64)]) -> Plan {
         bps: percent * 1_000_000_000,
         flows: 1,
         latency: Latency::Normal,
+        burst_bytes: 0,
         is_contended: true,
     };
     let guarantees: Vec<Guarantee> = jobs.iter().map(guarantee).collect();

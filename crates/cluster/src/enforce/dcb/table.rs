@@ -172,6 +172,7 @@ mod tests {
             bps: *bps,
             flows: 1,
             latency: Latency::Normal,
+            burst_bytes: 0,
             is_contended: true,
         };
         let guarantees: Vec<Guarantee> = jobs.iter().map(guarantee).collect();

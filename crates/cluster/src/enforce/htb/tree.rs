@@ -12,16 +12,22 @@
 //! whichever queue it is in. What the plan decides for the sake of few queues, the pace, is kept as a ceiling, because on
 //! a sender's machine this class is what paces it.
 //!
+//! A job's burst is the bucket of its class, and its latency class the priority: who waits for every message is served first
+//! within guarantees, and gets what others leave first.
+//!
 //! - H1: the rates of the leaves never add up to more than the port's rate, in no step either. A class within its rate is
 //!   served although the port is above its own, so otherwise nobody's rate would hold.
 //! - H2: a job of both trees has at least the lower one of its two rates in every step.
 //! - H3: a class is removed only after its packets have left, or the time for that is over.
+//! - H4: buckets of jobs hold at most [`MOST_BURST_US`] of the port together, or what they hold at least if that is more. So nobody's
+//!   guarantee is delayed by more than that, whatever the others save up.
 //!
 //! Hence the order of [`steps`]: a port that gets faster first, then what gets slower, then what gets faster or is new, then
 //! the removal of what has gone, then a port that gets slower.
 
 use std::collections::BTreeMap;
 
+use parfait::job::Latency;
 use parfait::queues::{Binding, Plan};
 
 /// The number of the class of a port.
@@ -51,6 +57,12 @@ const MOST_PACKETS: u32 = 16;
 /// lets bursts through.
 const BURST_US: u64 = 4_000;
 
+/// The buckets of all jobs together hold this much of the port.
+const MOST_BURST_US: u64 = 10_000;
+
+/// The priority of other traffic: after all jobs.
+const OTHERS_PRIORITY: u32 = 3;
+
 /// The kernel's unit of bursts: 64 ns.
 const TICK_NS: u128 = 64;
 
@@ -77,16 +89,58 @@ pub(super) struct Class {
 impl Class {
     fn new(rate: u64, ceil: u64, quantum_bytes: u32, priority: u32) -> Class {
         let (rate, ceil) = (rate.max(LEAST_RATE), ceil.max(LEAST_RATE));
-        let (burst_ticks, ceil_burst_ticks) = (burst_ticks(rate), burst_ticks(ceil));
-        Class { rate, ceil, burst_ticks, ceil_burst_ticks, quantum_bytes, priority }
+        Class {
+            rate,
+            ceil,
+            burst_ticks: burst_ticks(rate, least_burst_bytes(rate)),
+            ceil_burst_ticks: burst_ticks(ceil, least_burst_bytes(ceil)),
+            quantum_bytes,
+            priority,
+        }
+    }
+
+    /// The same with another bucket.
+    fn with_burst(self, bytes: u64) -> Class {
+        Class { burst_ticks: burst_ticks(self.rate, bytes), ..self }
     }
 }
 
-/// [`BURST_US`], but time for one packet of the largest size at least.
-fn burst_ticks(rate: u64) -> u32 {
-    let packet_ns = u128::from(LARGEST_PACKET_BYTES) * 1_000_000_000 / u128::from(rate.max(1));
-    let ns = packet_ns.max(u128::from(BURST_US) * 1000);
-    u32::try_from(ns / TICK_NS).unwrap_or(u32::MAX)
+/// [`BURST_US`] of a rate, but one packet of the largest size at least.
+fn least_burst_bytes(rate: u64) -> u64 {
+    (u128::from(rate) * u128::from(BURST_US) / 1_000_000)
+        .try_into()
+        .unwrap_or(u64::MAX)
+        .max(u64::from(LARGEST_PACKET_BYTES))
+}
+
+/// How long bytes take at a rate, rounded up.
+fn burst_ticks(rate: u64, bytes: u64) -> u32 {
+    let ns = u128::from(bytes) * 1_000_000_000 / u128::from(rate.max(1));
+    u32::try_from(ns.div_ceil(TICK_NS)).unwrap_or(u32::MAX)
+}
+
+/// The bytes of each job's bucket: its burst, or what every class holds if that is more. Where they are too much together (H4),
+/// what is beyond the least is scaled down.
+fn burst_bytes(port: u64, jobs: &[(u64, u64)]) -> Vec<u64> {
+    let most = u128::from(port) * u128::from(MOST_BURST_US) / 1_000_000;
+    let least = |rate: u64| least_burst_bytes(rate);
+    let beyond = |(rate, burst): (u64, u64)| burst.saturating_sub(least(rate));
+    let sum_least: u128 = jobs.iter().map(|job| u128::from(least(job.0))).sum();
+    let sum_beyond: u128 = jobs.iter().map(|job| u128::from(beyond(*job))).sum();
+    let room = most.saturating_sub(sum_least).min(sum_beyond);
+    let scaled = |job: &(u64, u64)| {
+        let part = u128::from(beyond(*job)) * room / sum_beyond.max(1);
+        least(job.0).saturating_add(u64::try_from(part).unwrap_or(u64::MAX))
+    };
+    jobs.iter().map(scaled).collect()
+}
+
+fn priority(latency: Latency) -> u32 {
+    match latency {
+        Latency::Low => 0,
+        Latency::Normal => 1,
+        Latency::Bulk => 2,
+    }
 }
 
 /// A class with a queue.
@@ -134,16 +188,21 @@ impl Tree {
             let limit_bytes = Some(u32::try_from(buffer).unwrap_or(u32::MAX));
             Leaf { class, limit_bytes }
         };
-        let job = |own: &Binding| {
+        let asked: Vec<(u64, u64)> =
+            bindings.iter().map(|own| (rate(own), own.guarantee.burst_bytes)).collect();
+        let job = |(own, burst_bytes): (&Binding, u64)| {
             let ceil = own.pace_bps.map_or(port, |pace| (pace / 8).min(port)).max(rate(own));
             let quantum = quantum_bytes(bytes_per_s(own), smallest);
             let number = JOBS | u16::from(own.guarantee.dscp.value());
-            (number, leaf(Class::new(rate(own), ceil, quantum, 1)))
+            let class = Class::new(rate(own), ceil, quantum, priority(own.guarantee.latency));
+            (number, leaf(class.with_burst(burst_bytes)))
         };
-        let others = Class::new(for_others, port, quantum_bytes(for_others, smallest), 1);
+        let quantum = quantum_bytes(for_others, smallest);
+        let others = Class::new(for_others, port, quantum, OTHERS_PRIORITY);
         let ceil = (port / NOTIFICATIONS_PART).max(least);
         let notifications = Class::new(least, ceil, LARGEST_PACKET_BYTES, 0);
-        let mut leaves: BTreeMap<u16, Leaf> = bindings.iter().map(job).collect();
+        let mut leaves: BTreeMap<u16, Leaf> =
+            bindings.iter().zip(burst_bytes(port, &asked)).map(job).collect();
         leaves.extend([(OTHERS, leaf(others)), (NOTIFICATIONS, leaf(notifications))]);
         let port = Some(Class::new(port, port, LARGEST_PACKET_BYTES, 0));
         Tree { has_root: true, port, leaves, has_filter: true }
@@ -252,6 +311,7 @@ mod tests {
             bps: *bps,
             flows: 1,
             latency: Latency::Normal,
+            burst_bytes: 0,
             is_contended: true,
         };
         let guarantees: Vec<Guarantee> = jobs.iter().map(guarantee).collect();
@@ -303,6 +363,57 @@ mod tests {
             assert_eq!(class.rate, own.guarantee.bps / 8);
             assert_eq!(class.ceil, own.pace_bps.map_or(125_000_000, |pace| pace / 8));
         }
+    }
+
+    /// Jobs of 100 Mbit/s on a port of 1 Gbit/s, with these bursts and latency classes: bytes of their buckets.
+    fn bucket_bytes(jobs: &[(u64, Latency)]) -> (Vec<u64>, Tree) {
+        let numbered: Vec<(u64, u8, u64)> =
+            (0..jobs.len()).map(|at| (at as u64, 10 + at as u8, 100 * MBIT)).collect();
+        let simple = plan(1000 * MBIT, &numbered);
+        let own = simple.bindings().iter().zip(jobs);
+        let guarantees: Vec<Guarantee> = own
+            .map(|(own, (burst_bytes, latency))| Guarantee {
+                burst_bytes: *burst_bytes,
+                latency: *latency,
+                ..own.guarantee
+            })
+            .collect();
+        let plan = Plan::new(*simple.port(), Scheme::Matched, &guarantees).expect("a plan");
+        let tree = Tree::of(&plan);
+        let bytes = |(_, dscp, _): &(u64, u8, u64)| {
+            let class = tree.leaves[&(JOBS | u16::from(*dscp))].class;
+            (u128::from(class.burst_ticks) * TICK_NS * u128::from(class.rate) / 1_000_000_000)
+                as u64
+        };
+        (numbered.iter().map(bytes).collect(), tree)
+    }
+
+    #[test]
+    fn bursts_are_buckets_and_together_at_most_a_hundredth_of_a_second_of_the_port() {
+        let near = |bytes: &[u64], wanted: &[u64]| {
+            assert!(bytes.iter().zip(wanted).all(|(a, b)| a.abs_diff(*b) < 10), "{bytes:?}");
+        };
+        use Latency::Normal;
+        // Less than a packet of the largest size is as good as none.
+        near(&bucket_bytes(&[(0, Normal), (64_000, Normal)]).0, &[65_536, 65_536]);
+        near(&bucket_bytes(&[(0, Normal), (300_000, Normal)]).0, &[65_536, 300_000]);
+        // 10 ms are 1.25 MB.
+        let (bytes, _) = bucket_bytes(&[(0, Normal), (2_000_000, Normal), (600_000, Normal)]);
+        assert!(bytes.iter().sum::<u64>() <= 1_250_100, "{bytes:?}");
+        near(&bytes, &[65_536, 65_536 + 825_357, 65_536 + 228_034]);
+        let (bytes, _) = bucket_bytes(&[(u64::MAX, Normal), (u64::MAX, Normal)]);
+        near(&bytes, &[625_000, 625_000]);
+        // On a slow port each class holds a packet of the largest size all the same.
+        assert_eq!(burst_bytes(1000, &[(100, u64::MAX), (100, 0)]), [65_536, 65_536]);
+    }
+
+    #[test]
+    fn latency_classes_are_priorities_and_others_come_last() {
+        let classes = [(0, Latency::Bulk), (0, Latency::Low), (0, Latency::Normal)];
+        let (_, tree) = bucket_bytes(&classes);
+        let priority = |number| tree.leaves[&number].class.priority;
+        assert_eq!([JOBS | 10, JOBS | 11, JOBS | 12].map(priority), [2, 0, 1]);
+        assert_eq!((priority(NOTIFICATIONS), priority(OTHERS)), (0, 3));
     }
 
     #[test]

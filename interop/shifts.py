@@ -1,0 +1,272 @@
+#!/usr/bin/env python3
+"""Two training jobs that take turns on a link: their iteration times alone, together, and with the gates of agents.
+
+Four hosts and two switches are network namespaces; the link between the switches and every other one is a queue at the same
+rate. Job `a` is on hosts 1 and 2, job `b` on hosts 3 and 4, with one host of each at either switch: two rings of two ranks
+(`dquant job replay`) that share the link and nothing else. An iteration is a pause and then an exchange that has the link
+to itself for about a third of the period.
+
+    alone       each job by itself
+    together    both begin at one time, and exchange at one time in each iteration
+    gates       the same, and each host has `dquant agent --enforce none` whose plan gives the jobs one period, a little
+                more than an iteration takes alone, and job b a shift of half of it
+
+The plan is put into each agent's state, as if a brain had sent it before the agent was started again; its brain is
+not there. Ranks ask their agent for the DSCP (--job).
+
+    cargo build --release -p dquant
+    python3 interop/shifts.py [--iterations 100] [--check]
+
+Exit status: 0 (with --check: with gates both medians are at most --within of alone, and no gate was dropped); 1 that is not
+so, or a byte was wrong; 77 the machine lacks something (the reason is printed).
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+
+import sandbox
+from iteration import Port
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SKIPPED = 77
+# Number, DSCP and hosts of each job.
+JOBS = {"a": (1, 26, (1, 2)), "b": (2, 27, (3, 4))}
+# By host: its switch.
+SWITCHES = {1: 0, 2: 1, 3: 0, 4: 1}
+# The period of both jobs is so much longer than an iteration of the faster one alone (they do the same): a job that is a little late now and then must not
+# miss its time.
+SLACK = 1.02
+# Ranks meet, and begin together after that.
+MEET_S = 4
+
+
+def address(host):
+    return f"10.82.0.{host}"
+
+
+def network(options):
+    """Namespaces by host, and all ports."""
+    mtu, hosts, ports = options.mtu, {}, []
+    switches = [sandbox.Net() for _ in range(2)]
+    for switch in switches:
+        sandbox.ip("link add bridge type bridge", switch.prefix)
+        sandbox.ip("link set bridge up", switch.prefix)
+
+    def joined(switch, name):
+        sandbox.ip(f"link set {name} master bridge", switch.prefix)
+        sandbox.ip(f"link set {name} up", switch.prefix)
+        ports.append(Port(switch, name))
+
+    left, right = switches
+    sandbox.ip(f"link add trunk netns {left.pid} mtu {mtu} type veth peer name trunk netns {right.pid} mtu {mtu}")
+    for switch in switches:
+        joined(switch, "trunk")
+    for number, at in SWITCHES.items():
+        switch, host = switches[at], sandbox.Net()
+        sandbox.ip(f"link add eth0 netns {host.pid} mtu {mtu} type veth peer name port{number} netns {switch.pid} mtu {mtu}")
+        sandbox.ip(f"addr add {address(number)}/24 dev eth0", host.prefix)
+        joined(switch, f"port{number}")
+        sandbox.ip("link set eth0 up", host.prefix)
+        hosts[number] = host
+        ports.append(Port(host, "eth0"))
+    for port in ports:
+        port.shape([(None, options.link)], options.link)
+    return hosts
+
+
+# ---- the plan in an agent's state: protocol buffers by hand, as proto/dquant/v1/cluster.proto has them -------------------------
+
+
+def varint(value):
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes(out) + bytes([value])
+
+
+def number(field, value):
+    return varint(field << 3) + varint(value) if value else b""
+
+
+def nested(field, content):
+    return varint(field << 3 | 2) + varint(len(content)) + content
+
+
+def state(host, name, phase):
+    """What `dquant agent` has in its file when the plan of its last command was put into force."""
+    job, dscp, _ = JOBS[name]
+    times = b"".join(number(field + 1, value) for field, value in enumerate(phase))
+    share = number(1, 1) + number(2, job) + number(3, dscp) + number(4, 400_000_000) + number(6, 1) + nested(7, name.encode())
+    share += nested(8, times)
+    body = nested(1, f"host{host}".encode()) + nested(2, number(1, 1) + number(2, 1)) + number(3, 1) + nested(5, share)
+    return b"DQAGENT\x01" + struct.pack("<II", len(body), zlib.crc32(body)) + body
+
+
+class Agents:
+    """One on each host, for as long as it is entered."""
+
+    def __init__(self, options, hosts, folder, phases):
+        self.options, self.hosts, self.folder, self.phases, self.running = options, hosts, folder, phases, {}
+
+    def paths(self, host):
+        return {name: self.folder / f"host{host}.{name}" for name in ("state", "sock", "paces", "log")}
+
+    def environment(self, host):
+        paths = self.paths(host)
+        return {"DQUANT_AGENT": str(paths["sock"]), "DQUANT_PACES": str(paths["paces"])}
+
+    def __enter__(self):
+        for name, (_, _, hosts) in JOBS.items():
+            for host in hosts:
+                paths = self.paths(host)
+                paths["state"].write_bytes(state(host, name, self.phases[name]))
+                command = [self.options.dquant, "agent", "--node", f"host{host}", "--port", f"1=eth0:{self.options.link}Mbit", "--enforce", "none",
+                           "--state", str(paths["state"]), "--socket", str(paths["sock"]), "--paces", str(paths["paces"]), "--brain", "127.0.0.1:1"]
+                with open(paths["log"], "w") as log:
+                    self.running[host] = subprocess.Popen([*self.hosts[host].prefix, *command], stdout=log, stderr=subprocess.STDOUT,
+                                                          env={**os.environ, "DQUANT_TOKEN": "nobody-asks"})
+        for host in self.hosts:
+            self.wait_for(host, "agent ready")
+        return self
+
+    def __exit__(self, *_):
+        for process in self.running.values():
+            process.kill()
+            process.wait()
+
+    def said(self, host):
+        return self.paths(host)["log"].read_text()
+
+    def wait_for(self, host, text):
+        until = time.monotonic() + 20
+        while text not in self.said(host):
+            if time.monotonic() > until or self.running[host].poll() is not None:
+                raise sandbox.Missing(f"the agent of host{host}: {self.said(host).strip()[-600:]}")
+            time.sleep(0.05)
+
+    def exchanges(self, host, name):
+        """Begun, milliseconds waited, and late ones, from the file that senders share: a line of 64 bytes for each DSCP."""
+        line = (self.paths(host)["paces"] / "buckets").read_bytes()[64 * JOBS[name][1]:]
+        begun, waited_ns, late = struct.unpack_from("=3Q", line, 32)
+        return begun, waited_ns / 1e6, late
+
+
+# ---- runs --------------------------------------------------------------------------------------------------------------
+
+
+def replay(options, hosts, names, environment):
+    """Runs these jobs from one time on; results by job, each the slowest of its ranks."""
+    start_at = f"{time.time() + MEET_S:.3f}"
+    running = []
+    for name in names:
+        _, dscp, members = JOBS[name]
+        peers = ",".join(address(host) for host in members)
+        for rank, host in enumerate(members):
+            own = environment(host)
+            marked = ["--job", name] if "DQUANT_AGENT" in own else ["--dscp", str(dscp)]
+            command = [options.dquant, "job", "replay", f"ring:{len(members)}@{options.link}M", "--rank", str(rank), "--peers", peers, "--json",
+                       "--iterations", str(options.iterations), "--warm-up", "5", "--compute", options.compute, "--cc", options.cc,
+                       "--bytes-per-edge", options.bytes_per_edge, "--start-at", start_at, *marked]
+            running.append((name, subprocess.Popen([*hosts[host].prefix, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                                   env={**os.environ, **own})))
+    ranks = {name: [] for name in names}
+    for name, process in running:
+        out, said = process.communicate(timeout=900)
+        if process.returncode:
+            raise SystemExit(f"a rank of job {name} ended with {process.returncode}: {said.strip()}")
+        ranks[name].append(json.loads(out.splitlines()[-1]))
+    results = {}
+    for name, own in ranks.items():
+        row = {what: {share: round(max(rank[what][share] for rank in own), 3) for share in ("p50", "p90", "p99", "max")}
+               for what in ("iteration_ms", "exchange_ms")}
+        results[name] = row | {"wrong_messages": sum(rank["wrong_messages"] for rank in own)}
+    return results
+
+
+def show(options, case, results):
+    for name, row in results.items():
+        if options.json:
+            print(json.dumps({"case": case, "job": name, **row}), flush=True)
+            continue
+        iteration, exchange = row["iteration_ms"], row["exchange_ms"]
+        print(f"{case:<10}{name:<4}{iteration['p50']:>10.1f}{iteration['p90']:>8.1f}{iteration['p99']:>8.1f}{iteration['max']:>8.1f}"
+              f"{exchange['p50']:>11.1f}{exchange['p99']:>11.1f}", flush=True)
+
+
+def run(options, folder):
+    hosts = network(options)
+    if not options.json:
+        print(f"{'':<14}{'iteration ms':>34}{'exchange ms':>22}")
+        print(f"{'case':<10}{'job':<4}{'p50':>10}{'p90':>8}{'p99':>8}{'max':>8}{'p50':>11}{'p99':>11}")
+    without = lambda host: {"DQUANT_PACES": ""}
+    alone = {}
+    for name in JOBS:
+        alone |= replay(options, hosts, [name], without)
+    show(options, "alone", alone)
+    together = replay(options, hosts, JOBS, without)
+    show(options, "together", together)
+    period_ns = int(min(row["iteration_ms"]["p50"] for row in alone.values()) * SLACK * 1e6)
+    exchange_ns = int(min(row["exchange_ms"]["p50"] for row in alone.values()) * 1e6)
+    phases = {name: (period_ns, at * period_ns // len(JOBS), exchange_ns) for at, name in enumerate(JOBS)}
+    with Agents(options, hosts, folder, phases) as agents:
+        gates = replay(options, hosts, JOBS, agents.environment)
+        show(options, "gates", gates)
+        dropped = [text for host in hosts for text in agents.said(host).splitlines() if "does not keep" in text]
+        waits = {f"host{host}": agents.exchanges(host, name) for name, (_, _, members) in JOBS.items() for host in members}
+    ratios = {name: {"together": round(together[name]["iteration_ms"]["p50"] / alone[name]["iteration_ms"]["p50"], 3),
+                     "gates": round(gates[name]["iteration_ms"]["p50"] / alone[name]["iteration_ms"]["p50"], 3)} for name in JOBS}
+    summary = {"period_ms": round(period_ns / 1e6, 1), "p50_to_alone": ratios, "dropped": dropped,
+               "exchanges": {host: {"begun": begun, "waited_ms": round(waited / max(begun, 1), 2), "late": late}
+                             for host, (begun, waited, late) in waits.items()}}
+    if options.json:
+        print(json.dumps(summary))
+    else:
+        print(f"\nperiod {summary['period_ms']} ms; median iteration against alone: "
+              + ", ".join(f"{name} {own['together']} together, {own['gates']} with gates" for name, own in ratios.items()))
+        for host, own in summary["exchanges"].items():
+            print(f"{host}: {own['begun']} exchanges, waited {own['waited_ms']} ms each, {own['late']} beyond the tolerance")
+        for text in dropped:
+            print(text)
+    is_whole = not any(row["wrong_messages"] for rows in (alone, together, gates) for row in rows.values())
+    keeps = not dropped and all(own["gates"] <= options.within for own in ratios.values())
+    return is_whole and (keeps or not options.check)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
+    parser.add_argument("--dquant", default=str(target / "dquant"), help="the program [default: the release build]")
+    parser.add_argument("--iterations", type=int, default=100, help="of each case [default: 100]")
+    parser.add_argument("--compute", default="265ms", help="pause of an iteration [default: 265ms]")
+    parser.add_argument("--bytes-per-edge", default="8MiB", help="what a rank sends in an iteration [default: 8MiB]")
+    parser.add_argument("--link", type=int, default=500, metavar="MBIT", help="rate of every link [default: 500]")
+    parser.add_argument("--mtu", type=int, default=9000, help="of the links [default: 9000]")
+    parser.add_argument("--cc", default="off", help="congestion control of both jobs [default: off, so that only turns differ]")
+    parser.add_argument("--within", type=float, default=1.05, metavar="RATIO", help="most of gates to alone [default: 1.05]")
+    parser.add_argument("--json", action="store_true", help="one JSON object for each job of each case, and one for the ratios")
+    parser.add_argument("--check", action="store_true", help="exit status 1 unless the jobs take turns")
+    options = parser.parse_args()
+    try:
+        sandbox.need({"tc": "iproute2", "unshare": "util-linux"})
+        if not pathlib.Path(options.dquant).exists():
+            raise sandbox.Missing(f"{options.dquant} (cargo build --release -p dquant)")
+        sandbox.enter()
+        with tempfile.TemporaryDirectory() as folder:
+            good = run(options, pathlib.Path(folder))
+    except sandbox.Missing as missing:
+        print(f"skipped: {missing}")
+        return SKIPPED
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
