@@ -214,7 +214,7 @@ const FLOORS: &[(&str, &str)] = &[
          waiter
          fault
          capture: clock
-         paces
+         paces: clock
          interfaces: sockaddr
          congestion: interfaces
          pool: clock

@@ -31,7 +31,7 @@
 //! Who may write `buckets` can slow its machine's other jobs down, so only the owner and the group of the folder may. A
 //! process that may not keeps pace and gate by itself, with buckets of its own: the sum is then up to the queues of the port,
 //! and since the agent does not see how long its exchanges wait, it passes its gate whenever that is too long. Without the folder nothing is limited. Wires look for it, and for
-//! another one in its place, every [`LOOK_EVERY`] while they send; what changes in it holds from the next packet on.
+//! another one in its place, every [`LOOK_EVERY`] while they are in use; what changes in it holds from the next packet on.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -54,7 +54,7 @@ pub const VARIABLE: &str = "DQUANT_PACES";
 /// The folder, unless the environment names another.
 pub const FOLDER: &str = "/run/dquant/paces";
 
-/// How often a wire that sends looks whether there is a folder, and the longest that a queue pair waits without a look.
+/// How often a wire in use looks whether there is a folder, and the longest that a queue pair waits without a look.
 pub const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// What a bucket holds when it is full: the longest that one who slept too long can make up for.
@@ -437,9 +437,13 @@ impl Paces {
         }
     }
 
-    /// Whether there are gates, so that [`Paces::received`] has to be told what arrives.
+    /// Whether there are gates, so that [`Paces::received`] has to be told what arrives. Who has been silent looks here first: a gate
+    /// that is found when the acknowledgement is due would hold it back.
     #[inline]
-    pub(crate) fn watches(&self) -> bool {
+    pub(crate) fn watches(&mut self, now: Time) -> bool {
+        if now >= self.look_at {
+            self.look(now);
+        }
         self.table.as_ref().is_some_and(|table| table.gated() != 0)
     }
 
@@ -546,7 +550,7 @@ pub(crate) fn receive_watched<W>(
     receive: impl FnOnce(&mut W, &mut dyn FnMut(&RxFrame<'_>)) -> usize,
 ) -> usize {
     paces(wire).lapse();
-    if !paces(wire).watches() {
+    if !paces(wire).watches(now) {
         return receive(wire, sink);
     }
     let mut dscps = 0;
@@ -1032,9 +1036,9 @@ mod tests {
         let (folder, table) = gated("received", 0);
         let mut paces = folder.paces();
         let bit = |dscp: u8| 1 << dscp;
-        assert!(!paces.watches(), "nobody has looked yet");
+        // Whoever has only received so far knows of the gate, too.
+        assert!(paces.watches(ms(10)) && folder.paces().watches(ms(10)));
         assert!(!tries(&mut paces, ms(60), 26));
-        assert!(paces.watches());
         paces.received(ms(61), bit(27));
         assert!(paces.next_wakeup() > Some(ms(61)), "another job's");
         paces.received(ms(70), bit(26) | bit(63));
@@ -1138,7 +1142,7 @@ mod tests {
         // What it said of the clock is, too, until the next one reads it.
         table.set_unix_offset(0);
         table.set_gates([]);
-        assert!(tries(&mut paces, ms(198), 26) && !paces.watches());
+        assert!(tries(&mut paces, ms(198), 26) && !paces.watches(ms(198)));
         assert_eq!(folder.paces().admits(ms(198), &path(26), 70), 70);
     }
 
