@@ -211,8 +211,12 @@ impl Body {
     /// Why something does not work, for people.
     fn note(&self) -> String {
         match &self.gates {
-            Some(gates) if self.note.is_empty() => lock(gates).note(),
-            _ => self.note.clone(),
+            _ if !self.note.is_empty() => self.note.clone(),
+            Some(gates) => lock(gates).note(),
+            None if self.agent.plan().iter().any(|share| share.phase.is_some()) => {
+                "it keeps no paces, so exchanges of jobs begin when they like".to_owned()
+            }
+            None => String::new(),
         }
     }
 
