@@ -11,8 +11,8 @@ use parfait::job::Job;
 use parfait::ledger::Ledger;
 use parfait::network::{Network, Routing};
 use parfait::placement::{Request, search};
-use parfait::queues::rebinding::{Step, rebind};
-use parfait::queues::{Dscp, Guarantee, Plan, Port, Refusal, Scheme, code_points, guarantees};
+use parfait::queues::rebinding::{self, Step, rebind};
+use parfait::queues::{Binding, Dscp, Guarantee, Plan, Port, Refusal, Scheme, code_points, guarantees};
 use parfait::spread::Ecmp;
 use rand_pcg::Pcg32;
 use rand_pcg::rand_core::Rng;
@@ -288,6 +288,36 @@ fn rebinding_keeps_order_and_guarantees_on_the_way() {
 
 fn renamed(job: &Guarantee, plan: &Plan) -> Guarantee {
     Guarantee { dscp: plan.binding(job.job).expect("bound").guarantee.dscp, ..*job }
+}
+
+#[test]
+fn renaming_moves_few_jobs_and_changes_nothing_else() {
+    let (mut moved, mut without) = (0, 0);
+    for seed in 0..200 {
+        let port = scenario::port([2, 4, 7, 8][seed as usize % 4], 100);
+        let (before, after) = two_sets(&port, seed);
+        let old = Plan::new(port, Scheme::Matched, &before).expect("room");
+        let new = Plan::new(port, Scheme::Matched, &after).expect("room");
+        let plan = rebinding::renamed(&old, &new);
+        check(&plan, &after);
+        let shares = |plan: &Plan| {
+            let queue = |queue: u8| plan.bindings().iter().filter(move |own| own.queue == queue);
+            let jobs = |at| queue(at).map(|own| own.guarantee.job).collect::<Vec<_>>();
+            let weights = plan.weights().iter().zip(0..);
+            weights.map(|(weight, at)| (*weight, jobs(at))).collect::<BTreeSet<_>>()
+        };
+        assert_eq!(shares(&plan), shares(&new), "seed {seed}: queues are the same ones");
+        let moves = |plan: &Plan| {
+            let stays = |own: &&Binding| {
+                old.binding(own.guarantee.job).is_some_and(|was| was.queue != own.queue)
+            };
+            plan.bindings().iter().filter(stays).count()
+        };
+        (moved, without) = (moved + moves(&plan), without + moves(&new));
+        let other = Plan::new(scenario::port(5, 100), Scheme::Matched, &before).expect("room");
+        assert_eq!(rebinding::renamed(&other, &new), new, "another port");
+    }
+    assert!(4 * moved < 3 * without, "{moved} moves, {without} without renaming");
 }
 
 /// What is in force between steps.

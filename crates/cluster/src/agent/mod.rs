@@ -22,6 +22,7 @@ use engine::signals::EndSignals;
 use engine::{log, runtime};
 use nic::paces::PaceTable;
 use parfait::agent::{self as machine, Measure, Reply, Share, Step};
+use parfait::queues::rebinding::renamed;
 use parfait::queues::{Guarantee, Plan, Port, Scheme};
 use serde::Serialize;
 use tokio::sync::mpsc;
@@ -161,6 +162,8 @@ struct Body {
     gates: Option<Arc<Mutex<Gates>>>,
     /// By job: its name, as the last command said.
     names: BTreeMap<u64, String>,
+    /// What the enforcer was given last.
+    in_force: Vec<PortPlan>,
     jobs: Jobs,
     /// By port and job: bytes when they were read last.
     sent: BTreeMap<(u8, u64), u64>,
@@ -189,10 +192,12 @@ impl Body {
 
     /// Puts a plan into force.
     fn enforce(&mut self, shares: &[Share]) -> bool {
-        let plans = port_plans(&self.config, shares);
+        let plans = port_plans(&self.config, shares, &self.in_force);
         let applied = plans.and_then(|plans| {
-            tokio::task::block_in_place(|| self.enforcer.apply(&plans))
-                .map_err(|error| error.to_string())
+            let applied = tokio::task::block_in_place(|| self.enforcer.apply(&plans));
+            applied.map_err(|error| error.to_string())?;
+            self.in_force = plans;
+            Ok(())
         });
         self.note = applied.as_ref().err().cloned().unwrap_or_default();
         match (&applied, &self.gates) {
@@ -206,8 +211,12 @@ impl Body {
     /// Why something does not work, for people.
     fn note(&self) -> String {
         match &self.gates {
-            Some(gates) if self.note.is_empty() => lock(gates).note(),
-            _ => self.note.clone(),
+            _ if !self.note.is_empty() => self.note.clone(),
+            Some(gates) => lock(gates).note(),
+            None if self.agent.plan().iter().any(|share| share.phase.is_some()) => {
+                "it keeps no paces, so exchanges of jobs begin when they like".to_owned()
+            }
+            None => String::new(),
         }
     }
 
@@ -329,7 +338,13 @@ async fn check_gates(gates: Arc<Mutex<Gates>>) {
 }
 
 /// What each port is to guarantee. A share of nothing needs no queue.
-fn port_plans(config: &Config, shares: &[Share]) -> Result<Vec<PortPlan>, String> {
+///
+/// Jobs keep their queues as far as that is possible: one that changes its queue may have packets out of order.
+fn port_plans(
+    config: &Config,
+    shares: &[Share],
+    before: &[PortPlan],
+) -> Result<Vec<PortPlan>, String> {
     let mut plans = Vec::new();
     for shares in shares.chunk_by(|a, b| a.port == b.port) {
         let port = config.ports.iter().find(|port| port.port == shares[0].port);
@@ -356,6 +371,8 @@ fn port_plans(config: &Config, shares: &[Share]) -> Result<Vec<PortPlan>, String
         };
         let plan = Plan::new(own, config.scheme, &guarantees)
             .map_err(|refusal| format!("port {}: {refusal}", port.port))?;
+        let before = before.iter().find(|before| before.interface == port.interface);
+        let plan = before.map_or(plan.clone(), |before| renamed(&before.plan, &plan));
         plans.push(PortPlan { interface: port.interface.clone(), plan });
     }
     Ok(plans)
@@ -378,6 +395,7 @@ pub fn run<E: From<Error>>(
     let mut body = Body {
         agent: machine::Agent::new(ports_bps, saved),
         names: state.plan.iter().map(|share| (share.job, share.name.clone())).collect(),
+        in_force: Vec::new(),
         file,
         enforcer,
         gates: config.paces.clone().map(|table| Arc::new(Mutex::new(Gates::new(table)))),

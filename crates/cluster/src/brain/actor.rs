@@ -228,6 +228,8 @@ impl<S: Store> Actor<S> {
             self.carry_out();
             self.note_state();
             self.show();
+            // Claims that this turn began are tasks of the same thread as long as no other one takes them.
+            tokio::task::yield_now().await;
         }
     }
 

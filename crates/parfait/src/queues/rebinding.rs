@@ -23,7 +23,8 @@
 //! other queues and nobody else get what a job leaves until the new paces hold.
 //!
 //! Moves are in an order in which weights suffice, found greedily; where there is none the old plan stays in force. All
-//! queues of the new plan are first renamed such that as much as possible stays where it is.
+//! queues of the new plan are first renamed such that as much as possible stays where it is ([`renamed`]). That alone is for
+//! ports whose senders keep their code points, as unmodified programs do: only jobs whose neighbours in a queue change move.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -73,7 +74,12 @@ pub fn rebind(old: &Plan, new: &Plan, free: &[Dscp]) -> Result<Rebinding, Refusa
     if old.port != new.port {
         return Err(Refusal::OtherPort);
     }
-    let mut new = aligned(old, new);
+    let mut new = renamed(old, new);
+    for binding in &mut new.bindings {
+        if let Some(own) = old.binding(binding.guarantee.job) {
+            binding.guarantee.dscp = own.guarantee.dscp;
+        }
+    }
     let mut change = Change::new(old, &new);
     let mut spare: BTreeSet<Dscp> = free.iter().copied().collect();
     for own in old.bindings.iter().chain(&new.bindings) {
@@ -128,9 +134,12 @@ fn rename(plan: &mut Plan, job: JobId, dscp: Dscp) {
     }
 }
 
-/// The new plan with its queues renamed, and code points as in the old one: the pair of queues that has most guarantees
-/// in common is made one, then the next.
-fn aligned(old: &Plan, new: &Plan) -> Plan {
+/// The new plan with its queues renamed such that as much as possible stays where it is: the pair of queues that has most
+/// guarantees in common is made one, then the next. Nothing is renamed if the plans are of different ports.
+pub fn renamed(old: &Plan, new: &Plan) -> Plan {
+    if old.port != new.port {
+        return new.clone();
+    }
     let mut common: BTreeMap<(u8, u8), u128> = BTreeMap::new();
     for (was, is) in
         (0..new.port.queues).flat_map(|was| (0..new.port.queues).map(move |is| (was, is)))
@@ -153,9 +162,6 @@ fn aligned(old: &Plan, new: &Plan) -> Plan {
     }
     for binding in &mut plan.bindings {
         binding.queue = name[&binding.queue];
-        if let Some(own) = old.binding(binding.guarantee.job) {
-            binding.guarantee.dscp = own.guarantee.dscp;
-        }
     }
     plan
 }

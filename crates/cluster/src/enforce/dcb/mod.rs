@@ -3,8 +3,8 @@
 //!
 //! A [`Dcb`] governs the bandwidths, the classes of priorities, and the priorities of the code points that jobs and congestion
 //! notifications may have. Those of other code points stay. On a change, bandwidths come first, then new priorities, then
-//! those that go; no packet is lost, and a job that changes its class may have a few packets reordered, unless plans follow
-//! one another as `parfait::queues::rebinding` says. What is as it should be is not sent.
+//! those that go; no packet is lost, and a job that changes its class may have a few packets reordered. Agents keep
+//! jobs in their classes as far as they can (`parfait::queues::rebinding::renamed`). What is as it should be is not sent.
 //!
 //! The state is the NIC's and outlives this process. When a port is not named any more, it gets back what it had when this
 //! [`Dcb`] first saw it. Counters of traffic classes are not part of DCB: nothing is known of what jobs have sent.
