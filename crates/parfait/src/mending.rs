@@ -90,14 +90,17 @@ pub fn outage(
     let standings: Vec<Standing<'_>> = book.standings().collect();
     let limits = Limits { most_moved, tries: TRIES, seed: book.next_index() };
     let repair = repair(&struck, &standings, limits);
-    let change = Change::Outage {
-        down: outage.names(&site.topology),
-        moved: repair.workers_moved(),
-        degraded: repair.degraded.len() as u32,
+    let change = |moved, degraded| {
+        let down = outage.names(&site.topology);
+        Change::Outage { down, moved, degraded }
     };
     let (mut after, mut changes) = (book.clone(), Vec::new());
-    apply(&mut after, &mut changes, change)?;
-    carry_out(&mut after, &mut changes, &repair.steps)?;
+    apply(&mut after, &mut changes, change(0, 0))?;
+    let Restored { workers_moved, changes: moves, .. } = settle(&mut after, &repair.steps);
+    changes.extend(moves);
+    // Paths of others may have changed.
+    carry_out(&mut after, &mut changes, &[])?;
+    changes[0] = change(workers_moved, after.degraded().count() as u32);
     Ok(changes)
 }
 
@@ -126,19 +129,32 @@ fn tried(book: &Book) -> BTreeMap<JobId, Cause> {
 }
 
 /// Tries to give degraded jobs their guarantee back, where they are or with few moves.
-fn restore(book: &Book, most_moved: u32) -> Result<Restored, String> {
+fn restore(book: &Book, most_moved: u32) -> Restored {
     let hits = tried(book);
     if hits.is_empty() {
-        return Ok(Restored::default());
+        return Restored::default();
     }
     let struck = Struck { ledger: book.ledger().clone(), hits };
     let standings: Vec<Standing<'_>> = book.standings().collect();
     let limits = Limits { most_moved, tries: TRIES, seed: book.next_index() };
     let repair = repair(&struck, &standings, limits);
-    let (mut after, mut changes) = (book.clone(), Vec::new());
-    carry_out(&mut after, &mut changes, &repair.steps)?;
-    let jobs = repair.steps.iter().map(|step| step.job).collect();
-    Ok(Restored { jobs, workers_moved: repair.workers_moved(), changes })
+    settle(&mut book.clone(), &repair.steps)
+}
+
+/// Gives jobs their new places, each with a DSCP that is free there. Whoever gets none, or whose slots another one has that
+/// was to leave them, stays without its guarantee, and keeps no other from it.
+fn settle(book: &mut Book, steps: &[Move]) -> Restored {
+    let mut restored = Restored::default();
+    for step in steps {
+        let Move { job, order, ref pieces, .. } = *step;
+        let Ok(dscp) = book.dscp_elsewhere(job, order, pieces) else { continue };
+        let moved = Moved { job, dscp, order, pieces: pieces.clone() };
+        if apply(book, &mut restored.changes, Change::Move(moved)).is_ok() {
+            restored.jobs.push(job);
+            restored.workers_moved += step.workers();
+        }
+    }
+    restored
 }
 
 /// What is written when a job gives its place back.
@@ -149,13 +165,11 @@ pub fn release(book: &Book, job: JobId) -> Vec<Change> {
     }
     let (mut after, mut changes) = (book.clone(), Vec::new());
     let released = alone().into_iter().try_for_each(|own| apply(&mut after, &mut changes, own));
-    // Without room, or without DSCPs, they stay degraded.
-    match released.and_then(|()| restore(&after, MOST_MOVED)) {
-        Ok(Restored { jobs: restored, changes, .. }) => {
-            core::iter::once(Change::Release { job, restored }).chain(changes).collect()
-        }
-        Err(_) => alone(),
+    if released.is_err() {
+        return alone();
     }
+    let Restored { jobs: restored, changes, .. } = restore(&after, MOST_MOVED);
+    core::iter::once(Change::Release { job, restored }).chain(changes).collect()
 }
 
 /// What is written to tidy up: moves that lower what all jobs cost those to come, and those that give degraded jobs their
@@ -172,7 +186,7 @@ pub fn defragment(book: &Book, most_moved: u32) -> Result<Vec<Change>, String> {
     apply(&mut after, &mut changes, asked)?;
     carry_out(&mut after, &mut changes, &plan.steps)?;
     let left = most_moved.saturating_sub(plan.workers_moved());
-    let restored = restore(&after, left).unwrap_or_default();
+    let restored = restore(&after, left);
     if plan.steps.is_empty() && restored.jobs.is_empty() {
         return Err("no move would make room".to_string());
     }
