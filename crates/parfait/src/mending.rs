@@ -27,17 +27,23 @@ pub enum Part {
 /// Tries for each job that has to move.
 const TRIES: u32 = 16;
 
+/// The same after a release, which must not take as long: anyone may release jobs, one after the other.
+const RESTORE_TRIES: u32 = 4;
+
 /// Rounds of tidying up.
 const ROUNDS: u32 = 4;
 
 /// Most workers that are moved so that degraded jobs have their guarantee again after a release.
 const MOST_MOVED: u32 = 4096;
 
-/// Most workers, and [`JOB_EFFORT`] for each job, of the degraded jobs that are tried after one release.
+/// Most workers, and [`JOB_EFFORT`] and more for each job, of the degraded jobs that are tried after one release.
 const RESTORE_EFFORT: u64 = 1 << 12;
 
 /// What it costs to try a job, in workers, beside its own.
 const JOB_EFFORT: u64 = 64;
+
+/// So many hosts that a job is looked for on cost as much as a worker.
+const HOSTS_PER_WORKER: u64 = 128;
 
 /// Applies a change that goes behind the client's own.
 fn apply(book: &mut Book, changes: &mut Vec<Change>, change: Change) -> Result<(), String> {
@@ -116,13 +122,14 @@ struct Restored {
 /// that each gets its turn.
 fn tried(book: &Book) -> BTreeMap<JobId, Cause> {
     let degraded: Vec<JobId> = book.degraded().collect();
+    let hosts = u64::from(book.ledger().network().hosts());
     let first = book.next_index() as usize % degraded.len().max(1);
     let turned = degraded[first..].iter().chain(&degraded[..first]).take(MAX_RESTORED);
-    let mut effort = 0;
+    let (each, mut effort) = (JOB_EFFORT + hosts / HOSTS_PER_WORKER, 0);
     let fits = |job: &&JobId| {
         let is_first = effort == 0;
         let workers = book.jobs().get(*job).and_then(|held| held.job.pattern.workers().ok());
-        effort += JOB_EFFORT + u64::from(workers.unwrap_or(0));
+        effort += each + u64::from(workers.unwrap_or(0));
         is_first || effort <= RESTORE_EFFORT
     };
     turned.take_while(fits).map(|job| (*job, Cause::Place)).collect()
@@ -136,7 +143,7 @@ fn restore(book: &Book, most_moved: u32) -> Restored {
     }
     let struck = Struck { ledger: book.ledger().clone(), hits };
     let standings: Vec<Standing<'_>> = book.standings().collect();
-    let limits = Limits { most_moved, tries: TRIES, seed: book.next_index() };
+    let limits = Limits { most_moved, tries: RESTORE_TRIES, seed: book.next_index() };
     let repair = repair(&struck, &standings, limits);
     settle(&mut book.clone(), &repair.steps)
 }
