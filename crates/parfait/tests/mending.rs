@@ -188,7 +188,8 @@ fn a_job_that_gets_no_dscp_keeps_no_other_from_its_guarantee() {
     let stuck = written.put("stuck", "ring:2@1k slots=2", 2, &[(2, 1), (3, 1)]);
     // An outage is one also where a job gets no DSCP.
     let host = written.node("host2");
-    let mended = mending::outage(&written.book, &[Part::Node(host)], true, 100).expect("it is down");
+    let mended =
+        mending::outage(&written.book, &[Part::Node(host)], true, 100).expect("it is down");
     assert!(matches!(mended[..], [Change::Outage { moved: 0, degraded: 1, .. }]), "{mended:?}");
     // One spine carries one of the large jobs, and the only slots for the other job are where all DSCPs are taken.
     let nodes = vec!["spine1".to_string(), "host2".to_string()];
