@@ -360,8 +360,7 @@ impl Shifting<'_> {
         while around != groups.root() {
             around = groups.parent(around);
             let rooms = groups.hosts_of(around).filter(|host| *host != left);
-            let rooms =
-                rooms.map(|host| (host, self.room(host))).filter(|(_, room)| *room > 0);
+            let rooms = rooms.map(|host| (host, self.room(host))).filter(|(_, room)| *room > 0);
             let by_fit = |(host, room): &(u32, u32)| match *room {
                 room if room >= count => (0, room, *host),
                 room => (1, u32::MAX - room, *host),
