@@ -130,7 +130,7 @@ pub struct CycleView {
     pub turn: Option<TurnView>,
     /// Why it may exchange whenever it likes; `None` if it has a time, or while that is not decided.
     pub why: Option<String>,
-    /// The jobs with which it fills a link, by number.
+    /// The jobs with which it fills a link, by number; empty where these were left alone.
     pub with: Vec<u64>,
 }
 

@@ -29,7 +29,7 @@ use thiserror::Error;
 use crate::demand::{Abstraction, Demand, Order};
 use crate::job::Job;
 use crate::ledger::{Admission, JobId, Ledger, Refusal};
-use crate::loads::{Load, Piece};
+use crate::loads::{Load, Loader, Piece};
 use crate::network::Network;
 use crate::outage::{Names, Outage};
 use crate::placement::migration::Standing;
@@ -632,6 +632,29 @@ impl Book {
     /// When all are taken.
     pub fn dscp_in_place(&self, job: JobId, wanted: Dscp) -> Result<Dscp, String> {
         let loads = self.ledger.admissions().get(&job).map_or(&[][..], |own| &own.loads);
+        self.dscp_on(loads, job, wanted)
+    }
+
+    /// The same for another place.
+    ///
+    /// # Errors
+    /// When there is no such job, or all are taken there.
+    pub fn dscp_elsewhere(
+        &self,
+        job: JobId,
+        order: Order,
+        pieces: &[Piece],
+    ) -> Result<Dscp, String> {
+        let held = self.jobs.get(&job).ok_or_else(|| alloc::format!("there is no job {job}"))?;
+        let demand = Demand::in_order(&held.job.pattern, order);
+        let demand = demand.map_err(|error| error.to_string())?;
+        let mut loads = Vec::new();
+        let network = self.ledger.network();
+        Loader::new().loads(network, &demand, held.abstraction, pieces, &mut loads);
+        self.dscp_on(&loads, job, held.dscp)
+    }
+
+    fn dscp_on(&self, loads: &[Load], job: JobId, wanted: Dscp) -> Result<Dscp, String> {
         let taken = self.taken(loads, job);
         if taken & 1 << wanted.value() == 0 {
             return Ok(wanted);

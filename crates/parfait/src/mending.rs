@@ -27,17 +27,23 @@ pub enum Part {
 /// Tries for each job that has to move.
 const TRIES: u32 = 16;
 
+/// The same after a release, which must not take as long: anyone may release jobs, one after the other.
+const RESTORE_TRIES: u32 = 4;
+
 /// Rounds of tidying up.
 const ROUNDS: u32 = 4;
 
 /// Most workers that are moved so that degraded jobs have their guarantee again after a release.
 const MOST_MOVED: u32 = 4096;
 
-/// Most workers, and [`JOB_EFFORT`] for each job, of the degraded jobs that are tried after one release.
+/// Most workers, and [`JOB_EFFORT`] and more for each job, of the degraded jobs that are tried after one release.
 const RESTORE_EFFORT: u64 = 1 << 12;
 
 /// What it costs to try a job, in workers, beside its own.
 const JOB_EFFORT: u64 = 64;
+
+/// So many hosts that a job is looked for on cost as much as a worker.
+const HOSTS_PER_WORKER: u64 = 128;
 
 /// Applies a change that goes behind the client's own.
 fn apply(book: &mut Book, changes: &mut Vec<Change>, change: Change) -> Result<(), String> {
@@ -90,14 +96,17 @@ pub fn outage(
     let standings: Vec<Standing<'_>> = book.standings().collect();
     let limits = Limits { most_moved, tries: TRIES, seed: book.next_index() };
     let repair = repair(&struck, &standings, limits);
-    let change = Change::Outage {
-        down: outage.names(&site.topology),
-        moved: repair.workers_moved(),
-        degraded: repair.degraded.len() as u32,
+    let change = |moved, degraded| {
+        let down = outage.names(&site.topology);
+        Change::Outage { down, moved, degraded }
     };
     let (mut after, mut changes) = (book.clone(), Vec::new());
-    apply(&mut after, &mut changes, change)?;
-    carry_out(&mut after, &mut changes, &repair.steps)?;
+    apply(&mut after, &mut changes, change(0, 0))?;
+    let Restored { workers_moved, changes: moves, .. } = settle(&mut after, &repair.steps);
+    changes.extend(moves);
+    // Paths of others may have changed.
+    carry_out(&mut after, &mut changes, &[])?;
+    changes[0] = change(workers_moved, after.degraded().count() as u32);
     Ok(changes)
 }
 
@@ -127,26 +136,40 @@ fn tried(book: &Book) -> BTreeMap<JobId, Cause> {
 /// What it costs to try a job, in workers.
 fn effort(book: &Book, job: JobId) -> u64 {
     let workers = book.jobs().get(&job).and_then(|held| held.job.pattern.workers().ok());
-    JOB_EFFORT + u64::from(workers.unwrap_or(0))
+    let hosts = u64::from(book.ledger().network().hosts());
+    JOB_EFFORT + hosts / HOSTS_PER_WORKER + u64::from(workers.unwrap_or(0))
 }
 
 /// Tries to give degraded jobs their guarantee back, where they are or with few moves.
-fn restore(book: &Book, most_moved: u32) -> Result<Restored, String> {
+fn restore(book: &Book, most_moved: u32) -> Restored {
     let hits = tried(book);
     if hits.is_empty() {
-        return Ok(Restored::default());
+        return Restored::default();
     }
     let struck = Struck { ledger: book.ledger().clone(), hits };
     let standings: Vec<Standing<'_>> = book.standings().collect();
     // One that is larger than the bound is tried alone, and once.
     let effort: u64 = struck.hits.keys().map(|job| effort(book, *job)).sum();
-    let tries = if effort > RESTORE_EFFORT { 1 } else { TRIES };
+    let tries = if effort > RESTORE_EFFORT { 1 } else { RESTORE_TRIES };
     let limits = Limits { most_moved, tries, seed: book.next_index() };
     let repair = repair(&struck, &standings, limits);
-    let (mut after, mut changes) = (book.clone(), Vec::new());
-    carry_out(&mut after, &mut changes, &repair.steps)?;
-    let jobs = repair.steps.iter().map(|step| step.job).collect();
-    Ok(Restored { jobs, workers_moved: repair.workers_moved(), changes })
+    settle(&mut book.clone(), &repair.steps)
+}
+
+/// Gives jobs their new places, each with a DSCP that is free there. Whoever gets none, or whose slots another one has that
+/// was to leave them, stays without its guarantee, and keeps no other from it.
+fn settle(book: &mut Book, steps: &[Move]) -> Restored {
+    let mut restored = Restored::default();
+    for step in steps {
+        let Move { job, order, ref pieces, .. } = *step;
+        let Ok(dscp) = book.dscp_elsewhere(job, order, pieces) else { continue };
+        let moved = Moved { job, dscp, order, pieces: pieces.clone() };
+        if apply(book, &mut restored.changes, Change::Move(moved)).is_ok() {
+            restored.jobs.push(job);
+            restored.workers_moved += step.workers();
+        }
+    }
+    restored
 }
 
 /// What is written when a job gives its place back.
@@ -157,13 +180,11 @@ pub fn release(book: &Book, job: JobId) -> Vec<Change> {
     }
     let (mut after, mut changes) = (book.clone(), Vec::new());
     let released = alone().into_iter().try_for_each(|own| apply(&mut after, &mut changes, own));
-    // Without room, or without DSCPs, they stay degraded.
-    match released.and_then(|()| restore(&after, MOST_MOVED)) {
-        Ok(Restored { jobs: restored, changes, .. }) => {
-            core::iter::once(Change::Release { job, restored }).chain(changes).collect()
-        }
-        Err(_) => alone(),
+    if released.is_err() {
+        return alone();
     }
+    let Restored { jobs: restored, changes, .. } = restore(&after, MOST_MOVED);
+    core::iter::once(Change::Release { job, restored }).chain(changes).collect()
 }
 
 /// What is written to tidy up: moves that lower what all jobs cost those to come, and those that give degraded jobs their
@@ -180,7 +201,7 @@ pub fn defragment(book: &Book, most_moved: u32) -> Result<Vec<Change>, String> {
     apply(&mut after, &mut changes, asked)?;
     carry_out(&mut after, &mut changes, &plan.steps)?;
     let left = most_moved.saturating_sub(plan.workers_moved());
-    let restored = restore(&after, left).unwrap_or_default();
+    let restored = restore(&after, left);
     if plan.steps.is_empty() && restored.jobs.is_empty() {
         return Err("no move would make room".to_string());
     }

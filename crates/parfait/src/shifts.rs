@@ -252,8 +252,9 @@ pub fn plan(periods: &[u64], links: &[Shared], limits: &Limits) -> Result<Shifts
         has_room
     });
     shifts.left.extend(crowded.into_iter().map(|jobs| Left { jobs, why: LeftAlone::Crowded }));
-    // In steps, so that few parts get other shifts when one comes or goes.
-    let slots = limits.slots / (parts.len().max(1) as u64).next_power_of_two();
+    // In steps, so that few parts get other shifts when one comes or goes. Parts that are too large need none.
+    let solved = parts.iter().filter(|(jobs, own)| limits.admit(jobs, own)).count() as u64;
+    let slots = limits.slots / solved.max(1).next_power_of_two();
     for (jobs, own) in parts {
         let solved = solve_part(periods, &jobs, links, &own, &Limits { slots, ..*limits });
         let Solved { circle, found, excesses, is_exact } = match solved {
@@ -948,6 +949,16 @@ mod tests {
             assert!(before_ppm > 80_000 && after_ppm == 0, "{shifts:?}");
         }
         assert_eq!((shifts.shift_ns[7], shifts.period_ns[7]), (0, periods[7]));
+    }
+
+    #[test]
+    fn parts_that_are_too_large_take_no_slots_from_others() {
+        let limits = Limits { jobs: 2, slots: 1 << 20, ..Limits::AMPLE };
+        let links: Vec<Shared> =
+            (0..200).map(|part| crowd(3 * part, 3)).chain([crowd(600, 2)]).collect();
+        let shifts = super::plan(&[24 * MS; 602], &links, &limits).expect("all is possible");
+        assert_eq!(shifts.left.len(), 200);
+        assert_eq!(excess(&shifts, 200).after_ppm, 0);
     }
 
     #[test]

@@ -65,7 +65,7 @@ pub enum Alone {
 pub struct Turn {
     /// When its exchanges begin, or why that does not matter.
     pub phase: Result<Phase, Alone>,
-    /// The others with which it fills a link, by number.
+    /// The others with which it fills a link, by number. Empty where its part is left alone: it may have any size.
     pub with: Vec<JobId>,
 }
 
@@ -167,12 +167,18 @@ fn compute(book: &Book) -> BTreeMap<JobId, Turn> {
         false => Alone::Free,
     };
     let mut found: Vec<Result<Phase, Alone>> = jobs.iter().map(|job| Err(alone(job))).collect();
+    let mut with: Vec<BTreeSet<JobId>> = alloc::vec![BTreeSet::new(); jobs.len()];
     // Cycles are checked when jobs are read, so no part of this is impossible.
     if let Ok(shifts) = shifts::plan(&periods, &links, &LIMITS) {
         for left in &shifts.left {
             left.jobs.iter().for_each(|&job| found[job] = Err(Alone::Left(left.why)));
         }
         for part in &shifts.parts {
+            for link in &part.links {
+                let all = links[*link].uses.iter().map(|used| used.job);
+                let others = all.clone().map(|other| jobs[other].0);
+                all.for_each(|job| with[job].extend(others.clone()));
+            }
             for &job in &part.jobs {
                 found[job] = match gains(&shifts, part) {
                     true => Ok(Phase {
@@ -184,11 +190,6 @@ fn compute(book: &Book) -> BTreeMap<JobId, Turn> {
                 };
             }
         }
-    }
-    let mut with: Vec<BTreeSet<JobId>> = alloc::vec![BTreeSet::new(); jobs.len()];
-    for link in &links {
-        let all = link.uses.iter().map(|used| used.job);
-        all.clone().for_each(|job| with[job].extend(all.clone().map(|other| jobs[other].0)));
     }
     let turns = jobs.iter().zip(found).zip(with).map(|(((job, _), phase), mut with)| {
         with.remove(job);

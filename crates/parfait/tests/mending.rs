@@ -3,11 +3,15 @@
 use fabric::shape::Shape;
 use fabric::topology::{Capacity, NodeId};
 use parfait::brain::place_job;
-use parfait::demand::Abstraction;
+use parfait::demand::{Abstraction, Order};
 use parfait::ledger::JobId;
-use parfait::log::{Batch, Book, Change, Entry, Label, LogError, MAX_RESTORED, Outcome};
+use parfait::loads::Piece;
+use parfait::log::{Batch, Book, Change, Entry, Held, Label, LogError, MAX_RESTORED, Outcome};
 use parfait::mending::{self, Part};
+use parfait::outage::Names;
 use parfait::placement::search::Memory;
+use parfait::queues::Dscp;
+use parfait::runs::Run;
 use parfait::site::{Ground, Site};
 use parfait::spread::Ecmp;
 
@@ -46,6 +50,28 @@ impl Written {
         let mut memory = Memory::new();
         let held = place_job(&mut self.book, Abstraction::Parfait, 50, &mut memory, label, job);
         match self.write(vec![Change::Admit(held.expect("there is room"))]) {
+            Outcome::Admitted(job) => job,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Admits a job to a place: so many workers on each of these hosts.
+    fn put(&mut self, name: &str, job: &str, dscp: usize, hosts: &[(u32, u32)]) -> JobId {
+        let mut first = 0;
+        let pieces = hosts.iter().map(|(host, workers)| {
+            let run = Run::new(first, first + workers);
+            first = run.end;
+            Piece { host: *host, run }
+        });
+        let held = Held {
+            label: Label { name: name.to_string(), owner: String::new() },
+            dscp: Dscp::all().nth(dscp).expect("a code point"),
+            job: job.parse().expect("a job"),
+            abstraction: Abstraction::Parfait,
+            order: Order::Ranks,
+            pieces: pieces.collect(),
+        };
+        match self.write(vec![Change::Admit(held)]) {
             Outcome::Admitted(job) => job,
             other => panic!("{other:?}"),
         }
@@ -143,6 +169,38 @@ fn jobs_that_are_not_tried_after_one_release_are_after_another() {
         written.check();
     }
     assert_eq!((left, written.degraded().len()), (0, 0));
+}
+
+#[test]
+fn a_job_that_gets_no_dscp_keeps_no_other_from_its_guarantee() {
+    let mut written = Written::new("leaf-spine:2x2x4", 64);
+    // Below the second leaf, jobs between two hosts have all DSCPs.
+    let all = Dscp::all().count();
+    for number in 0..all {
+        written.put(&format!("filler{number}"), "ring:2@1k", number, &[(4, 1), (5, 1)]);
+    }
+    for (host, workers) in [(0, 63), (1, 63), (3, 62), (6, 63), (7, 63)] {
+        let text = format!("ring:{workers}@1k");
+        written.put(&format!("block{host}"), &text, 0, &[(host, workers)]);
+    }
+    let fits = written.put("fits", "ring:2@90G", 0, &[(0, 1), (6, 1)]);
+    let small = written.put("small", "ring:2@90G", 1, &[(1, 1), (7, 1)]);
+    let stuck = written.put("stuck", "ring:2@1k slots=2", 2, &[(2, 1), (3, 1)]);
+    // An outage is one also where a job gets no DSCP.
+    let host = written.node("host2");
+    let mended =
+        mending::outage(&written.book, &[Part::Node(host)], true, 100).expect("it is down");
+    assert!(matches!(mended[..], [Change::Outage { moved: 0, degraded: 1, .. }]), "{mended:?}");
+    // One spine carries one of the large jobs, and the only slots for the other job are where all DSCPs are taken.
+    let nodes = vec!["spine1".to_string(), "host2".to_string()];
+    let down = Names { nodes, links: Vec::new() };
+    written.write(vec![Change::Outage { down, moved: 0, degraded: 3 }]);
+    assert_eq!(written.degraded(), [fits, small, stuck]);
+    let outcome = written.write(mending::release(&written.book, small));
+    assert_eq!(outcome, Outcome::Released { job: small, restored: vec![fits] });
+    assert_eq!(written.degraded(), [stuck]);
+    assert!(written.book.clashes().is_empty());
+    written.check();
 }
 
 #[test]

@@ -12,7 +12,9 @@ use parfait::ledger::Ledger;
 use parfait::network::{Network, Routing};
 use parfait::placement::{Request, search};
 use parfait::queues::rebinding::{self, Step, rebind};
-use parfait::queues::{Binding, Dscp, Guarantee, Plan, Port, Refusal, Scheme, code_points, guarantees};
+use parfait::queues::{
+    Binding, Dscp, Guarantee, Plan, Port, Refusal, Scheme, code_points, guarantees,
+};
 use parfait::spread::Ecmp;
 use rand_pcg::Pcg32;
 use rand_pcg::rand_core::Rng;

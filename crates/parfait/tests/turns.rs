@@ -147,6 +147,9 @@ fn parts_without_gain_or_circle_and_large_ones_are_left_alone() {
     let last = *book.jobs().keys().last().expect("many");
     let too_large = LeftAlone::TooLarge { jobs: LIMITS.jobs + 1, links: 1 };
     assert_eq!(phase(last), Err(Alone::Left(too_large)));
+    assert_eq!(turns.turn(a).expect("it says its cycle").with.len(), 1);
+    // Of those nobody looks at, there may be any number.
+    assert_eq!(turns.turn(last).expect("it says its cycle").with, []);
 }
 
 #[test]

@@ -84,7 +84,8 @@ pub(super) struct BrainCommand {
 
     /// Where agents, commands and other brains reach it [default: where it listens]
     ///
-    /// Needed with --etcd and --listen 0.0.0.0: a standby brain names the leader by this address.
+    /// Needed with --etcd and --listen 0.0.0.0: a standby brain names the leader by this address. Without a port, that of
+    /// --listen.
     #[arg(long, value_name = "HOST[:PORT]")]
     advertise: Option<String>,
 
@@ -281,7 +282,9 @@ impl BrainCommand {
             return Ok(None);
         };
         check_port(address)?;
-        let address = with_port(address, BRAIN_PORT);
+        // A port that the system is to choose is not known yet.
+        let port = if listen.port() == 0 { BRAIN_PORT } else { listen.port() };
+        let address = with_port(address, port);
         let host = address.rsplit_once(':').map_or("", |(host, _)| host);
         let ip = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
         if host.is_empty() || ip.is_ok_and(|ip| ip.is_unspecified()) {

@@ -3,6 +3,7 @@
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -92,6 +93,11 @@ fn a_brain_advertises_an_address_that_others_can_reach() {
     drop(all);
     let told = ["--listen", "[::1]:0", "--advertise", "brain5"];
     assert_eq!(Daemon::brain(&folder, "told", &told).address(), "brain5:4795");
+    let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("it is bound");
+    let listen = free.to_string();
+    let other = ["--listen", &listen, "--advertise", "brain5"];
+    let expected = format!("brain5:{}", free.port());
+    assert_eq!(Daemon::brain(&folder, "other", &other).address(), expected);
     let brain = |more: &[&str]| {
         let args = ["brain", "--topology", "leaf-spine:2x2x2"];
         run(&folder, &[&args[..], more].concat())

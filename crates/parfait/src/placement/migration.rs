@@ -177,6 +177,7 @@ pub fn relocate(
         random: Pcg32::new(limits.seed, 0x5348_4946),
         loader: Loader::new(),
         loads: Vec::new(),
+        placed: alloc::vec![0; ledger.network().hosts() as usize],
         best: None,
         most_moved: limits.most_moved,
     };
@@ -219,6 +220,8 @@ struct Shifting<'a> {
     random: Pcg32,
     loader: Loader,
     loads: Vec<Load>,
+    /// By host: workers that a try has placed there.
+    placed: Vec<u32>,
     /// Workers moved, cost, and the place.
     best: Option<(u32, u64, Vec<Piece>)>,
     most_moved: u32,
@@ -286,6 +289,10 @@ impl Shifting<'_> {
 
     /// Gives each run that leaves a host, or several; `false` if some worker finds none.
     fn settle(&mut self, placed: &mut Vec<Piece>, leaving: &[Piece], is_first: bool) -> bool {
+        self.placed.fill(0);
+        for piece in placed.iter() {
+            self.placed[piece.host as usize] += piece.run.len();
+        }
         for piece in leaving {
             let mut run = piece.run;
             while !run.is_empty() {
@@ -299,6 +306,7 @@ impl Shifting<'_> {
                     false => 1 + self.below(most as usize) as u32,
                 };
                 placed.push(Piece { host, run: Run::new(run.first, run.first + count) });
+                self.placed[host as usize] += count;
                 run.first += count;
             }
         }
@@ -306,12 +314,13 @@ impl Shifting<'_> {
     }
 
     /// Workers that a host can get beside those that are placed already.
-    fn room(&self, placed: &[Piece], host: u32) -> u32 {
-        let own = placed.iter().filter(|piece| piece.host == host);
-        let own: u32 = own.map(|piece| piece.run.len()).sum();
+    fn room(&self, host: u32) -> u32 {
         match self.ledger.network().is_lost(host) {
             true => 0,
-            false => self.request.room(self.ledger, host).saturating_sub(own),
+            false => {
+                let own = self.placed[host as usize];
+                self.request.room(self.ledger, host).saturating_sub(own)
+            }
         }
     }
 
@@ -340,7 +349,7 @@ impl Shifting<'_> {
                     }
                     _ => self.below(hosts) as u32,
                 };
-                let room = self.room(placed, host);
+                let room = self.room(host);
                 if host != left && room > 0 {
                     return Some((host, room));
                 }
@@ -351,8 +360,7 @@ impl Shifting<'_> {
         while around != groups.root() {
             around = groups.parent(around);
             let rooms = groups.hosts_of(around).filter(|host| *host != left);
-            let rooms =
-                rooms.map(|host| (host, self.room(placed, host))).filter(|(_, room)| *room > 0);
+            let rooms = rooms.map(|host| (host, self.room(host))).filter(|(_, room)| *room > 0);
             let by_fit = |(host, room): &(u32, u32)| match *room {
                 room if room >= count => (0, room, *host),
                 room => (1, u32::MAX - room, *host),

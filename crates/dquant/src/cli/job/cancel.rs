@@ -44,6 +44,7 @@ struct Cancelled {
 #[derive(Debug, Serialize)]
 struct Restored {
     job: u64,
+    /// Empty, as its hosts, if the brain could not be asked about it.
     name: String,
     /// Where its workers are now.
     hosts: Vec<String>,
@@ -57,7 +58,13 @@ impl fmt::Display for Cancelled {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "job {} is released", self.job)?;
         for Restored { job, name, hosts } in &self.restored {
-            write!(f, "\njob {job} '{name}' has its guarantee again, on {}", hosts.join(" "))?;
+            match &hosts[..] {
+                [] => write!(f, "\njob {job} has its guarantee again")?,
+                hosts => {
+                    let hosts = hosts.join(" ");
+                    write!(f, "\njob {job} '{name}' has its guarantee again, on {hosts}")?;
+                }
+            }
         }
         Ok(())
     }
@@ -73,19 +80,25 @@ impl Cancel {
         let (outcome, held) = self.brains.call(async |client| {
             let outcome = client.release(number, name, &owner).await?;
             let has_more = outcome.as_ref().is_ok_and(|released| !released.restored.is_empty());
-            let held = if has_more { client.topology().await?.held } else { Vec::new() };
+            // The job is released, whatever becomes of this question.
+            let held = match has_more {
+                true => client.topology().await.map(|reply| reply.held).unwrap_or_default(),
+                false => Vec::new(),
+            };
             Ok((outcome, held))
         })?;
         let released = outcome.map_err(|reason| {
             CliError::check_failed(reason)
                 .hint("`dquant job list` shows jobs and owners; --force releases any")
         })?;
-        // One that is cancelled meanwhile is not there any more.
-        let restored = held.into_iter().filter(|held| released.restored.contains(&held.job));
-        let restored = restored.map(|held| {
-            let mut hosts: Vec<String> = held.pieces.into_iter().map(|piece| piece.host).collect();
+        let restored = released.restored.iter().map(|job| {
+            // One that is cancelled meanwhile is not there any more.
+            let held = held.iter().find(|held| held.job == *job);
+            let name = held.map_or_else(String::new, |held| held.name.clone());
+            let pieces = held.map_or(&[][..], |held| &held.pieces);
+            let mut hosts: Vec<String> = pieces.iter().map(|piece| piece.host.clone()).collect();
             hosts.dedup();
-            Restored { job: held.job, name: held.name, hosts }
+            Restored { job: *job, name, hosts }
         });
         console.report(&Cancelled { job: released.job, restored: restored.collect() })?;
         Ok(Exit::Good)
