@@ -294,14 +294,22 @@ enum Shared {
 struct Table {
     rates: Mapped<Rates>,
     buckets: Shared,
-    /// Device and inode of `rates`.
-    identity: (u64, u64),
+    identity: Identity,
+}
+
+/// Device and inode of `rates` and of `buckets`: either may be replaced, or come later.
+type Identity = [Option<(u64, u64)>; 2];
+
+fn identity(folder: &FilePath) -> Identity {
+    ["rates", "buckets"]
+        .map(|name| fs::metadata(folder.join(name)).ok().map(|found| (found.dev(), found.ino())))
 }
 
 impl Table {
     fn open(folder: &FilePath) -> io::Result<Table> {
+        // Before they are opened: what is replaced meanwhile is noticed by the next look.
+        let identity = identity(folder);
         let file = File::open(folder.join("rates"))?;
-        let found = file.metadata()?;
         let rates = Mapped::<Rates>::new(&file, ProtFlags::READ)?;
         if rates.get().magic.load(Ordering::Acquire) != MAGIC {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "no table of paces"));
@@ -312,7 +320,7 @@ impl Table {
             Ok(mapped) => Shared::ByAll(mapped),
             Err(_) => Shared::Own(Box::new(std::array::from_fn(|_| Bucket::default()))),
         };
-        Ok(Table { rates, buckets, identity: (found.dev(), found.ino()) })
+        Ok(Table { rates, buckets, identity })
     }
 
     fn bps(&self, dscp: usize) -> u64 {
@@ -332,8 +340,15 @@ impl Table {
         (self.gated() & 1 << dscp != 0).then(|| self.rates.get().gates[dscp].load())
     }
 
-    /// When an exchange of this DSCP may begin, if it has to wait.
+    /// When a packet of this DSCP may be sent that is to be sent now, if it has to wait.
     fn waits_until(&self, dscp: usize, now: Time) -> Option<Time> {
+        let opens_at = self.opens_at(dscp, now)?;
+        self.bucket(dscp).mark_held(now);
+        Some(opens_at)
+    }
+
+    /// When the gate of this DSCP opens, if it is closed.
+    fn opens_at(&self, dscp: usize, now: Time) -> Option<Time> {
         let (gate, bucket) = (self.gate(dscp)?, self.bucket(dscp));
         if gate.goes_on(bucket.active_at.load(Ordering::Relaxed), now) {
             return None;
@@ -342,10 +357,7 @@ impl Table {
         if matches!(self.buckets, Shared::Own(_)) && bucket.waits_too_long(&gate) {
             return None;
         }
-        let opens_at =
-            gate.opens_at(now, self.rates.get().unix_offset_ns.load(Ordering::Relaxed))?;
-        bucket.mark_held(now);
-        Some(opens_at)
+        gate.opens_at(now, self.rates.get().unix_offset_ns.load(Ordering::Relaxed))
     }
 
     fn mark_active(&self, dscp: usize, now: Time) {
@@ -460,10 +472,20 @@ impl Paces {
         }
     }
 
-    /// What was admitted and not sent is not any more.
+    /// What was admitted and not sent is not any more. Whoever waited until now asks again, or is gone.
     #[inline]
-    pub(crate) fn lapse(&mut self) {
+    pub(crate) fn lapse(&mut self, now: Time) {
         self.granted = (0, 0);
+        if self.waits_until.is_some_and(|at| at <= now) {
+            self.waits_until = None;
+        }
+    }
+
+    /// Whether packets on this path wait for their gate: a timer of their connection says nothing about the peer.
+    pub(crate) fn holds_back(&self, path: &Path) -> bool {
+        let dscp = usize::from(path.dscp) % CODE_POINTS;
+        let now = clock::now();
+        self.table.as_ref().is_some_and(|table| table.opens_at(dscp, now).is_some())
     }
 
     /// When packets that were not admitted may be.
@@ -475,9 +497,8 @@ impl Paces {
     fn look(&mut self, now: Time) {
         self.look_at = now + LOOK_EVERY;
         let Some(folder) = &self.folder else { return };
-        let found = fs::metadata(folder.join("rates")).ok();
-        let identity = found.map(|found| (found.dev(), found.ino()));
-        if identity != self.table.as_ref().map(|table| table.identity) {
+        let found = identity(folder);
+        if found != self.table.as_ref().map_or([None; 2], |table| table.identity) {
             self.table = Table::open(folder).ok();
             self.waits_until = None;
         }
@@ -549,7 +570,7 @@ pub(crate) fn receive_watched<W>(
     paces: fn(&mut W) -> &mut Paces,
     receive: impl FnOnce(&mut W, &mut dyn FnMut(&RxFrame<'_>)) -> usize,
 ) -> usize {
-    paces(wire).lapse();
+    paces(wire).lapse(now);
     if !paces(wire).watches(now) {
         return receive(wire, sink);
     }
@@ -635,13 +656,14 @@ impl PaceTable {
         let locked = File::open(folder)?;
         flock(&locked, FlockOperation::NonBlockingLockExclusive)?;
         let group = locked.metadata()?.gid();
-        let rates: Mapped<Rates> = match mapped::<Rates>(&folder.join("rates")) {
-            Ok(found) if found.get().magic.load(Ordering::Acquire) == MAGIC => found,
-            _ => make(folder, "rates", 0o644, group, &MAGIC.to_ne_bytes())?,
-        };
+        // Senders look for `rates`: whoever finds it finds the buckets, too.
         let buckets = match mapped(&folder.join("buckets")) {
             Ok(found) => found,
             Err(_) => make(folder, "buckets", 0o660, group, &[])?,
+        };
+        let rates: Mapped<Rates> = match mapped::<Rates>(&folder.join("rates")) {
+            Ok(found) if found.get().magic.load(Ordering::Acquire) == MAGIC => found,
+            _ => make(folder, "rates", 0o644, group, &MAGIC.to_ne_bytes())?,
         };
         let table = PaceTable { rates, buckets, _folder: locked };
         table.follow_clock();
@@ -1121,6 +1143,37 @@ mod tests {
         }
         assert!((90 + 31 * 80..=300 * 10 + 100).contains(&waited_ms), "{waited_ms} ms");
         assert_eq!(table.exchanges(26), Exchanges::default());
+    }
+
+    #[test]
+    fn who_was_held_back_and_is_gone_wakes_nobody() {
+        let (folder, _table) = gated("gone", 0);
+        let mut paces = folder.paces();
+        assert!(!tries(&mut paces, ms(60), 26));
+        let at = paces.next_wakeup().expect("it waits");
+        // Its queue pair is destroyed meanwhile, and only receives.
+        paces.lapse(at);
+        assert_eq!(paces.next_wakeup(), None);
+        assert!(!tries(&mut paces, at + Duration::from_millis(1), 26));
+        paces.received(at + Duration::from_millis(2), 1 << 26);
+        paces.lapse(at + Duration::from_millis(3));
+        assert_eq!(paces.next_wakeup(), None);
+    }
+
+    #[test]
+    fn senders_follow_to_other_buckets() {
+        let (folder, table) = gated("followed", 0);
+        let mut paces = folder.paces();
+        assert!(tries(&mut paces, ms(130), 26));
+        assert_eq!(table.exchanges(26).begun, 1);
+        drop(table);
+        fs::remove_file(folder.0.join("buckets")).expect("it is ours");
+        // Another look, before there are others.
+        assert!(tries(&mut paces, ms(230), 26));
+        let table = folder.table();
+        table.set_unix_offset(0);
+        assert!(tries(&mut paces, ms(330), 26));
+        assert_eq!(table.exchanges(26).begun, 1, "the agent sees what they do");
     }
 
     #[test]

@@ -20,7 +20,7 @@ use roce::verbs::{
 };
 use roce::wire::capture;
 use roce::wire::{Opcode, Operation};
-use roce::world::{self, Path, Staging};
+use roce::world::{self, Path, Staging, Wire};
 
 const MIB: u64 = 1 << 20;
 
@@ -331,6 +331,41 @@ fn a_gate_opens_in_time_or_for_what_peers_have_begun() {
     for side in ["a", "b"] {
         std::fs::remove_dir_all(folder(side)).expect("it is ours");
     }
+}
+
+/// The last packet of an exchange is lost, and what is to repeat it waits for the gate for longer than all retries take: that
+/// says nothing about the peer, and the connection lives.
+#[test]
+fn a_gate_that_holds_retransmissions_back_uses_up_no_retry() {
+    const DSCP: u8 = 26;
+    let folder = std::env::temp_dir().join(format!("nic-gate-retry-{}", std::process::id()));
+    let table = PaceTable::open(&folder).expect("temporary");
+    for (round, reliability) in (0..).zip([Reliability::Selective, Reliability::GoBackN]) {
+        let (mut a, mut b) =
+            (Host::new("127.9.3.1:0", 0, round), Host::new("127.9.3.2:0", 0, round + 10));
+        a.connect(&b, reliability, DSCP);
+        b.connect(&a, reliability, DSCP);
+        a.wire.inner_mut().keep_paces(Some(folder.clone()));
+        let (from, to) = (a.range(4096), b.range(4096));
+        // Open now, and again after that: eight timeouts of 67 ms are over by then.
+        let period_ns = 1_200_000_000;
+        let shift_ns = unix_ns() % period_ns;
+        let (tolerance_ns, quiet_ns) = (200_000_000, 1_000_000);
+        table.set_gates([(DSCP, Gate { period_ns, shift_ns, tolerance_ns, quiet_ns })]);
+        let begun = clock::now();
+        a.post(1, SendOp::Write { remote_addr: to.addr, rkey: b.region.rkey }, from);
+        a.step(&mut BTreeMap::new());
+        // Repetitions within the tolerance are lost, too.
+        while clock::now().since(begun) < Duration::from_millis(250) {
+            a.step(&mut BTreeMap::new());
+            b.wire.inner_mut().receive(clock::now(), &mut |_| {});
+        }
+        run(&mut a, &mut b, 1);
+        let took = clock::now().since(begun);
+        assert!(took > Duration::from_millis(900), "{reliability:?}: nothing held it back");
+        assert!(table.exchanges(DSCP).begun > 0);
+    }
+    std::fs::remove_dir_all(folder).expect("it is ours");
 }
 
 fn unix_ns() -> u64 {

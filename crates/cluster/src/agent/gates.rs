@@ -103,6 +103,11 @@ impl Gates {
         let mut is_changed = false;
         for (dscp, timed) in &mut self.timed {
             let now = counted(*dscp);
+            // Whoever may write the counters can have them wrap.
+            if now.begun < timed.judged.begun || now.waited_ns < timed.judged.waited_ns {
+                timed.judged = now;
+                continue;
+            }
             let Some(mean_ns) = timed.mean_wait_ns(now) else { continue };
             timed.judged = now;
             if timed.dropped.is_none() && mean_ns > timed.phase.period_ns / MOST_WAIT_PARTS {
@@ -218,6 +223,17 @@ mod tests {
         assert_eq!(lab.table.gate(26).map(|gate| gate.shift_ns), Some(31_000_000));
         lab.apply(&[]);
         assert_eq!(lab.table.gate(26), None);
+    }
+
+    #[test]
+    fn counters_that_were_set_back_are_followed() {
+        let mut lab = Lab::new("back");
+        lab.apply(&[share(1, 1, 26, Some(PHASE))]);
+        lab.judge(u64::MAX, 0);
+        lab.counted = Exchanges::default();
+        lab.judge(1, 0);
+        lab.judge(JUDGED_EXCHANGES, 21_000_000);
+        assert_eq!(lab.table.gate(26), None, "it is judged as before");
     }
 
     #[test]

@@ -175,14 +175,18 @@ impl Choice {
         replace: bool,
         paces: Option<Arc<PaceTable>>,
     ) -> Result<Box<dyn Enforcer>, EnforceError> {
-        Ok(match (self, paces.map(Paces::new)) {
+        let others = paces.clone().filter(|_| matches!(self, Choice::Htb | Choice::None));
+        let enforcer: Box<dyn Enforcer> = match (self, paces.map(Paces::new)) {
             (Choice::Htb, _) if replace => Box::new(Htb::open()?.replacing()),
             (Choice::Htb, _) => Box::new(Htb::open()?),
             (Choice::Dcb, Some(paces)) => Box::new(WithPaces::new(Dcb::open()?, paces)),
             (Choice::Dcb, None) => Box::new(Dcb::open()?),
             (Choice::Paces, Some(paces)) => Box::new(paces),
             (Choice::Paces | Choice::None, _) => Box::new(Nothing),
-        })
+        };
+        // Paces of an agent that was here before stay in force until they are set.
+        others.iter().for_each(|table| table.set([]));
+        Ok(enforcer)
     }
 
     /// The queues for jobs at each port, and how jobs are given them.
@@ -408,6 +412,18 @@ mod tests {
         assert_eq!(Choice::Dcb.queues(4, true), (4, Scheme::Paced));
         assert_eq!(Choice::Dcb.queues(4, false), (4, Scheme::Matched));
         assert_eq!(Choice::Htb.queues(4, true), (4, Scheme::Matched));
+    }
+
+    #[test]
+    fn paces_of_an_agent_before_end_with_another_way_to_enforce() {
+        let folder = std::env::temp_dir().join(format!("agent-before-{}", std::process::id()));
+        let table = Choice::Paces.table(Some(&folder)).expect("a folder").expect("a table");
+        table.set([(26, nic::paces::Pace::of(7_000_000))]);
+        Choice::Paces.open(false, Some(Arc::clone(&table))).expect("it needs no privilege");
+        assert_eq!(table.bps(26), 7_000_000, "the plan of its state is put into force first");
+        Choice::None.open(false, Some(Arc::clone(&table))).expect("it needs no privilege");
+        assert_eq!(table.bps(26), 0);
+        std::fs::remove_dir_all(&folder).expect("it is ours");
     }
 
     #[test]

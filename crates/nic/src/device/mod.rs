@@ -400,6 +400,9 @@ impl Wire for DeviceWire {
 
     /// Local processes are recognised as stalled by the occupancy of their buffers.
     fn is_stalled(&mut self, path: &Path, dest: Qpn) -> bool {
+        if self.paces.holds_back(path) {
+            return true;
+        }
         let DeviceWire { config, ports, locality, backlog, .. } = self;
         let Some(socket) = ports.sending(path.source) else {
             return false;

@@ -405,8 +405,9 @@ impl Wire for RoceV1Wire {
     }
 
     /// Peers are on other machines.
-    fn is_stalled(&mut self, _path: &Path, _dest: Qpn) -> bool {
-        false
+    /// By a gate of this side: receive buffers are not queried.
+    fn is_stalled(&mut self, path: &Path, _dest: Qpn) -> bool {
+        self.paces.holds_back(path)
     }
 }
 

@@ -389,8 +389,9 @@ impl Wire for UdpWire {
 
     /// Not checked: users with a port of their own re-establish lost connections themselves (streams
     /// do).
-    fn is_stalled(&mut self, _path: &Path, _dest: Qpn) -> bool {
-        false
+    /// By a gate of this side: receive buffers are not queried.
+    fn is_stalled(&mut self, path: &Path, _dest: Qpn) -> bool {
+        self.paces.holds_back(path)
     }
 }
 
