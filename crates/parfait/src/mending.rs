@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 use fabric::topology::{LinkId, NodeId};
 
 use crate::ledger::JobId;
-use crate::log::{Book, Change, Entry, Held, MAX_RESTORED, Moved};
+use crate::log::{Book, Change, Entry, Held, MAX_RESTORED, Moved, NO_SITE};
 use crate::placement::defragmentation;
 use crate::placement::migration::{Limits, Move, Standing};
 use crate::repair::{Cause, Struck, repair};
@@ -85,7 +85,7 @@ pub fn outage(
         let known = if is_down { "down" } else { "up" };
         return Err(alloc::format!("that is {known} already"));
     }
-    let site = book.site().ok_or("what is down is not known without a topology")?;
+    let site = book.site().ok_or(NO_SITE)?;
     let struck = book.struck(&outage)?;
     let standings: Vec<Standing<'_>> = book.standings().collect();
     let limits = Limits { most_moved, tries: TRIES, seed: book.next_index() };
@@ -151,19 +151,16 @@ fn restore(book: &Book, most_moved: u32) -> Result<Restored, String> {
 
 /// What is written when a job gives its place back.
 pub fn release(book: &Book, job: JobId) -> Vec<Change> {
-    let alone = || alloc::vec![Change::Release { job, restored: Vec::new() }];
+    let released = |restored| Change::Release { job, restored };
     if book.degraded().all(|degraded| degraded == job) {
-        return alone();
+        return alloc::vec![released(Vec::new())];
     }
-    let (mut after, mut changes) = (book.clone(), Vec::new());
-    let released = alone().into_iter().try_for_each(|own| apply(&mut after, &mut changes, own));
+    let mut after = book.clone();
     // Without room, or without DSCPs, they stay degraded.
-    match released.and_then(|()| restore(&after, MOST_MOVED)) {
-        Ok(Restored { jobs: restored, changes, .. }) => {
-            core::iter::once(Change::Release { job, restored }).chain(changes).collect()
-        }
-        Err(_) => alone(),
-    }
+    let Restored { jobs, changes, .. } = apply(&mut after, &mut Vec::new(), released(Vec::new()))
+        .and_then(|()| restore(&after, MOST_MOVED))
+        .unwrap_or_default();
+    core::iter::once(released(jobs)).chain(changes).collect()
 }
 
 /// What is written to tidy up: moves that lower what all jobs cost those to come, and those that give degraded jobs their

@@ -65,8 +65,8 @@ impl Gates {
         Gates { table, timed: BTreeMap::new() }
     }
 
-    /// Puts the times of a plan into force. A wire knows a packet's DSCP and not its port: where the shares of a DSCP differ in
-    /// their times, there is no gate.
+    /// Puts the times of a plan into force. A wire knows a packet's DSCP and not its port: where the shares of a DSCP differ
+    /// in their times, there is no gate.
     pub(super) fn apply(&mut self, shares: &[Share], name: impl Fn(JobId) -> String) {
         let mut wanted: BTreeMap<u8, Option<(JobId, Phase)>> = BTreeMap::new();
         for share in shares {
