@@ -239,10 +239,10 @@ impl Gate {
         (late_ns > self.tolerance_ns).then(|| now + Duration::from_nanos(period - late_ns))
     }
 
-    /// Whether an exchange goes on that was last active at `active_at`. One in the future is not believed.
+    /// Whether an exchange goes on that was last active at `active_at`. That may be a little later than `now`: another process
+    /// has read its clock since. What is further in the future is not believed.
     fn goes_on(&self, active_at: u64, now: Time) -> bool {
-        let quiet_ns = self.quiet_ns.max(LEAST_QUIET.as_nanos());
-        now.as_nanos().checked_sub(active_at).is_some_and(|silent_ns| silent_ns <= quiet_ns)
+        now.as_nanos().abs_diff(active_at) <= self.quiet_ns.max(LEAST_QUIET.as_nanos())
     }
 }
 
@@ -251,7 +251,8 @@ impl Bucket {
     fn mark_active(&self, gate: &Gate, now: Time) {
         let last = self.active_at.load(Ordering::Relaxed);
         if gate.goes_on(last, now) {
-            return self.active_at.store(now.as_nanos(), Ordering::Relaxed);
+            self.active_at.fetch_max(now.as_nanos(), Ordering::Relaxed);
+            return;
         }
         let begins = self.active_at.compare_exchange(
             last,
@@ -1086,6 +1087,20 @@ mod tests {
         // From the first that waited to the first that sent.
         assert_eq!(table.exchanges(26), Exchanges { begun: 1, waited_ns: 81_000_000, late: 1 });
         assert!(all.iter_mut().all(|paces| !tries(paces, ms(320), 26)));
+    }
+
+    /// Processes read their clocks at the beginning of a round, and write what they send at its end.
+    #[test]
+    fn who_read_its_clock_before_another_wrote_is_in_the_same_exchange() {
+        let (folder, table) = gated("behind", 0);
+        let (mut ahead, mut behind) = (folder.paces(), folder.paces());
+        for at in (130..200).step_by(10) {
+            assert!(tries(&mut ahead, ms(at + 1), 26));
+            assert!(tries(&mut behind, ms(at), 26), "{at} ms");
+        }
+        assert_eq!(table.exchanges(26), Exchanges { begun: 1, waited_ns: 0, late: 0 });
+        let active_at = table.buckets.get().0[26].active_at.load(Ordering::Relaxed);
+        assert_eq!(active_at, ms(191).as_nanos(), "it never goes back");
     }
 
     #[test]
