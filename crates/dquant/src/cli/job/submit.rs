@@ -73,7 +73,8 @@ pub(super) struct Submit {
 impl Submit {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
         self.job.parse::<Job>().map_err(|error| {
-            CliError::from_cause(error).hint("docs/parfait.md has all patterns and options: 'ring:8@5G slots=2' is a job")
+            CliError::from_cause(error)
+                .hint("docs/parfait.md has all patterns and options: 'ring:8@5G slots=2' is a job")
         })?;
         let owner = caller();
         let (name, job) = (&self.name, &self.job);
