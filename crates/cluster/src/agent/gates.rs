@@ -131,8 +131,8 @@ impl Gates {
 
 fn complaint(timed: &Timed, mean_ns: u64) -> String {
     format!(
-        "{} does not keep its period of {:.1} ms: its exchanges waited {:.1} ms each, and begin when they like until it \
-         gets other times",
+        "{} does not keep its period of {:.1} ms: its exchanges waited {:.1} ms each, and are not held back any more; \
+         submit it again with the cycle that it has when it runs alone",
         timed.title(),
         timed.phase.period_ns as f64 / 1e6,
         mean_ns as f64 / 1e6
