@@ -7,7 +7,7 @@
 //!
 //! | file | content | written by |
 //! |---|---|---|
-//! | `rates` | by DSCP, its pace and its gate; and how far Unix time is ahead of the monotonic clock | the agent, word by word in place |
+//! | `rates` | by DSCP, its pace and its gate; how far Unix time is ahead of the monotonic clock | the agent, word by word |
 //! | `buckets` | by DSCP, when its bucket is full again, when it was active, and counters | every process that sends |
 //!
 //! **Paces.** A bucket is one number, as in the generic cell rate algorithm: the time at which it will be full. Sending adds
@@ -16,22 +16,22 @@
 //! send; a process that is killed leaves nothing behind but that time. A bucket that is further ahead than a burst can have
 //! made it is not believed.
 //!
-//! **Gates.** Jobs that exchange in turn with computing can take turns on the links that they share. A gate lets the exchange
-//! of a job begin at `shift + n * period` of Unix time only, or later by the gate's tolerance; who is later waits for the next
-//! time.
+//! **Gates.** Jobs that compute and exchange in turn can share a link without meeting on it. A gate lets an exchange of a job
+//! begin at `shift + n * period` of Unix time, or up to the gate's tolerance later; who is later waits for the next time.
 //!
 //! - An exchange lasts until the DSCP was silent for the gate's quiet time. It is not cut, however long it lasts.
 //! - What this machine receives is activity, too: a peer has begun in time. So acknowledgements and responses are never
 //!   held back, and clocks may differ by a little.
-//! - Whatever is first held back of an exchange dates it, so `buckets` says how long exchanges have waited.
-//!
-//! - A job whose period is longer than its gate's would wait in every iteration. The agent looks at how long exchanges wait, and
-//!   drops its gate.
+//! - The first packet of an exchange that is held back dates it, so `buckets` says how long exchanges have waited.
+//! - A job whose period is longer than its gate's would wait in every iteration. The agent sees how long exchanges wait,
+//!   and drops its gate.
 //!
 //! Who may write `buckets` can slow its machine's other jobs down, so only the owner and the group of the folder may. A
-//! process that may not keeps pace and gate by itself, with buckets of its own: the sum is then up to the queues of the port,
-//! and since the agent does not see how long its exchanges wait, it passes its gate whenever that is too long. Without the folder nothing is limited. Wires look for it, and for
-//! another one in its place, every [`LOOK_EVERY`] while they are in use; what changes in it holds from the next packet on.
+//! process that may not has buckets of its own: its pace is not part of a sum, and the agent does not see how long its
+//! exchanges wait, so the process ignores its gate while that is too long.
+//!
+//! Without the folder nothing is limited. Wires look for it, and for another one in its place, every [`LOOK_EVERY`] while
+//! they are in use; what changes in it holds from the next packet on.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -60,6 +60,9 @@ pub const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// What a bucket holds when it is full: the longest that one who slept too long can make up for.
 pub const DEPTH: Duration = Duration::from_millis(2);
 
+/// The most that a job's burst makes a bucket hold: longer ones delay the guarantees of others.
+pub const MOST_DEPTH: Duration = Duration::from_millis(10);
+
 /// And never less than a segmented send.
 const LEAST_DEPTH_BYTES: u64 = 64 << 10;
 
@@ -69,8 +72,8 @@ const MOST_DEBT_BYTES: u64 = 1 << 20;
 /// A packet as it is admitted, before it is known: the largest.
 const PACKET_BYTES: u64 = 4096 + 100;
 
-/// A job is judged by so many exchanges at least: one that began whenever the job did, or one that a busy machine made miss its
-/// time, does not decide.
+/// A job is judged by at least so many exchanges: the first one, and single ones that a busy machine made late, do not
+/// decide.
 pub const JUDGED_EXCHANGES: u64 = 32;
 
 /// Exchanges that wait for more than this part of their period, on average, show that the job does not keep it. Periods that
@@ -85,9 +88,6 @@ const FILE_BYTES: u64 = 4096;
 
 /// First word of `rates`.
 const MAGIC: u64 = u64::from_ne_bytes(*b"dqpaces2");
-
-/// The most that a job's burst makes a bucket deeper: longer ones delay the guarantees of others.
-pub const MOST_DEPTH: Duration = Duration::from_millis(10);
 
 /// The least quiet time of a gate: well above a round trip and the wake-up of a thread, so that no exchange is cut.
 pub const LEAST_QUIET: Duration = Duration::from_millis(1);
@@ -107,6 +107,24 @@ struct Rates {
     bps: [AtomicU64; CODE_POINTS],
     burst_bytes: [AtomicU64; CODE_POINTS],
     gates: [GateWords; CODE_POINTS],
+}
+
+impl Rates {
+    fn bps(&self, dscp: usize) -> u64 {
+        self.bps[dscp].load(Ordering::Relaxed)
+    }
+
+    fn depth_ns(&self, dscp: usize, bps: u64) -> u64 {
+        depth_ns(bps, self.burst_bytes[dscp].load(Ordering::Relaxed))
+    }
+
+    fn gated(&self) -> u64 {
+        self.gated.load(Ordering::Acquire)
+    }
+
+    fn gate(&self, dscp: usize) -> Option<Gate> {
+        (self.gated() & 1 << dscp != 0).then(|| self.gates[dscp].load())
+    }
 }
 
 /// A [`Gate`] in memory.
@@ -221,10 +239,10 @@ impl Gate {
         (late_ns > self.tolerance_ns).then(|| now + Duration::from_nanos(period - late_ns))
     }
 
-    /// Whether an exchange goes on that was last active at `active_at`. One in the future is not believed.
+    /// Whether an exchange goes on that was last active at `active_at`. That may be a little later than `now`: another process
+    /// has read its clock since. What is further in the future is not believed.
     fn goes_on(&self, active_at: u64, now: Time) -> bool {
-        let quiet_ns = self.quiet_ns.max(LEAST_QUIET.as_nanos());
-        now.as_nanos().checked_sub(active_at).is_some_and(|silent_ns| silent_ns <= quiet_ns)
+        now.as_nanos().abs_diff(active_at) <= self.quiet_ns.max(LEAST_QUIET.as_nanos())
     }
 }
 
@@ -233,7 +251,8 @@ impl Bucket {
     fn mark_active(&self, gate: &Gate, now: Time) {
         let last = self.active_at.load(Ordering::Relaxed);
         if gate.goes_on(last, now) {
-            return self.active_at.store(now.as_nanos(), Ordering::Relaxed);
+            self.active_at.fetch_max(now.as_nanos(), Ordering::Relaxed);
+            return;
         }
         let begins = self.active_at.compare_exchange(
             last,
@@ -323,23 +342,6 @@ impl Table {
         Ok(Table { rates, buckets, identity })
     }
 
-    fn bps(&self, dscp: usize) -> u64 {
-        self.rates.get().bps[dscp].load(Ordering::Relaxed)
-    }
-
-    fn depth_ns(&self, dscp: usize, bps: u64) -> u64 {
-        depth_ns(bps, self.rates.get().burst_bytes[dscp].load(Ordering::Relaxed))
-    }
-
-    /// By bit: DSCPs that have a gate.
-    fn gated(&self) -> u64 {
-        self.rates.get().gated.load(Ordering::Acquire)
-    }
-
-    fn gate(&self, dscp: usize) -> Option<Gate> {
-        (self.gated() & 1 << dscp != 0).then(|| self.rates.get().gates[dscp].load())
-    }
-
     /// When a packet of this DSCP may be sent that is to be sent now, if it has to wait.
     fn waits_until(&self, dscp: usize, now: Time) -> Option<Time> {
         let opens_at = self.opens_at(dscp, now)?;
@@ -349,7 +351,8 @@ impl Table {
 
     /// When the gate of this DSCP opens, if it is closed.
     fn opens_at(&self, dscp: usize, now: Time) -> Option<Time> {
-        let (gate, bucket) = (self.gate(dscp)?, self.bucket(dscp));
+        let rates = self.rates.get();
+        let (gate, bucket) = (rates.gate(dscp)?, self.bucket(dscp));
         if gate.goes_on(bucket.active_at.load(Ordering::Relaxed), now) {
             return None;
         }
@@ -357,11 +360,11 @@ impl Table {
         if matches!(self.buckets, Shared::Own(_)) && bucket.waits_too_long(&gate) {
             return None;
         }
-        gate.opens_at(now, self.rates.get().unix_offset_ns.load(Ordering::Relaxed))
+        gate.opens_at(now, rates.unix_offset_ns.load(Ordering::Relaxed))
     }
 
     fn mark_active(&self, dscp: usize, now: Time) {
-        if let Some(gate) = self.gate(dscp) {
+        if let Some(gate) = self.rates.get().gate(dscp) {
             self.bucket(dscp).mark_active(&gate, now);
         }
     }
@@ -449,20 +452,20 @@ impl Paces {
         }
     }
 
-    /// Whether there are gates, so that [`Paces::received`] has to be told what arrives. Who has been silent looks here first: a gate
-    /// that is found when the acknowledgement is due would hold it back.
+    /// Whether there are gates, so that [`Paces::received`] has to be told what arrives. Looks for the folder, too: a gate
+    /// that is found only when the acknowledgement is due would hold it back.
     #[inline]
     pub(crate) fn watches(&mut self, now: Time) -> bool {
         if now >= self.look_at {
             self.look(now);
         }
-        self.table.as_ref().is_some_and(|table| table.gated() != 0)
+        self.table.as_ref().is_some_and(|table| table.rates.get().gated() != 0)
     }
 
     /// Packets with these DSCPs have arrived, by bit: exchanges that peers have begun.
     pub(crate) fn received(&mut self, now: Time, dscps: u64) {
         let Some(table) = &self.table else { return };
-        let gated = dscps & table.gated();
+        let gated = dscps & table.rates.get().gated();
         (0..CODE_POINTS)
             .filter(|dscp| gated & 1 << dscp != 0)
             .for_each(|dscp| table.mark_active(dscp, now));
@@ -514,14 +517,15 @@ impl Paces {
             self.wait_until(now, opens_at);
             return 0;
         }
-        let bps = table.bps(dscp);
+        let rates = table.rates.get();
+        let bps = rates.bps(dscp);
         if bps == 0 {
             return packets;
         }
         let (granted_to, granted) = self.granted;
         let granted = if granted_to == dscp { granted } else { 0 };
         let packet_ns = cost_ns(PACKET_BYTES, bps);
-        let depth_ns = table.depth_ns(dscp, bps);
+        let depth_ns = rates.depth_ns(dscp, bps);
         let full_at = table.bucket(dscp).full_at.load(Ordering::Relaxed);
         let taken = believed(full_at, now, bps, depth_ns).saturating_add(granted);
         let room = (now.as_nanos() + depth_ns).saturating_sub(taken);
@@ -548,12 +552,13 @@ impl Paces {
         let Some(table) = &self.table else { return };
         for run in frames.chunk_by(|a, b| a.path.dscp == b.path.dscp) {
             let dscp = usize::from(run[0].path.dscp) % CODE_POINTS;
-            let (bucket, bps) = (table.bucket(dscp), table.bps(dscp));
+            let (rates, bucket) = (table.rates.get(), table.bucket(dscp));
+            let bps = rates.bps(dscp);
             let bytes = run.iter().map(wire_bytes).sum();
             bucket.bytes.fetch_add(bytes, Ordering::Relaxed);
             table.mark_active(dscp, now);
             if bps > 0 {
-                let depth_ns = table.depth_ns(dscp, bps);
+                let depth_ns = rates.depth_ns(dscp, bps);
                 let taken =
                     |full_at| Some(believed(full_at, now, bps, depth_ns) + cost_ns(bytes, bps));
                 let _ = bucket.full_at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken);
@@ -714,14 +719,12 @@ impl PaceTable {
 
     /// The pace of a DSCP in bits per second; 0 if it has none.
     pub fn bps(&self, dscp: u8) -> u64 {
-        self.rates.get().bps.get(usize::from(dscp)).map_or(0, |bps| bps.load(Ordering::Relaxed))
+        code_point(dscp).map_or(0, |dscp| self.rates.get().bps(dscp))
     }
 
     /// The gate of a DSCP.
     pub fn gate(&self, dscp: u8) -> Option<Gate> {
-        let Rates { gated, gates, .. } = self.rates.get();
-        let words = gates.get(usize::from(dscp))?;
-        (gated.load(Ordering::Acquire) & 1 << dscp != 0).then(|| words.load())
+        self.rates.get().gate(code_point(dscp)?)
     }
 
     /// How exchanges of a DSCP with a gate have begun, as far as processes with the right to write the buckets took part.
@@ -735,12 +738,17 @@ impl PaceTable {
         })
     }
 
-    /// Bytes that processes with the right to write the buckets have sent with a DSCP since the file was made, Ethernet headers
-    /// included.
+    /// Bytes that processes with the right to write the buckets have sent with a DSCP since the file was made, Ethernet
+    /// headers included.
     pub fn sent_bytes(&self, dscp: u8) -> u64 {
         let bucket = self.buckets.get().0.get(usize::from(dscp));
         bucket.map_or(0, |bucket| bucket.bytes.load(Ordering::Relaxed))
     }
+}
+
+/// A DSCP as an index; `None` above 63.
+fn code_point(dscp: u8) -> Option<usize> {
+    Some(usize::from(dscp)).filter(|dscp| *dscp < CODE_POINTS)
 }
 
 /// What is named for each DSCP.
@@ -1102,6 +1110,20 @@ mod tests {
         // From the first that waited to the first that sent.
         assert_eq!(table.exchanges(26), Exchanges { begun: 1, waited_ns: 81_000_000, late: 1 });
         assert!(all.iter_mut().all(|paces| !tries(paces, ms(320), 26)));
+    }
+
+    /// Processes read their clocks at the beginning of a round, and write what they send at its end.
+    #[test]
+    fn who_read_its_clock_before_another_wrote_is_in_the_same_exchange() {
+        let (folder, table) = gated("behind", 0);
+        let (mut ahead, mut behind) = (folder.paces(), folder.paces());
+        for at in (130..200).step_by(10) {
+            assert!(tries(&mut ahead, ms(at + 1), 26));
+            assert!(tries(&mut behind, ms(at), 26), "{at} ms");
+        }
+        assert_eq!(table.exchanges(26), Exchanges { begun: 1, waited_ns: 0, late: 0 });
+        let active_at = table.buckets.get().0[26].active_at.load(Ordering::Relaxed);
+        assert_eq!(active_at, ms(191).as_nanos(), "it never goes back");
     }
 
     #[test]

@@ -127,7 +127,7 @@ pub enum JobError {
     /// There is no such key, or it has no value.
     #[error(
         "'{0}' is not slots=NUMBER, burst=BYTES, latency=low|normal|bulk, spread=hosts:NUMBER, spread=leaves:NUMBER, \
-         most=host:NUMBER, most=leaf:NUMBER, apart=JOB,JOB or cycle=PERIOD/EXCHANGE (as 24ms/7ms)"
+         most=host:NUMBER, most=leaf:NUMBER, apart=JOB,JOB or cycle=PERIOD/EXCHANGE (whole numbers, as 24ms/7ms)"
     )]
     Unreadable(String),
     /// A key is there twice.

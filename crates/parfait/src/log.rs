@@ -53,7 +53,7 @@ pub const MAX_RESTORED: usize = 64;
 const MAX_REASON_BYTES: usize = 256;
 
 /// A book on a network alone has no names.
-const NO_SITE: &str = "what is down is not known without a topology";
+pub(crate) const NO_SITE: &str = "what is down is not known without a topology";
 
 const HEADER_BYTES: usize = 12;
 const BATCH: u16 = 0;

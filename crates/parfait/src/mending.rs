@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 use fabric::topology::{LinkId, NodeId};
 
 use crate::ledger::JobId;
-use crate::log::{Book, Change, Entry, Held, MAX_RESTORED, Moved};
+use crate::log::{Book, Change, Entry, Held, MAX_RESTORED, Moved, NO_SITE};
 use crate::placement::defragmentation;
 use crate::placement::migration::{Limits, Move, Standing};
 use crate::repair::{Cause, Struck, repair};
@@ -91,7 +91,7 @@ pub fn outage(
         let known = if is_down { "down" } else { "up" };
         return Err(alloc::format!("that is {known} already"));
     }
-    let site = book.site().ok_or("what is down is not known without a topology")?;
+    let site = book.site().ok_or(NO_SITE)?;
     let struck = book.struck(&outage)?;
     let standings: Vec<Standing<'_>> = book.standings().collect();
     let limits = Limits { most_moved, tries: TRIES, seed: book.next_index() };
@@ -174,17 +174,18 @@ fn settle(book: &mut Book, steps: &[Move]) -> Restored {
 
 /// What is written when a job gives its place back.
 pub fn release(book: &Book, job: JobId) -> Vec<Change> {
-    let alone = || alloc::vec![Change::Release { job, restored: Vec::new() }];
+    let released = |restored| Change::Release { job, restored };
     if book.degraded().all(|degraded| degraded == job) {
-        return alone();
+        return alloc::vec![released(Vec::new())];
     }
-    let (mut after, mut changes) = (book.clone(), Vec::new());
-    let released = alone().into_iter().try_for_each(|own| apply(&mut after, &mut changes, own));
-    if released.is_err() {
-        return alone();
-    }
-    let Restored { jobs: restored, changes, .. } = restore(&after, MOST_MOVED);
-    core::iter::once(Change::Release { job, restored }).chain(changes).collect()
+    let mut after = book.clone();
+    // Without room, or without DSCPs, they stay degraded.
+    let Restored { jobs, changes, .. } =
+        match apply(&mut after, &mut Vec::new(), released(Vec::new())) {
+            Ok(()) => restore(&after, MOST_MOVED),
+            Err(_) => Restored::default(),
+        };
+    core::iter::once(released(jobs)).chain(changes).collect()
 }
 
 /// What is written to tidy up: moves that lower what all jobs cost those to come, and those that give degraded jobs their

@@ -9,7 +9,8 @@ use alloc::vec::Vec;
 
 use fabric::topology::{Kind, LinkId, NodeId, Topology};
 
-/// What is down, by name. Numbers of nodes and links follow from their order in a topology's file; names stay when it is edited.
+/// What is down, by name. Numbers of nodes and links follow from their order in a topology's file; names stay when it is
+/// edited.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Names {
     /// Hosts and switches.

@@ -154,10 +154,10 @@ pub enum ShiftError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum LeftAlone {
     /// Periods have no common multiple that is short enough.
-    #[error("their periods have no common circle that lengthens none by too much")]
+    #[error("their periods have no common multiple, unless one is lengthened by too much")]
     NoCircle,
     /// It has too many jobs or links.
-    #[error("they are {jobs} jobs on {links} links: too many to find shifts for")]
+    #[error("{jobs} jobs on {links} links are too many")]
     TooLarge {
         /// How many jobs.
         jobs: usize,
@@ -165,7 +165,7 @@ pub enum LeftAlone {
         links: usize,
     },
     /// Too many jobs of other parts came before.
-    #[error("too many other jobs take turns")]
+    #[error("too many other jobs have shifts")]
     Crowded,
 }
 

@@ -13,7 +13,7 @@
 //! | [`Alone::Free`] | it fills no link together with other jobs that say their cycle |
 //! | [`Alone::Degraded`] | a failure took its guarantee, so what it sends where is not known |
 //! | [`Alone::Left`] | the part of the graph that it belongs to is too large, or has no common circle |
-//! | [`Alone::NoGain`] | no shifts of its part have less demand above what links carry |
+//! | [`Alone::NoGain`] | no shifts of its part lower the demand above what links carry |
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -53,10 +53,10 @@ pub enum Alone {
     #[error("it is without its guarantee")]
     Degraded,
     /// Its part of the graph is left alone.
-    #[error("jobs on its links that say their cycle, and those on theirs, are left alone: {0}")]
+    #[error("the jobs that it shares links with, directly or through others, get no shifts: {0}")]
     Left(LeftAlone),
-    /// No shifts of its part have less demand above what links carry.
-    #[error("no times leave less demand above what its links carry")]
+    /// No shifts of its part lower the demand above what links carry.
+    #[error("no shifts lower the demand above what its links carry")]
     NoGain,
 }
 

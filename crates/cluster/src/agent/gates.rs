@@ -65,8 +65,8 @@ impl Gates {
         Gates { table, timed: BTreeMap::new() }
     }
 
-    /// Puts the times of a plan into force. A wire knows a packet's DSCP and not its port: where the shares of a DSCP differ in
-    /// their times, there is no gate.
+    /// Puts the times of a plan into force. A wire knows a packet's DSCP and not its port: where the shares of a DSCP differ
+    /// in their times, there is no gate.
     pub(super) fn apply(&mut self, shares: &[Share], name: impl Fn(JobId) -> String) {
         let mut wanted: BTreeMap<u8, Option<(JobId, Phase)>> = BTreeMap::new();
         for share in shares {
@@ -136,8 +136,8 @@ impl Gates {
 
 fn complaint(timed: &Timed, mean_ns: u64) -> String {
     format!(
-        "{} does not keep its period of {:.1} ms: its exchanges waited {:.1} ms each, and begin when they like until it \
-         gets other times",
+        "{} does not keep its period of {:.1} ms: its exchanges waited {:.1} ms each, and are not held back any more; \
+         submit it again with the cycle that it has when it runs alone",
         timed.title(),
         timed.phase.period_ns as f64 / 1e6,
         mean_ns as f64 / 1e6

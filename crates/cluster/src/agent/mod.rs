@@ -412,7 +412,9 @@ pub fn run<E: From<Error>>(
         let shares = body.agent.plan().to_vec();
         body.enforce(&shares);
         body.publish();
-        body.gates.clone().map(|gates| tokio::spawn(check_gates(gates)));
+        if let Some(gates) = body.gates.clone() {
+            tokio::spawn(check_gates(gates));
+        }
         local(body.jobs.clone())?;
         ready(&Ready {
             role: "agent",

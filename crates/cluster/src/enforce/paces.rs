@@ -78,8 +78,8 @@ impl Enforcer for Paces {
     }
 }
 
-/// Paces beside queues that are too few for all jobs: what the queues do not assure, senders keep. The use by job is what senders
-/// count.
+/// Paces beside queues that are too few for all jobs: what the queues do not assure, senders keep. The use by job is what
+/// senders count.
 #[derive(Debug)]
 pub struct WithPaces<E> {
     queues: E,

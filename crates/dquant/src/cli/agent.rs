@@ -69,7 +69,7 @@ pub(super) struct AgentCommand {
     #[arg(long)]
     replace: bool,
 
-    /// Queues for jobs at each port
+    /// Queues for jobs at each port; HTB has a class for each job instead
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u8).range(1..=8))]
     queues: u8,
 

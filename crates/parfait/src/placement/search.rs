@@ -36,7 +36,8 @@ pub const MOVES: usize = 8;
 /// that has found nothing yet may take twice as much.
 pub const MOST_EFFORT: u64 = 1 << 20;
 
-/// Most effort of the loads of one placement. They are computed when it is found, when it is checked, and when it is admitted.
+/// Most effort of the loads of one placement. They are computed when it is found, when it is checked, and when it is
+/// admitted.
 const MOST_OF_LOADS: u64 = MOST_EFFORT / 2;
 
 /// Pairs of hosts that take as long as a run where loads are computed pair by pair.

@@ -19,8 +19,8 @@
 //!   served although the port is above its own, so otherwise nobody's rate would hold.
 //! - H2: a job of both trees has at least the lower one of its two rates in every step.
 //! - H3: a class is removed only after its packets have left, or the time for that is over.
-//! - H4: buckets of jobs hold at most [`MOST_BURST_US`] of the port together, or what they hold at least if that is more. So nobody's
-//!   guarantee is delayed by more than that, whatever the others save up.
+//! - H4: buckets of jobs hold at most [`MOST_BURST_US`] of the port together, or what they hold at least if that is more. So
+//!   nobody's guarantee is delayed by more than that, whatever the others save up.
 //!
 //! Hence the order of [`steps`]: a port that gets faster first, then what gets slower, then what gets faster or is new, then
 //! the removal of what has gone, then a port that gets slower.
@@ -119,18 +119,18 @@ fn burst_ticks(rate: u64, bytes: u64) -> u32 {
     u32::try_from(ns.div_ceil(TICK_NS)).unwrap_or(u32::MAX)
 }
 
-/// The bytes of each job's bucket: its burst, or what every class holds if that is more. Where they are too much together (H4),
-/// what is beyond the least is scaled down.
+/// The bytes of each job's bucket: its burst, or what every class holds if that is more. Where they are too much together
+/// (H4), what is beyond the least is scaled down. Jobs are their rates and bursts.
 fn burst_bytes(port: u64, jobs: &[(u64, u64)]) -> Vec<u64> {
     let most = u128::from(port) * u128::from(MOST_BURST_US) / 1_000_000;
-    let least = |rate: u64| least_burst_bytes(rate);
-    let beyond = |(rate, burst): (u64, u64)| burst.saturating_sub(least(rate));
-    let sum_least: u128 = jobs.iter().map(|job| u128::from(least(job.0))).sum();
-    let sum_beyond: u128 = jobs.iter().map(|job| u128::from(beyond(*job))).sum();
+    let least = |job: &(u64, u64)| least_burst_bytes(job.0);
+    let beyond = |job: &(u64, u64)| job.1.saturating_sub(least(job));
+    let sum_least: u128 = jobs.iter().map(|job| u128::from(least(job))).sum();
+    let sum_beyond: u128 = jobs.iter().map(|job| u128::from(beyond(job))).sum();
     let room = most.saturating_sub(sum_least).min(sum_beyond);
     let scaled = |job: &(u64, u64)| {
-        let part = u128::from(beyond(*job)) * room / sum_beyond.max(1);
-        least(job.0).saturating_add(u64::try_from(part).unwrap_or(u64::MAX))
+        let part = u128::from(beyond(job)) * room / sum_beyond.max(1);
+        least(job).saturating_add(u64::try_from(part).unwrap_or(u64::MAX))
     };
     jobs.iter().map(scaled).collect()
 }

@@ -170,7 +170,7 @@ fn turns(view: &View, cycle: &CycleView) -> String {
     }
     match (turn, why) {
         (Some(turn), _) => format!(
-            "{own}, in turn with {others}: exchanges begin at {} after multiples of {} of Unix time",
+            "{own}, in turn with {others}: exchanges begin {} after each multiple of {} of Unix time",
             ms(turn.shift_ns),
             ms(turn.period_ns)
         ),
@@ -406,8 +406,8 @@ mod tests {
         let turn = said(&cycle);
         assert!(
             turn.contains(
-                "in turn with job 2 'bulk', job 3 '', job 4 '', job 5 '' and 2 more: exchanges begin at 11 ms after \
-                 multiples of 24.1 ms of Unix time"
+                "in turn with job 2 'bulk', job 3 '', job 4 '', job 5 '' and 2 more: exchanges begin 11 ms after each \
+                 multiple of 24.1 ms of Unix time"
             ),
             "{turn}"
         );

@@ -40,6 +40,10 @@ Examples:
 )]
 pub(super) struct Submit {
     /// The job: its pattern, the rate of its edges, and options, as in 'ring:8@5G slots=2'
+    ///
+    /// Options: slots=N burst=BYTES latency=low|normal|bulk spread=hosts:N spread=leaves:N most=host:N
+    /// most=leaf:N apart=JOB,JOB cycle=PERIOD/EXCHANGE. docs/parfait.md says what they do.
+    #[arg(verbatim_doc_comment)]
     job: String,
 
     /// Its name: letters, digits, '.', '_' and '-'; no other running job has it
@@ -69,7 +73,8 @@ pub(super) struct Submit {
 impl Submit {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
         self.job.parse::<Job>().map_err(|error| {
-            CliError::from_cause(error).hint("docs/parfait.md has all patterns: ring:8@5G is one")
+            CliError::from_cause(error)
+                .hint("docs/parfait.md has all patterns and options: 'ring:8@5G slots=2' is a job")
         })?;
         let owner = caller();
         let (name, job) = (&self.name, &self.job);
