@@ -35,6 +35,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown};
 use std::path::{Path as FilePath, PathBuf};
@@ -80,6 +81,15 @@ pub const JUDGED_EXCHANGES: u64 = 32;
 /// were lengthened to fit each other, and a job's own variation, are below that.
 pub const MOST_WAIT_PARTS: u64 = 10;
 
+/// Peers that are remembered to be answered: those heard last.
+const MAX_HEARD: usize = 64;
+
+/// Peers that are noticed in what is received at once; others are when more comes of them.
+const PEERS_AT_ONCE: usize = 16;
+
+/// A gate whose agent has not followed the clock for so long is open: nobody would notice that it does harm.
+pub const GATES_LAST: Duration = Duration::from_millis(60_000);
+
 /// DiffServ codepoints.
 const CODE_POINTS: usize = 64;
 
@@ -102,6 +112,8 @@ struct Rates {
     magic: AtomicU64,
     /// Unix time minus the monotonic clock, in nanoseconds.
     unix_offset_ns: AtomicU64,
+    /// When the agent read both clocks last, in nanoseconds of the monotonic one.
+    followed_at: AtomicU64,
     /// By bit: DSCPs that have a gate.
     gated: AtomicU64,
     bps: [AtomicU64; CODE_POINTS],
@@ -342,17 +354,14 @@ impl Table {
         Ok(Table { rates, buckets, identity })
     }
 
-    /// When a packet of this DSCP may be sent that is to be sent now, if it has to wait.
-    fn waits_until(&self, dscp: usize, now: Time) -> Option<Time> {
-        let opens_at = self.opens_at(dscp, now)?;
-        self.bucket(dscp).mark_held(now);
-        Some(opens_at)
-    }
-
     /// When the gate of this DSCP opens, if it is closed.
     fn opens_at(&self, dscp: usize, now: Time) -> Option<Time> {
         let rates = self.rates.get();
         let (gate, bucket) = (rates.gate(dscp)?, self.bucket(dscp));
+        let followed_at = rates.followed_at.load(Ordering::Relaxed);
+        if now.as_nanos() > followed_at.saturating_add(GATES_LAST.as_nanos()) {
+            return None;
+        }
         if gate.goes_on(bucket.active_at.load(Ordering::Relaxed), now) {
             return None;
         }
@@ -396,6 +405,8 @@ pub(crate) struct Paces {
     /// How often a queue pair was held back by its pace, and by its gate.
     held: u64,
     gate_held: u64,
+    /// Peers of whom something came lately, kept while there are gates.
+    heard: Vec<(IpAddr, Time)>,
 }
 
 impl Paces {
@@ -419,6 +430,7 @@ impl Paces {
             granted: (0, 0),
             held: 0,
             gate_held: 0,
+            heard: Vec::new(),
         }
     }
 
@@ -462,14 +474,18 @@ impl Paces {
         self.table.as_ref().is_some_and(|table| table.rates.get().gated() != 0)
     }
 
-    /// Packets with these DSCPs have arrived, by bit: exchanges that peers have begun.
-    pub(crate) fn received(&mut self, now: Time, dscps: u64) {
+    /// Packets of these peers with these DSCPs have arrived, by bit: exchanges that peers have begun.
+    pub(crate) fn received(&mut self, now: Time, dscps: u64, peers: &[IpAddr]) {
         let Some(table) = &self.table else { return };
+        self.heard.retain(|(peer, _)| !peers.contains(peer));
+        let room = MAX_HEARD.saturating_sub(peers.len());
+        self.heard.drain(..self.heard.len().saturating_sub(room));
+        self.heard.extend(peers.iter().map(|peer| (*peer, now)));
         let gated = dscps & table.rates.get().gated();
         (0..CODE_POINTS)
             .filter(|dscp| gated & 1 << dscp != 0)
             .for_each(|dscp| table.mark_active(dscp, now));
-        if gated != 0 {
+        if gated != 0 || !peers.is_empty() {
             // Whoever was held back at a gate that is open now need not wait longer.
             self.waits_until = self.waits_until.map(|at| at.min(now));
         }
@@ -488,7 +504,17 @@ impl Paces {
     pub(crate) fn holds_back(&self, path: &Path) -> bool {
         let dscp = usize::from(path.dscp) % CODE_POINTS;
         let now = clock::now();
-        self.table.as_ref().is_some_and(|table| table.opens_at(dscp, now).is_some())
+        let Some(table) = &self.table else { return false };
+        table.opens_at(dscp, now).is_some() && !self.answers(table, dscp, path, now)
+    }
+
+    /// Whether this may be an answer: something came from there within the quiet time of the gate, perhaps of another job, and
+    /// acknowledgements and responses have the DSCP of their own queue pair.
+    fn answers(&self, table: &Table, dscp: usize, path: &Path, now: Time) -> bool {
+        let peer = path.remote.ip();
+        let heard = self.heard.iter().find(|(heard, _)| *heard == peer);
+        let gate = table.rates.get().gate(dscp);
+        heard.zip(gate).is_some_and(|((_, at), gate)| gate.goes_on(at.as_nanos(), now))
     }
 
     /// When packets that were not admitted may be.
@@ -512,7 +538,9 @@ impl Paces {
         // Who waited until then asks now.
         self.waits_until = self.waits_until.filter(|at| *at > now);
         let dscp = usize::from(path.dscp) % CODE_POINTS;
-        if let Some(opens_at) = table.waits_until(dscp, now) {
+        let closed = table.opens_at(dscp, now).filter(|_| !self.answers(table, dscp, path, now));
+        if let Some(opens_at) = closed {
+            table.bucket(dscp).mark_held(now);
             self.gate_held += 1;
             self.wait_until(now, opens_at);
             return 0;
@@ -579,12 +607,18 @@ pub(crate) fn receive_watched<W>(
     if !paces(wire).watches(now) {
         return receive(wire, sink);
     }
-    let mut dscps = 0;
+    let (mut dscps, mut count) = (0, 0);
+    let mut peers = [IpAddr::V4(Ipv4Addr::UNSPECIFIED); PEERS_AT_ONCE];
     let accepted = receive(wire, &mut |frame| {
         dscps |= 1 << (usize::from(frame.origin.dscp) % CODE_POINTS);
+        let peer = frame.origin.source.ip();
+        if count < PEERS_AT_ONCE && !peers[..count].contains(&peer) {
+            peers[count] = peer;
+            count += 1;
+        }
         sink(frame);
     });
-    paces(wire).received(now, dscps);
+    paces(wire).received(now, dscps, &peers[..count]);
     accepted
 }
 
@@ -657,7 +691,7 @@ impl PaceTable {
     /// # Errors
     /// When the folder cannot be written; [`io::ErrorKind::WouldBlock`] if another process keeps it.
     pub fn open(folder: &FilePath) -> io::Result<PaceTable> {
-        fs::create_dir_all(folder)?;
+        make_folder(folder)?;
         let locked = File::open(folder)?;
         flock(&locked, FlockOperation::NonBlockingLockExclusive)?;
         let group = locked.metadata()?.gid();
@@ -711,6 +745,7 @@ impl PaceTable {
     /// Reads both clocks, and has gates follow Unix time from now on. To be called once a second or so: it may be set.
     pub fn follow_clock(&self) {
         self.set_unix_offset(clock::unix_offset_ns());
+        self.rates.get().followed_at.store(clock::now().as_nanos(), Ordering::Relaxed);
     }
 
     fn set_unix_offset(&self, ns: u64) {
@@ -760,6 +795,18 @@ fn by_dscp<T: Copy>(named: impl IntoIterator<Item = (u8, T)>) -> [Option<T>; COD
         }
     }
     all
+}
+
+/// Makes the folder, readable by everyone whatever the umask says, if it is not there.
+fn make_folder(folder: &FilePath) -> io::Result<()> {
+    if let Some(parent) = folder.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    match fs::create_dir(folder) {
+        Ok(()) => fs::set_permissions(folder, fs::Permissions::from_mode(0o755)),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(error),
+    }
 }
 
 fn mapped<T>(path: &FilePath) -> io::Result<Mapped<T>> {
@@ -1069,9 +1116,9 @@ mod tests {
         // Whoever has only received so far knows of the gate, too.
         assert!(paces.watches(ms(10)) && folder.paces().watches(ms(10)));
         assert!(!tries(&mut paces, ms(60), 26));
-        paces.received(ms(61), bit(27));
+        paces.received(ms(61), bit(27), &[]);
         assert!(paces.next_wakeup() > Some(ms(61)), "another job's");
-        paces.received(ms(70), bit(26) | bit(63));
+        paces.received(ms(70), bit(26) | bit(63), &[]);
         assert_eq!(paces.next_wakeup(), Some(ms(70)), "who waits asks at once");
         assert!(tries(&mut paces, ms(70), 26));
         // So is what is to be acknowledged later, or by another process.
@@ -1079,6 +1126,41 @@ mod tests {
         assert!(tries(&mut other, ms(85), 26));
         assert_eq!(table.exchanges(26), Exchanges { begun: 1, waited_ns: 10_000_000, late: 1 });
         assert_eq!(table.exchanges(27), Exchanges::default());
+    }
+
+    #[test]
+    fn whoever_was_heard_is_answered_whatever_its_dscp() {
+        let (folder, table) = gated("answers", 0);
+        let mut paces = folder.paces();
+        assert!(!tries(&mut paces, ms(60), 26));
+        let other = IpAddr::from([10, 0, 0, 2]);
+        paces.received(ms(61), 0, &[other]);
+        assert!(!tries(&mut paces, ms(62), 26), "somebody else was heard");
+        paces.received(ms(63), 0, &[path(26).remote.ip(), other]);
+        assert_eq!(paces.next_wakeup(), Some(ms(63)), "who waits asks at once");
+        assert!(tries(&mut paces, ms(64), 26));
+        assert_eq!(table.exchanges(26).begun, 1);
+        assert!(!tries(&mut paces, ms(104), 26), "that was long ago");
+        let many: Vec<IpAddr> = (0..200).map(|at| IpAddr::from([10, 0, 1, at])).collect();
+        many.chunks(PEERS_AT_ONCE).for_each(|some| paces.received(ms(105), 0, some));
+        assert_eq!(paces.heard.len(), MAX_HEARD);
+    }
+
+    #[test]
+    fn gates_without_an_agent_open_in_the_end() {
+        let (folder, table) = gated("alone", 0);
+        let mut paces = folder.paces();
+        let followed = Time::from_nanos(table.rates.get().followed_at.load(Ordering::Relaxed));
+        let at = |ms: u64| {
+            // At 60 ms after a time, so that it is closed.
+            let period = GATE.period_ns;
+            let from = (followed + Duration::from_millis(ms)).as_nanos() / period * period;
+            Time::from_nanos(from + GATE.shift_ns + 60_000_000)
+        };
+        assert!(!tries(&mut paces, at(59_000), 26));
+        assert!(tries(&mut paces, at(60_200), 26));
+        table.follow_clock();
+        assert_eq!(table.gate(26), Some(GATE), "it is still there for an agent that comes back");
     }
 
     #[test]
@@ -1177,7 +1259,7 @@ mod tests {
         paces.lapse(at);
         assert_eq!(paces.next_wakeup(), None);
         assert!(!tries(&mut paces, at + Duration::from_millis(1), 26));
-        paces.received(at + Duration::from_millis(2), 1 << 26);
+        paces.received(at + Duration::from_millis(2), 1 << 26, &[]);
         paces.lapse(at + Duration::from_millis(3));
         assert_eq!(paces.next_wakeup(), None);
     }

@@ -368,6 +368,25 @@ fn a_gate_that_holds_retransmissions_back_uses_up_no_retry() {
     std::fs::remove_dir_all(folder).expect("it is ours");
 }
 
+/// The two ends belong to two jobs, and only the one that answers has a gate, which is closed.
+#[test]
+fn a_gate_holds_no_answer_back_to_another_job() {
+    let folder = std::env::temp_dir().join(format!("nic-gate-answer-{}", std::process::id()));
+    let table = PaceTable::open(&folder).expect("temporary");
+    let (mut a, mut b) = (Host::new("127.9.4.1:0", 0, 1), Host::new("127.9.4.2:0", 0, 11));
+    a.connect(&b, Reliability::GoBackN, 26);
+    b.connect(&a, Reliability::GoBackN, 27);
+    b.wire.inner_mut().keep_paces(Some(folder.clone()));
+    let (from, to) = (a.range(4096), b.range(4096));
+    let period_ns = 60_000_000_000;
+    let shift_ns = (unix_ns() + 30_000_000_000) % period_ns;
+    let (tolerance_ns, quiet_ns) = (3_000_000_000, 20_000_000);
+    table.set_gates([(27, Gate { period_ns, shift_ns, tolerance_ns, quiet_ns })]);
+    a.post(1, SendOp::Write { remote_addr: to.addr, rkey: b.region.rkey }, from);
+    run(&mut a, &mut b, 1);
+    std::fs::remove_dir_all(folder).expect("it is ours");
+}
+
 fn unix_ns() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.expect("after 1970").as_nanos() as u64

@@ -203,7 +203,7 @@ fn who_sends_more_flows_than_declared_harms_its_own_queue_only() {
     let port = scenario::port(7, 100);
     let declared = scenario::guarantees(&port, 1, 3);
     let plan = Plan::new(port, Scheme::Matched, &declared).expect("room");
-    let shared = |own: &&parfait::queues::Binding| {
+    let shared = |own: &&Binding| {
         plan.bindings().iter().filter(|other| other.queue == own.queue).count() > 1
     };
     let rogue = *plan.bindings().iter().find(shared).expect("twelve jobs in seven queues");
