@@ -1,28 +1,28 @@
 #!/usr/bin/env python3
-"""Two training jobs that take turns on a link: their iteration times alone, together, and with the gates of agents.
+"""Two training jobs that take turns on a link: their iteration times alone, together, and with the shifts of a brain.
 
 Four hosts and two switches are network namespaces; the link between the switches and every other one is a queue at the same
-rate. Job `a` is on hosts 1 and 2, job `b` on hosts 3 and 4, with one host of each at either switch: two rings of two ranks
-(`dquant job replay`) that share the link and nothing else. An iteration is a pause and then an exchange that has the link
-to itself for about a third of the period.
+rate. Jobs `a` and `b` are rings of two ranks (`dquant job replay`) with one host each at either switch: they share the link
+between the switches and nothing else. An iteration is a pause and then an exchange that has the link to itself for about a
+third of the period.
 
     alone       each job by itself
     together    both begin at one time, and exchange at one time in each iteration
-    gates       the same, and each host has `dquant agent --enforce none` whose plan gives the jobs one period, a little
-                more than an iteration takes alone, and job b a shift of half of it
+    shifts      the same, once each job was submitted to `dquant brain` with the cycle that it has alone, and each host's
+                `dquant agent --enforce none` keeps the times of the brain's plan
 
-The plan is put into each agent's state, as if a brain had sent it before the agent was started again; its brain is
-not there. Ranks ask their agent for the DSCP (--job).
+Ranks ask their agent for the DSCP (--job).
 
     cargo build --release -p dquant
     python3 interop/shifts.py [--iterations 100] [--check]
 
-Exit status: 0 (with --check: with gates both medians are at most --within of alone, and no gate was dropped); 1 that is not
+Exit status: 0 (with --check: with shifts both medians are at most --within of alone, and no gate was dropped); 1 that is not
 so, or a byte was wrong; 77 the machine lacks something (the reason is printed).
 """
 
 import argparse
 import json
+import math
 import os
 import pathlib
 import struct
@@ -30,20 +30,17 @@ import subprocess
 import sys
 import tempfile
 import time
-import zlib
 
 import sandbox
 from iteration import Port
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SKIPPED = 77
-# Number, DSCP and hosts of each job.
-JOBS = {"a": (1, 26, (1, 2)), "b": (2, 27, (3, 4))}
+# DSCP and hosts of each job, until the brain says where it is.
+JOBS = {"a": (26, (1, 2)), "b": (27, (3, 4))}
 # By host: its switch.
 SWITCHES = {1: 0, 2: 1, 3: 0, 4: 1}
-# The period of both jobs is so much longer than an iteration of the faster one alone (they do the same): a job that is a little late now and then must not
-# miss its time.
-SLACK = 1.02
+BRAIN, TOKEN = "10.82.0.1:4795", "shifts-token"
 # Ranks meet, and begin together after that.
 MEET_S = 4
 
@@ -82,60 +79,42 @@ def network(options):
     return hosts
 
 
-# ---- the plan in an agent's state: protocol buffers by hand, as proto/dquant/v1/cluster.proto has them -------------------------
+class Cluster:
+    """A brain on the first host and an agent on each, for as long as it is entered."""
 
-
-def varint(value):
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes(out) + bytes([value])
-
-
-def number(field, value):
-    return varint(field << 3) + varint(value) if value else b""
-
-
-def nested(field, content):
-    return varint(field << 3 | 2) + varint(len(content)) + content
-
-
-def state(host, name, phase):
-    """What `dquant agent` has in its file when the plan of its last command was put into force."""
-    job, dscp, _ = JOBS[name]
-    times = b"".join(number(field + 1, value) for field, value in enumerate(phase))
-    share = number(1, 1) + number(2, job) + number(3, dscp) + number(4, 400_000_000) + number(6, 1) + nested(7, name.encode())
-    share += nested(8, times)
-    body = nested(1, f"host{host}".encode()) + nested(2, number(1, 1) + number(2, 1)) + number(3, 1) + nested(5, share)
-    return b"DQAGENT\x01" + struct.pack("<II", len(body), zlib.crc32(body)) + body
-
-
-class Agents:
-    """One on each host, for as long as it is entered."""
-
-    def __init__(self, options, hosts, folder, phases):
-        self.options, self.hosts, self.folder, self.phases, self.running = options, hosts, folder, phases, {}
+    def __init__(self, options, hosts, folder):
+        self.options, self.hosts, self.folder, self.running, self.jobs = options, hosts, folder, {}, dict(JOBS)
 
     def paths(self, host):
-        return {name: self.folder / f"host{host}.{name}" for name in ("state", "sock", "paces", "log")}
+        return {name: self.folder / f"host{host}.{name}" for name in ("state", "sock", "paces")}
 
     def environment(self, host):
         paths = self.paths(host)
         return {"DQUANT_AGENT": str(paths["sock"]), "DQUANT_PACES": str(paths["paces"])}
 
+    def topology(self):
+        lines = ['[[switch]]\nname = "sw0"\n', '[[switch]]\nname = "sw1"\n']
+        lines += [f'[[host]]\nname = "host{host}"\n' for host in SWITCHES]
+        ends = [("sw0:1", "sw1:1")] + [(f"host{host}:1", f"sw{at}:{host + 1}") for host, at in SWITCHES.items()]
+        lines += [f'[[link]]\nends = ["{one}", "{other}"]\nrate = "{self.options.link}Mbit"\n' for one, other in ends]
+        path = self.folder / "cluster.toml"
+        path.write_text("\n".join(lines))
+        return str(path)
+
+    def start(self, name, host, *command):
+        with open(self.folder / f"{name}.log", "w") as log:
+            self.running[name] = subprocess.Popen([*self.hosts[host].prefix, self.options.dquant, *command], stdout=log, stderr=subprocess.STDOUT,
+                                                  env={**os.environ, "DQUANT_TOKEN": TOKEN})
+
     def __enter__(self):
-        for name, (_, _, hosts) in JOBS.items():
-            for host in hosts:
-                paths = self.paths(host)
-                paths["state"].write_bytes(state(host, name, self.phases[name]))
-                command = [self.options.dquant, "agent", "--node", f"host{host}", "--port", f"1=eth0:{self.options.link}Mbit", "--enforce", "none",
-                           "--state", str(paths["state"]), "--socket", str(paths["sock"]), "--paces", str(paths["paces"]), "--brain", "127.0.0.1:1"]
-                with open(paths["log"], "w") as log:
-                    self.running[host] = subprocess.Popen([*self.hosts[host].prefix, *command], stdout=log, stderr=subprocess.STDOUT,
-                                                          env={**os.environ, "DQUANT_TOKEN": "nobody-asks"})
+        self.start("brain", 1, "brain", "--topology", self.topology(), "--slots", "1", "--state", str(self.folder / "brain.redb"), "--listen", BRAIN)
+        self.wait_for("brain", "leads in term")
         for host in self.hosts:
-            self.wait_for(host, "agent ready")
+            paths = self.paths(host)
+            self.start(f"host{host}", host, "agent", "--node", f"host{host}", "--port", f"1=eth0:{self.options.link}Mbit", "--enforce", "none",
+                       "--state", str(paths["state"]), "--socket", str(paths["sock"]), "--paces", str(paths["paces"]), "--brain", BRAIN)
+        for host in self.hosts:
+            self.wait_for(f"host{host}", "follows brain")
         return self
 
     def __exit__(self, *_):
@@ -143,19 +122,46 @@ class Agents:
             process.kill()
             process.wait()
 
-    def said(self, host):
-        return self.paths(host)["log"].read_text()
+    def said(self, name):
+        return (self.folder / f"{name}.log").read_text()
 
-    def wait_for(self, host, text):
+    def wait_for(self, name, text):
         until = time.monotonic() + 20
-        while text not in self.said(host):
-            if time.monotonic() > until or self.running[host].poll() is not None:
-                raise sandbox.Missing(f"the agent of host{host}: {self.said(host).strip()[-600:]}")
+        while text not in self.said(name):
+            if time.monotonic() > until or self.running[name].poll() is not None:
+                raise sandbox.Missing(f"{name}: {self.said(name).strip()[-600:]}")
             time.sleep(0.05)
+
+    def dquant(self, *command):
+        done = subprocess.run([*self.hosts[1].prefix, self.options.dquant, "job", *command, "--brain", BRAIN], capture_output=True, text=True,
+                              env={**os.environ, "DQUANT_TOKEN": TOKEN})
+        if done.returncode:
+            raise SystemExit(f"dquant job {' '.join(command)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def submit(self, name, row):
+        """With the cycle that it had alone, in whole milliseconds."""
+        period, exchange = math.ceil(row["iteration_ms"]["p50"]), math.ceil(row["exchange_ms"]["p50"])
+        text = f"ring:2@{self.options.link * 2 // 5}M spread=leaves:2 cycle={period}ms/{exchange}ms"
+        report = json.loads(self.dquant("submit", text, "--name", name, "--json"))
+        hosts = {rank: int(run["host"].removeprefix("host")) for run in report["workers"] for rank in range(run["first"], run["last"] + 1)}
+        self.jobs[name] = (report["dscp"], tuple(hosts[rank] for rank in sorted(hosts)))
+        return text
+
+    def explained(self, name):
+        """What `dquant job explain` says of its turns."""
+        return next((line for line in self.dquant("explain", name).splitlines() if "turn" in line), "it takes no turns")
+
+    def settle(self):
+        """Waits until each agent has put the last plan into force."""
+        time.sleep(2)
+        for name, (_, hosts) in self.jobs.items():
+            for host in hosts:
+                self.wait_for(f"host{host}", "guarantees of 1 job are in force")
 
     def exchanges(self, host, name):
         """Begun, milliseconds waited, and late ones, from the file that senders share: a line of 64 bytes for each DSCP."""
-        line = (self.paths(host)["paces"] / "buckets").read_bytes()[64 * JOBS[name][1]:]
+        line = (self.paths(host)["paces"] / "buckets").read_bytes()[64 * self.jobs[name][0]:]
         begun, waited_ns, late = struct.unpack_from("=3Q", line, 32)
         return begun, waited_ns / 1e6, late
 
@@ -163,12 +169,12 @@ class Agents:
 # ---- runs --------------------------------------------------------------------------------------------------------------
 
 
-def replay(options, hosts, names, environment):
+def replay(options, hosts, jobs, names, environment):
     """Runs these jobs from one time on; results by job, each the slowest of its ranks."""
     start_at = f"{time.time() + MEET_S:.3f}"
     running = []
     for name in names:
-        _, dscp, members = JOBS[name]
+        dscp, members = jobs[name]
         peers = ",".join(address(host) for host in members)
         for rank, host in enumerate(members):
             own = environment(host)
@@ -210,34 +216,36 @@ def run(options, folder):
     without = lambda host: {"DQUANT_PACES": ""}
     alone = {}
     for name in JOBS:
-        alone |= replay(options, hosts, [name], without)
+        alone |= replay(options, hosts, JOBS, [name], without)
     show(options, "alone", alone)
-    together = replay(options, hosts, JOBS, without)
+    together = replay(options, hosts, JOBS, JOBS, without)
     show(options, "together", together)
-    period_ns = int(min(row["iteration_ms"]["p50"] for row in alone.values()) * SLACK * 1e6)
-    exchange_ns = int(min(row["exchange_ms"]["p50"] for row in alone.values()) * 1e6)
-    phases = {name: (period_ns, at * period_ns // len(JOBS), exchange_ns) for at, name in enumerate(JOBS)}
-    with Agents(options, hosts, folder, phases) as agents:
-        gates = replay(options, hosts, JOBS, agents.environment)
-        show(options, "gates", gates)
-        dropped = [text for host in hosts for text in agents.said(host).splitlines() if "does not keep" in text]
-        waits = {f"host{host}": agents.exchanges(host, name) for name, (_, _, members) in JOBS.items() for host in members}
+    with Cluster(options, hosts, folder) as cluster:
+        texts = {name: cluster.submit(name, alone[name]) for name in JOBS}
+        turns = {name: cluster.explained(name) for name in JOBS}
+        cluster.settle()
+        shifts = replay(options, hosts, cluster.jobs, JOBS, cluster.environment)
+        show(options, "shifts", shifts)
+        dropped = [text for host in hosts for text in cluster.said(f"host{host}").splitlines() if "does not keep" in text]
+        waits = {f"host{host}": cluster.exchanges(host, name) for name, (_, members) in cluster.jobs.items() for host in members}
     ratios = {name: {"together": round(together[name]["iteration_ms"]["p50"] / alone[name]["iteration_ms"]["p50"], 3),
-                     "gates": round(gates[name]["iteration_ms"]["p50"] / alone[name]["iteration_ms"]["p50"], 3)} for name in JOBS}
-    summary = {"period_ms": round(period_ns / 1e6, 1), "p50_to_alone": ratios, "dropped": dropped,
+                     "shifts": round(shifts[name]["iteration_ms"]["p50"] / alone[name]["iteration_ms"]["p50"], 3)} for name in JOBS}
+    summary = {"jobs": texts, "turns": turns, "p50_to_alone": ratios, "dropped": dropped,
                "exchanges": {host: {"begun": begun, "waited_ms": round(waited / max(begun, 1), 2), "late": late}
                              for host, (begun, waited, late) in waits.items()}}
     if options.json:
         print(json.dumps(summary))
     else:
-        print(f"\nperiod {summary['period_ms']} ms; median iteration against alone: "
-              + ", ".join(f"{name} {own['together']} together, {own['gates']} with gates" for name, own in ratios.items()))
+        print("\nmedian iteration against alone: "
+              + ", ".join(f"{name} {own['together']} together, {own['shifts']} with shifts" for name, own in ratios.items()))
+        for name in JOBS:
+            print(f"job {name}: {texts[name]}\n  {turns[name]}")
         for host, own in summary["exchanges"].items():
             print(f"{host}: {own['begun']} exchanges, waited {own['waited_ms']} ms each, {own['late']} beyond the tolerance")
         for text in dropped:
             print(text)
-    is_whole = not any(row["wrong_messages"] for rows in (alone, together, gates) for row in rows.values())
-    keeps = not dropped and all(own["gates"] <= options.within for own in ratios.values())
+    is_whole = not any(row["wrong_messages"] for rows in (alone, together, shifts) for row in rows.values())
+    keeps = not dropped and all(own["shifts"] <= options.within for own in ratios.values())
     return is_whole and (keeps or not options.check)
 
 
@@ -251,7 +259,7 @@ def main():
     parser.add_argument("--link", type=int, default=500, metavar="MBIT", help="rate of every link [default: 500]")
     parser.add_argument("--mtu", type=int, default=9000, help="of the links [default: 9000]")
     parser.add_argument("--cc", default="off", help="congestion control of both jobs [default: off, so that only turns differ]")
-    parser.add_argument("--within", type=float, default=1.05, metavar="RATIO", help="most of gates to alone [default: 1.05]")
+    parser.add_argument("--within", type=float, default=1.05, metavar="RATIO", help="most of shifts to alone [default: 1.05]")
     parser.add_argument("--json", action="store_true", help="one JSON object for each job of each case, and one for the ratios")
     parser.add_argument("--check", action="store_true", help="exit status 1 unless the jobs take turns")
     options = parser.parse_args()

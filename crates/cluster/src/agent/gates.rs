@@ -2,7 +2,7 @@
 //!
 //! A gate can do harm. A job whose iterations take longer than it said misses each time by a little, and would then wait
 //! for the rest of a period in every iteration. So the agent looks at how long exchanges wait, and drops the gate of a job
-//! that waits too long; it says so, to its log and to the brain. The gate comes back with other times.
+//! that waits too long twice in a row; it says so, to its log and to the brain. The gate comes back with other times.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,6 +21,8 @@ struct Timed {
     phase: Phase,
     /// What was counted when it was judged last.
     judged: Exchanges,
+    /// Whether it waited too long then. Twice in a row is not by chance.
+    waits: bool,
     /// How long its exchanges waited on average, in nanoseconds, when its gate was dropped.
     dropped: Option<u64>,
 }
@@ -84,6 +86,7 @@ impl Gates {
                 name: name(job),
                 phase,
                 judged: self.table.exchanges(dscp),
+                waits: false,
                 dropped: None,
             };
             timed.insert(dscp, before.unwrap_or_else(new));
@@ -110,7 +113,9 @@ impl Gates {
             }
             let Some(mean_ns) = timed.mean_wait_ns(now) else { continue };
             timed.judged = now;
-            if timed.dropped.is_none() && mean_ns > timed.phase.period_ns / MOST_WAIT_PARTS {
+            let waited = timed.waits;
+            timed.waits = mean_ns > timed.phase.period_ns / MOST_WAIT_PARTS;
+            if timed.dropped.is_none() && waited && timed.waits {
                 timed.dropped = Some(mean_ns);
                 is_changed = true;
                 log::line(complaint(timed, mean_ns));
@@ -233,6 +238,7 @@ mod tests {
         lab.counted = Exchanges::default();
         lab.judge(1, 0);
         lab.judge(JUDGED_EXCHANGES, 21_000_000);
+        lab.judge(JUDGED_EXCHANGES, 21_000_000);
         assert_eq!(lab.table.gate(26), None, "it is judged as before");
     }
 
@@ -244,6 +250,12 @@ mod tests {
         lab.judge(1, 199_000_000);
         lab.judge(JUDGED_EXCHANGES - 1, 14_000_000);
         assert!(lab.table.gate(26).is_some() && lab.gates.note().is_empty());
+        for _ in 0..3 {
+            lab.judge(JUDGED_EXCHANGES, 21_000_000);
+            lab.judge(JUDGED_EXCHANGES, 19_000_000);
+        }
+        assert!(lab.table.gate(26).is_some(), "now and then is by chance");
+        lab.judge(2 * JUDGED_EXCHANGES - 1, 21_000_000);
         lab.judge(JUDGED_EXCHANGES - 1, 21_000_000);
         assert!(lab.table.gate(26).is_some(), "one is missing");
         lab.judge(1, 21_000_000);
