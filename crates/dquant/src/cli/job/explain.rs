@@ -4,6 +4,7 @@ use std::fmt;
 
 use clap::Args;
 use cluster::view::{CycleView, JobView, LinkJob, LinkView, View};
+use cluster::words::counted;
 use serde::Serialize;
 
 use crate::cli::cluster::BrainsArgs;
@@ -150,13 +151,13 @@ fn explain(view: &View, job: &JobView) -> Explanation {
         state: job.state.clone(),
         verdict: verdict(view, job, &links),
         cycle: job.cycle.clone(),
-        turns: job.cycle.as_ref().map(|cycle| turns(view, cycle)),
+        turns: job.cycle.as_ref().map(|cycle| turns(view, job, cycle)),
         links,
     }
 }
 
 /// When a job's exchanges may begin, and whom that helps.
-fn turns(view: &View, cycle: &CycleView) -> String {
+fn turns(view: &View, job: &JobView, cycle: &CycleView) -> String {
     let CycleView { period_ns, exchange_ns, turn, why, with } = cycle;
     let ms = |ns: u64| format!("{} ms", ns as f64 / 1e6);
     let own = format!("it exchanges for {} of each {}", ms(*exchange_ns), ms(*period_ns));
@@ -170,13 +171,31 @@ fn turns(view: &View, cycle: &CycleView) -> String {
     }
     match (turn, why) {
         (Some(turn), _) => format!(
-            "{own}, in turn with {others}: exchanges begin {} after each multiple of {} of Unix time",
+            "{own}, in turn with {others}: exchanges begin {} after each multiple of {} of Unix time{}",
             ms(turn.shift_ns),
-            ms(turn.period_ns)
+            ms(turn.period_ns),
+            not_kept(view, job)
         ),
         (None, Some(why)) => format!("{own}, whenever it likes: {why}"),
         (None, None) => format!("{own}; its time is not decided yet"),
     }
+}
+
+/// On which of a job's hosts its times are not kept, as far as that is known.
+fn not_kept(view: &View, job: &JobView) -> String {
+    let hosts: std::collections::BTreeSet<u32> = job.workers.iter().map(|one| one.host).collect();
+    let nodes = hosts.iter().filter_map(|host| view.nodes.get(*host as usize));
+    let doubts = nodes.filter_map(|node| match (&node.note, node.agent.as_str()) {
+        (Some(note), _) => Some(format!("{}: {note}", node.name)),
+        (None, "enforcing") => None,
+        (None, agent) => Some(format!("{}: its agent is {agent}", node.name)),
+    });
+    let doubts: Vec<String> = doubts.collect();
+    let Some((last, first)) = doubts.split_last() else { return String::new() };
+    let shown = first.iter().take(SHOWN_JOBS - 1).chain([last]).cloned().collect::<Vec<_>>();
+    let more = doubts.len() - shown.len();
+    let more = if more == 0 { String::new() } else { format!("; and {more} hosts more") };
+    format!("\n  not everywhere: {}{more}", shown.join("; "))
 }
 
 /// The answer to "which job took my bandwidth?".
@@ -236,8 +255,8 @@ fn verdict(view: &View, job: &JobView, links: &[Link]) -> Vec<String> {
     }
     if unknown > 0 {
         said.push(format!(
-            "{unknown} of its {} links are not measured: their senders have no agent that enforces",
-            links.len()
+            "not measured on {unknown} of {}, whose senders have no agent that enforces",
+            counted(links.len(), "link")
         ));
     }
     said
@@ -379,7 +398,7 @@ mod tests {
             said(vec![on_link(1, 500, Some(497), 90_000), on_link(2, 100, Some(480), 9_000)]);
         assert!(holds.starts_with("nobody: it has what it is guaranteed"), "{holds}");
         let unknown = said(vec![on_link(1, 500, None, 0)]);
-        assert!(unknown.contains("1 of its 1 links are not measured"), "{unknown}");
+        assert!(unknown.contains("not measured on 1 of 1 link, whose senders"), "{unknown}");
         assert!(said(Vec::new()).contains("all its workers are on host0"));
     }
 
@@ -389,27 +408,37 @@ mod tests {
         assert_eq!(explain(&view, &view.jobs[0]).turns, None);
         let mut cycle =
             CycleView { period_ns: 24_000_000, exchange_ns: 7_500_000, ..CycleView::default() };
-        let mut said = |cycle: &CycleView| {
+        view.nodes.iter_mut().for_each(|node| "silent".clone_into(&mut node.agent));
+        let said = |view: &View, cycle: &CycleView| {
+            let mut view = view.clone();
             view.jobs[0].cycle = Some(cycle.clone());
             explain(&view, &view.jobs[0]).to_string()
         };
-        let begun = said(&cycle);
+        let begun = said(&view, &cycle);
         assert!(
             begun.contains("\nturns: it exchanges for 7.5 ms of each 24 ms; its time is not"),
             "{begun}"
         );
         cycle.why = Some("no times leave less".to_owned());
-        let none = said(&cycle);
+        let none = said(&view, &cycle);
         assert!(none.contains("each 24 ms, whenever it likes: no times leave less"), "{none}");
         cycle.turn = Some(TurnView { period_ns: 24_100_000, shift_ns: 11_000_000 });
         (cycle.why, cycle.with) = (None, vec![2, 3, 4, 5, 6, 7]);
-        let turn = said(&cycle);
+        let turn = said(&view, &cycle);
         assert!(
             turn.contains(
                 "in turn with job 2 'bulk', job 3 '', job 4 '', job 5 '' and 2 more: exchanges begin 11 ms after each \
-                 multiple of 24.1 ms of Unix time"
+                 multiple of 24.1 ms of Unix time\n  not everywhere: host0: its agent is silent; host1: its agent is silent"
             ),
             "{turn}"
+        );
+        view.nodes.iter_mut().for_each(|node| "enforcing".clone_into(&mut node.agent));
+        assert!(!said(&view, &cycle).contains("not everywhere"));
+        view.nodes[1].note = Some("job 'llm' does not keep its period".to_owned());
+        let doubted = said(&view, &cycle);
+        assert!(
+            doubted.contains("not everywhere: host1: job 'llm' does not keep its period"),
+            "{doubted}"
         );
     }
 
