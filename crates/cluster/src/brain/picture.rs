@@ -204,18 +204,7 @@ impl Picture<'_> {
             text: format!("job {id} '{}' is without its guarantee", held.label.name),
             hint: "something that it needs is down, and nothing else holds it: release others, or wait".to_owned(),
         });
-        let down = book.outage().nodes().map(|node| self.topology.node(node).name().to_owned());
-        let links = book.outage().links().filter_map(|link| self.topology.link(link));
-        let links = links.map(|link| {
-            let [a, b] = link.ends.map(|end| self.topology.node(end.node).name());
-            format!("the link between {a} and {b}")
-        });
-        let down = down.chain(links).map(|what| Alarm {
-            level: "error".to_owned(),
-            text: format!("{what} is down"),
-            hint: "`dquant job up` when it is back, if no agent sees it".to_owned(),
-        });
-        let (degraded, down): (Vec<Alarm>, Vec<Alarm>) = (degraded.collect(), down.collect());
+        let (degraded, down) = (degraded.collect(), self.outage_alarms(book));
         let refusing = nodes.iter().filter(|node| node.agent == "refusing").map(|node| Alarm {
             level: "error".to_owned(),
             text: format!("the agent of '{}' refuses its plan", node.name),
@@ -255,6 +244,21 @@ impl Picture<'_> {
             alarms.extend(kind);
         }
         alarms
+    }
+
+    fn outage_alarms(&self, book: &Book) -> Vec<Alarm> {
+        let down = book.outage().nodes().map(|node| self.topology.node(node).name().to_owned());
+        let links = book.outage().links().filter_map(|link| self.topology.link(link));
+        let links = links.map(|link| {
+            let [a, b] = link.ends.map(|end| self.topology.node(end.node).name());
+            format!("the link between {a} and {b}")
+        });
+        let down = down.chain(links).map(|what| Alarm {
+            level: "error".to_owned(),
+            text: format!("{what} is down"),
+            hint: "`dquant job up` when it is back, if no agent sees it".to_owned(),
+        });
+        down.collect()
     }
 
     fn counters(&self) -> BTreeMap<String, u64> {
