@@ -47,19 +47,19 @@ def address(host):
 class Job:
     """A tenant's job: of its ring's edges, the one into the contended host carries perftest."""
 
-    def __init__(self, name, part, slots, queue_pairs, port):
-        self.name, self.part, self.slots, self.queue_pairs, self.port = name, part, slots, queue_pairs, port
+    def __init__(self, name, part, slots, queue_pairs, port, latency):
+        self.name, self.part, self.slots, self.queue_pairs, self.port, self.latency = name, part, slots, queue_pairs, port, latency
 
     def text(self, rate):
-        return f"ring:3@{round(self.part * rate)}M slots={self.slots} most=host:1"
+        return f"ring:3@{round(self.part * rate)}M slots={self.slots} most=host:1 latency={self.latency}"
 
     def guarantee(self, rate):
         return round(self.part * rate) * 1e6
 
 
 # Hosts have 15 slots: one worker of each job fits, no two of one job, and one slot is left.
-LLM = Job("llm", 0.60, 8, 0, 0)
-TENANTS = [Job("batch", 0.20, 4, 2, 18701), Job("scan", 0.14, 2, 8, 18702)]
+LLM = Job("llm", 0.60, 8, 0, 0, "low")
+TENANTS = [Job("batch", 0.20, 4, 2, 18701, "bulk"), Job("scan", 0.14, 2, 8, 18702, "bulk")]
 JOBS = [LLM, *TENANTS]
 
 
