@@ -503,7 +503,11 @@ mod tests {
             assert!(began.elapsed() < 5 * TIME_LIMIT, "the silent ones are never left");
             std::thread::sleep(Duration::from_millis(20));
         }
-        assert_eq!(count(&server.counters().lost), MAX_CONNECTIONS as u64);
+        // One was left at least; the others follow within the time that all of them have.
+        while count(&server.counters().lost) < MAX_CONNECTIONS as u64 {
+            assert!(began.elapsed() < 5 * TIME_LIMIT, "some silent ones are never left");
+            std::thread::sleep(Duration::from_millis(20));
+        }
         drop(silent);
     }
 

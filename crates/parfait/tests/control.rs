@@ -411,7 +411,7 @@ fn plans_have_the_times_of_jobs_that_take_turns_until_one_is_released() {
         assert_eq!(all, [all[0]; 6]);
         all[0].expect("they take turns")
     });
-    assert_eq!((first.period_ns, first.shift_ns, first.exchange_ns), (24_000_000, 0, 7_000_000));
+    assert_eq!((first.period_ns, first.shift_ns, first.exchange_ns), (24_480_000, 0, 7_000_000));
     assert!((7_000_000..=17_000_000).contains(&second.shift_ns), "{second:?}");
     assert_eq!(brain.turn(2).expect("it says its cycle").with, [1]);
     let commands = |effects: &[Effect]| {
