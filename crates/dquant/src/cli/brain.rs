@@ -84,8 +84,9 @@ pub(super) struct BrainCommand {
 
     /// Where agents, commands and other brains reach it [default: where it listens]
     ///
-    /// Needed with --etcd and --listen 0.0.0.0: a standby brain names the leader by this address. It
-    /// has the port of --listen, unless another one is given.
+    /// Needed with --etcd and --listen 0.0.0.0: a standby brain names the leader by this address.
+    ///
+    /// Without a port, that of --listen.
     #[arg(long, value_name = "HOST[:PORT]")]
     advertise: Option<String>,
 
