@@ -1,5 +1,6 @@
 //! `dquant job explain`: what a job gets of its links, and who has the rest.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use clap::Args;
@@ -181,9 +182,14 @@ fn turns(view: &View, job: &JobView, cycle: &CycleView) -> String {
     }
 }
 
+/// The hosts of a job's workers, by number.
+fn hosts(job: &JobView) -> BTreeSet<u32> {
+    job.workers.iter().map(|one| one.host).collect()
+}
+
 /// On which of a job's hosts its times are not kept, as far as that is known.
 fn not_kept(view: &View, job: &JobView) -> String {
-    let hosts: std::collections::BTreeSet<u32> = job.workers.iter().map(|one| one.host).collect();
+    let hosts = hosts(job);
     let nodes = hosts.iter().filter_map(|host| view.nodes.get(*host as usize));
     let doubts = nodes.filter_map(|node| match (&node.note, node.agent.as_str()) {
         (Some(note), _) => Some(format!("{}: {note}", node.name)),
@@ -207,7 +213,7 @@ fn verdict(view: &View, job: &JobView, links: &[Link]) -> Vec<String> {
                 .to_owned(),
         ];
     }
-    let hosts: std::collections::BTreeSet<u32> = job.workers.iter().map(|one| one.host).collect();
+    let hosts = hosts(job);
     if links.is_empty() {
         let host = hosts.first().and_then(|host| view.nodes.get(*host as usize));
         return vec![format!(
