@@ -57,6 +57,10 @@ const MOST_PACKETS: u32 = 16;
 /// lets bursts through.
 const BURST_US: u64 = 4_000;
 
+/// A port may catch up with this much of its rate. What leaves faster than the port is fills a queue behind it, where nothing
+/// is served first. Jobs need no more of it: a class within its rate is served whatever the port's bucket holds.
+const PORT_BURST_US: u64 = 1_000;
+
 /// The buckets of all jobs together hold this much of the port.
 const MOST_BURST_US: u64 = 10_000;
 
@@ -99,6 +103,13 @@ impl Class {
         }
     }
 
+    /// That of a port.
+    fn port(rate: u64) -> Class {
+        let ticks = burst_ticks(rate, bytes_in(rate, PORT_BURST_US));
+        let port = Class::new(rate, rate, LARGEST_PACKET_BYTES, 0);
+        Class { burst_ticks: ticks, ceil_burst_ticks: ticks, ..port }
+    }
+
     /// The same with another bucket.
     fn with_burst(self, bytes: u64) -> Class {
         Class { burst_ticks: burst_ticks(self.rate, bytes), ..self }
@@ -107,10 +118,13 @@ impl Class {
 
 /// [`BURST_US`] of a rate, but one packet of the largest size at least.
 fn least_burst_bytes(rate: u64) -> u64 {
-    (u128::from(rate) * u128::from(BURST_US) / 1_000_000)
-        .try_into()
-        .unwrap_or(u64::MAX)
-        .max(u64::from(LARGEST_PACKET_BYTES))
+    bytes_in(rate, BURST_US)
+}
+
+/// What a rate yields in so many microseconds, but one packet of the largest size at least.
+fn bytes_in(rate: u64, us: u64) -> u64 {
+    let bytes = u128::from(rate) * u128::from(us) / 1_000_000;
+    u64::try_from(bytes).unwrap_or(u64::MAX).max(u64::from(LARGEST_PACKET_BYTES))
 }
 
 /// How long bytes take at a rate, rounded up.
@@ -204,7 +218,7 @@ impl Tree {
         let mut leaves: BTreeMap<u16, Leaf> =
             bindings.iter().zip(burst_bytes(port, &asked)).map(job).collect();
         leaves.extend([(OTHERS, leaf(others)), (NOTIFICATIONS, leaf(notifications))]);
-        let port = Some(Class::new(port, port, LARGEST_PACKET_BYTES, 0));
+        let port = Some(Class::port(port));
         Tree { has_root: true, port, leaves, has_filter: true }
     }
 }
@@ -405,6 +419,22 @@ mod tests {
         near(&bytes, &[625_000, 625_000]);
         // On a slow port each class holds a packet of the largest size all the same.
         assert_eq!(burst_bytes(1000, &[(100, u64::MAX), (100, 0)]), [65_536, 65_536]);
+    }
+
+    #[test]
+    fn a_port_catches_up_with_little_and_jobs_with_more() {
+        let bytes = |class: Class, ticks| {
+            u128::from(class.rate) * TICK_NS * u128::from(ticks) / 1_000_000_000
+        };
+        for (rate_bps, wanted) in [(1000 * MBIT, 125_000), (8 * MBIT, 65_536)] {
+            let port = Tree::of(&plan(rate_bps, &[(1, 10, MBIT)])).port.expect("a port");
+            for ticks in [port.burst_ticks, port.ceil_burst_ticks] {
+                let bytes = bytes(port, ticks);
+                assert!((wanted..wanted + 100).contains(&bytes), "{bytes} of {rate_bps}");
+            }
+        }
+        let job = Tree::of(&plan(1000 * MBIT, &[(1, 10, 600 * MBIT)])).leaves[&(JOBS | 10)].class;
+        assert!(bytes(job, job.burst_ticks).abs_diff(300_000) < 100);
     }
 
     #[test]
