@@ -65,6 +65,8 @@ def network(mtu):
         sandbox.ip(f"addr add 10.80.0.{number}/24 dev eth", host.prefix)
         sandbox.ip(f"addr add fd80::{number}/64 dev eth nodad", host.prefix)
         sandbox.ip("link set eth up", host.prefix)
+        sandbox.keep_order(host, "eth")
+        sandbox.keep_order(switch, f"port{number}")
     for host in hosts.values():
         sandbox.wait_for_ipv6(host, "eth")
     return switch, hosts

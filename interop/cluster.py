@@ -90,6 +90,8 @@ class Cluster:
             sandbox.ip(f"link set port{number} up", switch.prefix)
             sandbox.ip(f"addr add {address(number)}/24 dev eth", host.prefix)
             sandbox.ip("link set eth up", host.prefix)
+            sandbox.keep_order(host, "eth")
+            sandbox.keep_order(switch, f"port{number}")
         return switch, hosts
 
     def start(self, name, prefix, command, **extra):

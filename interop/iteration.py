@@ -81,6 +81,8 @@ def network(mtu):
         sandbox.ip(f"link set port{number} master bridge", switch.prefix)
         sandbox.ip(f"link set port{number} up", switch.prefix)
         sandbox.ip("link set eth0 up", host.prefix)
+        sandbox.keep_order(host, "eth0")
+        sandbox.keep_order(switch, f"port{number}")
         hosts.append(host)
         ports += [Port(host, "eth0"), Port(switch, f"port{number}")]
     return hosts, ports

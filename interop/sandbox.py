@@ -102,6 +102,19 @@ class Net:
         ip("link set lo up", self.prefix)
 
 
+def keep_order(net, name):
+    """Lets packets of a flow arrive in the order in which they left, as a cable does.
+
+    An end of a veth pair takes each packet in on the processor that sent it. The packets of a flow are sent by whichever
+    processor empties the queueing discipline, so without this some of them overtake others.
+    """
+    processors = f"{(1 << min(os.cpu_count(), 32)) - 1:x}"
+    done = subprocess.run([*net.prefix, "sh", "-c", f"echo {processors} > /sys/class/net/{name}/queues/rx-0/rps_cpus"],
+                          capture_output=True, text=True)
+    if done.returncode:
+        print(f"{name}: packets may overtake each other: {done.stderr.strip()}", file=sys.stderr)
+
+
 def veth_pair(mtu, first, second):
     """Two namespaces joined by a veth pair; `first` and `second` are the (IPv4, IPv6) addresses of its ends."""
     ends = (Net(), Net())

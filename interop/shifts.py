@@ -60,6 +60,7 @@ def network(options):
     def joined(switch, name):
         sandbox.ip(f"link set {name} master bridge", switch.prefix)
         sandbox.ip(f"link set {name} up", switch.prefix)
+        sandbox.keep_order(switch, name)
         ports.append(Port(switch, name))
 
     left, right = switches
@@ -72,6 +73,7 @@ def network(options):
         sandbox.ip(f"addr add {address(number)}/24 dev eth0", host.prefix)
         joined(switch, f"port{number}")
         sandbox.ip("link set eth0 up", host.prefix)
+        sandbox.keep_order(host, "eth0")
         hosts[number] = host
         ports.append(Port(host, "eth0"))
     for port in ports:
