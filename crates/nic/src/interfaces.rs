@@ -141,7 +141,10 @@ fn duplicate_line(line: &str) -> Option<(IpAddr, u32)> {
 const RTM_NEWLINK: u16 = 16;
 const RTM_GETLINK: u16 = 18;
 const NLM_F_REQUEST: u16 = 1;
+const NLA_F_NESTED: u16 = 1 << 15;
 const IFLA_QDISC: u16 = 6;
+const IFLA_LINKINFO: u16 = 18;
+const IFLA_INFO_KIND: u16 = 1;
 /// The header of netlink, and `ifinfomsg`, after which attributes follow.
 const LINK_BYTES: usize = 16 + 16;
 
@@ -150,6 +153,23 @@ const LINK_BYTES: usize = 16 + 16;
 /// # Errors
 /// When the kernel does not report it.
 pub(crate) fn qdisc_of(index: u32) -> io::Result<String> {
+    let link = link_of(index)?;
+    let qdisc = attribute(link_attributes(&link), IFLA_QDISC).and_then(text);
+    qdisc.ok_or(io::ErrorKind::InvalidData.into())
+}
+
+/// The kind of an interface that is made by software, as `veth`; none for hardware and loopback.
+///
+/// # Errors
+/// When the kernel does not report the interface.
+pub(crate) fn kind_of(index: u32) -> io::Result<Option<String>> {
+    let link = link_of(index)?;
+    let info = attribute(link_attributes(&link), IFLA_LINKINFO);
+    Ok(info.and_then(|info| attribute(info, IFLA_INFO_KIND)).and_then(text))
+}
+
+/// The kernel's message about an interface.
+fn link_of(index: u32) -> io::Result<Vec<u8>> {
     // Protocol 0 of netlink sockets is NETLINK_ROUTE.
     let kernel = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
     let mut request = [0; LINK_BYTES];
@@ -161,22 +181,32 @@ pub(crate) fn qdisc_of(index: u32) -> io::Result<String> {
     let mut answer = vec![0_u8; 32 << 10];
     // The kernel has replied by the time that `send` returns.
     let (len, _) = recv(&kernel, &mut answer[..], RecvFlags::DONTWAIT)?;
-    qdisc_in(&answer[..len.min(answer.len())]).ok_or(io::ErrorKind::InvalidData.into())
+    answer.truncate(len);
+    match answer.get(4..6) {
+        Some(kind) if *kind == RTM_NEWLINK.to_ne_bytes() => Ok(answer),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
 }
 
-fn qdisc_in(answer: &[u8]) -> Option<String> {
-    let kind = u16::from_ne_bytes(*answer.get(4..)?.first_chunk()?);
-    let mut attributes = answer.get(LINK_BYTES..).filter(|_| kind == RTM_NEWLINK)?;
+fn link_attributes(link: &[u8]) -> &[u8] {
+    link.get(LINK_BYTES..).unwrap_or_default()
+}
+
+/// The value of an attribute of this number, the first one.
+fn attribute(mut attributes: &[u8], number: u16) -> Option<&[u8]> {
     loop {
         let &[l0, l1, n0, n1] = attributes.first_chunk()?;
         let len = usize::from(u16::from_ne_bytes([l0, l1]));
         let value = attributes.get(4..len)?;
-        if u16::from_ne_bytes([n0, n1]) == IFLA_QDISC {
-            let text = CStr::from_bytes_until_nul(value).ok()?;
-            return Some(text.to_string_lossy().into_owned());
+        if u16::from_ne_bytes([n0, n1]) & !NLA_F_NESTED == number {
+            return Some(value);
         }
         attributes = attributes.get(len.next_multiple_of(4)..)?;
     }
+}
+
+fn text(value: &[u8]) -> Option<String> {
+    Some(CStr::from_bytes_until_nul(value).ok()?.to_string_lossy().into_owned())
 }
 
 /// The MTU of an interface of this network namespace (`/sys` may show another's).
@@ -226,6 +256,31 @@ mod tests {
         assert!(mtu_of("no such interface with a long name").is_err());
         let every: usize = all.iter().map(|interface| interface.addresses.len()).sum();
         assert!(addresses().expect("a list").len() >= every);
+    }
+
+    #[test]
+    fn attributes_are_found_and_cut_ones_are_not() {
+        let entry = |number: u16, value: &[u8]| {
+            let len = 4 + value.len();
+            let mut bytes = [(len as u16).to_ne_bytes(), number.to_ne_bytes()].concat();
+            bytes.extend_from_slice(value);
+            bytes.resize(len.next_multiple_of(4), 0);
+            bytes
+        };
+        let info = entry(IFLA_INFO_KIND, b"veth\0");
+        let all =
+            [entry(IFLA_QDISC, b"htb\0"), entry(IFLA_LINKINFO | NLA_F_NESTED, &info)].concat();
+        assert_eq!(attribute(&all, IFLA_QDISC).and_then(text).as_deref(), Some("htb"));
+        let kind = attribute(&all, IFLA_LINKINFO).and_then(|info| attribute(info, IFLA_INFO_KIND));
+        assert_eq!(kind.and_then(text).as_deref(), Some("veth"));
+        assert_eq!(attribute(&all, 99), None);
+        for len in 0..all.len() {
+            assert_eq!(attribute(&all[..len], IFLA_LINKINFO), None, "of {len} bytes");
+        }
+        // A length below that of its own header would never end.
+        assert_eq!(attribute(&[0; 64], IFLA_QDISC), None);
+        let lo = interfaces().expect("a list").into_iter().find(|one| one.loopback);
+        assert_eq!(kind_of(lo.expect("loopback").index).expect("a link"), None);
     }
 
     #[test]

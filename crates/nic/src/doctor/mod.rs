@@ -79,6 +79,7 @@ pub fn network() -> Vec<Finding> {
         network::same_host(),
     ];
     findings.extend(network::interfaces());
+    findings.extend(network::order());
     findings.extend(network::ports());
     findings.push(network::congestion_marks());
     findings.push(network::icrc());

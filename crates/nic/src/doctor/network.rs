@@ -108,6 +108,50 @@ fn interface(interface: &Interface) -> Finding {
     Finding::warn(topic, text, format!("ip link set {name} mtu 1500, or 4200 and more"))
 }
 
+/// Whether packets of a flow stay in their order on their way into this machine.
+pub(super) fn order() -> Vec<Finding> {
+    let all = list::interfaces().unwrap_or_default();
+    let all = all.into_iter().filter(|one| one.running && !one.addresses.is_empty());
+    all.filter(|one| list::kind_of(one.index).is_ok_and(|kind| kind.as_deref() == Some("veth")))
+        .filter_map(|one| steering(&one))
+        .collect()
+}
+
+/// An end of a veth pair takes a packet in on the processor that sent it, and a queueing discipline of the sender is emptied
+/// by any processor. None where it cannot be looked at.
+fn steering(interface: &Interface) -> Option<Finding> {
+    let name = &interface.name;
+    let folder = format!("/sys/class/net/{name}");
+    // `/sys` may be that of another network namespace.
+    let index = fs::read_to_string(format!("{folder}/ifindex")).ok()?;
+    if index.trim_end() != interface.index.to_string() {
+        return None;
+    }
+    let masks = fs::read_dir(format!("{folder}/queues")).ok()?.filter_map(|queue| {
+        let queue =
+            queue.ok().filter(|queue| queue.file_name().as_encoded_bytes().starts_with(b"rx-"));
+        fs::read_to_string(queue?.path().join("rps_cpus")).ok()
+    });
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    Some(ordered(name, processors, masks))
+}
+
+fn ordered(name: &str, processors: usize, mut masks: impl Iterator<Item = String>) -> Finding {
+    let topic = format!("order on {name}");
+    if processors == 1 || masks.all(|mask| mask.bytes().any(|digit| (b'1'..=b'f').contains(&digit)))
+    {
+        return Finding::ok(topic, "packets of a flow arrive as they were sent");
+    }
+    Finding::warn(
+        topic,
+        "a virtual Ethernet pair without receive packet steering: behind a queueing discipline of the sender, packets of a \
+         flow overtake each other, and go-back-N sends all again from there",
+        format!(
+            "for queue in /sys/class/net/{name}/queues/rx-*/rps_cpus; do echo ff > $queue; done (ff: processors 0 to 7)"
+        ),
+    )
+}
+
 /// Whether every address can be shared on the RoCE port.
 pub(super) fn ports() -> Vec<Finding> {
     let all = list::interfaces().unwrap_or_default();
@@ -283,6 +327,17 @@ mod tests {
         assert!(queueing("pfifo_fast").text.contains("(pfifo_fast) drops"));
         let unknown = queueing("");
         assert!(unknown.text.contains("unknown") && unknown.fix.is_some(), "{unknown:?}");
+    }
+
+    #[test]
+    fn packets_of_a_veth_pair_need_steering_where_there_are_several_processors() {
+        let masks = |all: &[&str]| all.iter().map(|mask| format!("{mask}\n")).collect::<Vec<_>>();
+        let verdict = |processors, all| ordered("v0", processors, masks(all).into_iter());
+        assert!(verdict(2, &["0"]).fix.is_some_and(|fix| fix.contains("/v0/")));
+        assert!(verdict(64, &["00000000,00000003", "00000000,00000000"]).fix.is_some());
+        assert_eq!(verdict(2, &["3"]).fix, None);
+        assert_eq!(verdict(2, &["00000000,0000000f"]).fix, None);
+        assert_eq!(verdict(1, &["0"]).fix, None);
     }
 
     #[test]
