@@ -37,7 +37,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown};
 use std::path::{Path as FilePath, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -259,6 +259,21 @@ impl Gate {
 }
 
 impl Bucket {
+    /// From its words, in their order in memory.
+    fn of(mut words: impl Iterator<Item = u64>) -> Bucket {
+        let mut word = || AtomicU64::new(words.next().unwrap_or(0));
+        // Fields of a literal are evaluated in the order in which they are written.
+        Bucket {
+            full_at: word(),
+            bytes: word(),
+            active_at: word(),
+            held_at: word(),
+            begun: word(),
+            waited_ns: word(),
+            late: word(),
+        }
+    }
+
     /// The DSCP is active: its exchange goes on, or begins.
     fn mark_active(&self, gate: &Gate, now: Time) {
         let last = self.active_at.load(Ordering::Relaxed);
@@ -679,7 +694,8 @@ pub struct Exchanges {
 #[derive(Debug)]
 pub struct PaceTable {
     rates: Mapped<Rates>,
-    buckets: Mapped<Buckets>,
+    /// Not mapped: who may write it may cut it, and that would end the agent.
+    buckets: File,
     /// Holds the lock: one agent keeps a folder.
     _folder: File,
 }
@@ -696,13 +712,16 @@ impl PaceTable {
         flock(&locked, FlockOperation::NonBlockingLockExclusive)?;
         let group = locked.metadata()?.gid();
         // Senders look for `rates`: whoever finds it finds the buckets, too.
-        let buckets = match mapped(&folder.join("buckets")) {
+        let buckets = match opened(&folder.join("buckets")) {
             Ok(found) => found,
             Err(_) => make(folder, "buckets", 0o660, group, &[])?,
         };
-        let rates: Mapped<Rates> = match mapped::<Rates>(&folder.join("rates")) {
+        let both = ProtFlags::READ | ProtFlags::WRITE;
+        let rates =
+            opened(&folder.join("rates")).and_then(|file| Mapped::<Rates>::new(&file, both));
+        let rates = match rates {
             Ok(found) if found.get().magic.load(Ordering::Acquire) == MAGIC => found,
-            _ => make(folder, "rates", 0o644, group, &MAGIC.to_ne_bytes())?,
+            _ => Mapped::new(&make(folder, "rates", 0o644, group, &MAGIC.to_ne_bytes())?, both)?,
         };
         let table = PaceTable { rates, buckets, _folder: locked };
         table.follow_clock();
@@ -762,22 +781,28 @@ impl PaceTable {
         self.rates.get().gate(code_point(dscp)?)
     }
 
-    /// How exchanges of a DSCP with a gate have begun, as far as processes with the right to write the buckets took part.
+    /// How exchanges of a DSCP with a gate have begun, as far as processes with the right to write the buckets took part;
+    /// none where the file was cut.
     pub fn exchanges(&self, dscp: u8) -> Exchanges {
-        let bucket = self.buckets.get().0.get(usize::from(dscp));
-        let word = |word: &AtomicU64| word.load(Ordering::Relaxed);
-        bucket.map_or_else(Exchanges::default, |bucket| Exchanges {
-            begun: word(&bucket.begun),
-            waited_ns: word(&bucket.waited_ns),
-            late: word(&bucket.late),
+        self.bucket(dscp).map_or_else(Exchanges::default, |mut bucket| Exchanges {
+            begun: *bucket.begun.get_mut(),
+            waited_ns: *bucket.waited_ns.get_mut(),
+            late: *bucket.late.get_mut(),
         })
     }
 
     /// Bytes that processes with the right to write the buckets have sent with a DSCP since the file was made, Ethernet
-    /// headers included.
+    /// headers included; 0 where the file was cut.
     pub fn sent_bytes(&self, dscp: u8) -> u64 {
-        let bucket = self.buckets.get().0.get(usize::from(dscp));
-        bucket.map_or(0, |bucket| bucket.bytes.load(Ordering::Relaxed))
+        self.bucket(dscp).map_or(0, |bucket| bucket.bytes.into_inner())
+    }
+
+    fn bucket(&self, dscp: u8) -> Option<Bucket> {
+        let at = code_point(dscp)? * size_of::<Bucket>();
+        let mut bytes = [0; size_of::<Bucket>()];
+        self.buckets.read_exact_at(&mut bytes, at as u64).ok()?;
+        let (words, _) = bytes.as_chunks::<8>();
+        Some(Bucket::of(words.iter().map(|word| u64::from_ne_bytes(*word))))
     }
 }
 
@@ -809,19 +834,17 @@ fn make_folder(folder: &FilePath) -> io::Result<()> {
     }
 }
 
-fn mapped<T>(path: &FilePath) -> io::Result<Mapped<T>> {
+/// A file of the right size.
+fn opened(path: &FilePath) -> io::Result<File> {
     let file = OpenOptions::new().read(true).write(true).open(path)?;
-    Mapped::new(&file, ProtFlags::READ | ProtFlags::WRITE)
+    match file.metadata()?.len() {
+        FILE_BYTES => Ok(file),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
 }
 
 /// Makes a file under another name, and moves it to its place when it is complete.
-fn make<T>(
-    folder: &FilePath,
-    name: &str,
-    mode: u32,
-    group: u32,
-    start: &[u8],
-) -> io::Result<Mapped<T>> {
+fn make(folder: &FilePath, name: &str, mode: u32, group: u32, start: &[u8]) -> io::Result<File> {
     let draft = folder.join(format!("{name}.{}", std::process::id()));
     let _ = fs::remove_file(&draft);
     let file =
@@ -831,14 +854,12 @@ fn make<T>(
         io::Write::write_all(&mut &file, start)?;
         chown(&draft, None, Some(group))?;
         fs::set_permissions(&draft, fs::Permissions::from_mode(mode))?;
-        let mapped = Mapped::new(&file, ProtFlags::READ | ProtFlags::WRITE)?;
-        fs::rename(&draft, folder.join(name))?;
-        Ok(mapped)
+        fs::rename(&draft, folder.join(name))
     })();
     if made.is_err() {
         let _ = fs::remove_file(&draft);
     }
-    made
+    made.map(|()| file)
 }
 
 #[cfg(test)]
@@ -865,6 +886,12 @@ mod tests {
 
         fn paces(&self) -> Paces {
             Paces::of(Some(self.0.clone()))
+        }
+
+        /// As a process that sends has them.
+        fn buckets(&self) -> Mapped<Buckets> {
+            let file = opened(&self.0.join("buckets")).expect("the table made it");
+            Mapped::new(&file, ProtFlags::READ | ProtFlags::WRITE).expect("a mapping")
         }
     }
 
@@ -1001,16 +1028,37 @@ mod tests {
         let folder = Folder::new("wrong");
         let table = folder.table();
         table.set(rated([(26, 100_000_000)]));
-        table.buckets.get().0[26].full_at.store(u64::MAX, Ordering::Relaxed);
+        folder.buckets().get().0[26].full_at.store(u64::MAX, Ordering::Relaxed);
         let mut paces = [folder.paces()];
         let time = Duration::from_millis(1_000);
         assert_near(rates(&mut paces, START, time, 26)[0], 100_000_000, 60);
         // One that could be true is waited for.
         let from = START + time;
         let soon = from.as_nanos() + depth_ns(100_000_000, 0) + 5_000_000;
-        table.buckets.get().0[26].full_at.store(soon, Ordering::Relaxed);
+        folder.buckets().get().0[26].full_at.store(soon, Ordering::Relaxed);
         assert_eq!(send(&mut paces[0], from, 26), 0);
         assert_near(rates(&mut paces, from, time, 26)[0], 100_000_000, 60);
+    }
+
+    /// Whoever may write the buckets may cut them short.
+    #[test]
+    fn the_agent_outlives_buckets_that_are_cut() {
+        let (folder, table) = gated("cut", 0);
+        assert!(tries(&mut folder.paces(), ms(130), 26));
+        assert_eq!((table.exchanges(26).begun, table.sent_bytes(26)), (1, BYTES));
+        OpenOptions::new()
+            .write(true)
+            .open(folder.0.join("buckets"))
+            .and_then(|file| file.set_len(26 * 64 + 8))
+            .expect("it is ours");
+        assert_eq!((table.exchanges(26), table.sent_bytes(26)), (Exchanges::default(), 0));
+        assert_eq!(table.exchanges(200), Exchanges::default());
+        drop(table);
+        // The next agent makes new ones.
+        let table = folder.table();
+        table.set_unix_offset(0);
+        assert!(tries(&mut folder.paces(), ms(230), 26));
+        assert_eq!(table.exchanges(26).begun, 1);
     }
 
     #[test]
@@ -1204,7 +1252,7 @@ mod tests {
             assert!(tries(&mut behind, ms(at), 26), "{at} ms");
         }
         assert_eq!(table.exchanges(26), Exchanges { begun: 1, waited_ns: 0, late: 0 });
-        let active_at = table.buckets.get().0[26].active_at.load(Ordering::Relaxed);
+        let active_at = folder.buckets().get().0[26].active_at.load(Ordering::Relaxed);
         assert_eq!(active_at, ms(191).as_nanos(), "it never goes back");
     }
 
@@ -1212,7 +1260,8 @@ mod tests {
     fn impossible_instants_and_waits_of_the_dead_are_not_believed() {
         let (folder, table) = gated("believed", 0);
         let mut paces = folder.paces();
-        let bucket = &table.buckets.get().0[26];
+        let buckets = folder.buckets();
+        let bucket = &buckets.get().0[26];
         bucket.active_at.store(u64::MAX, Ordering::Relaxed);
         assert!(!tries(&mut paces, ms(160), 26), "nothing is active in the future");
         assert!(tries(&mut paces, ms(230), 26));
