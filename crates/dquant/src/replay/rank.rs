@@ -121,8 +121,8 @@ pub struct Outcome {
     pub verified_bytes: u64,
     /// Messages with a wrong byte, or of a wrong length.
     pub wrong_messages: u64,
-    /// Packets that this rank sent again.
-    pub retransmitted: u64,
+    /// Packets that this rank sent again, if the device tells.
+    pub retransmitted: Option<u64>,
 }
 
 /// How a rank meets the others.
@@ -256,7 +256,7 @@ fn replay<F: Fabric>(
         Some(broken) => Err(broken.into_error()),
         None => {
             let mut outcome = work.progress.outcome;
-            outcome.retransmitted = host::retransmitted(&work.fabric).unwrap_or(0);
+            outcome.retransmitted = host::retransmitted(&work.fabric);
             Ok(outcome)
         }
     }

@@ -322,7 +322,7 @@ struct RankReport {
     edges: Vec<EdgeReport>,
     verified_bytes: u64,
     wrong_messages: u64,
-    retransmitted: u64,
+    retransmitted: Option<u64>,
 }
 
 impl RankReport {
@@ -371,10 +371,13 @@ impl fmt::Display for RankReport {
         let RankReport { verified_bytes, wrong_messages, retransmitted, .. } = self;
         write!(
             f,
-            "  {} compared, {} wrong, {} retransmitted",
+            "  {} compared, {} wrong, {}",
             counted(*verified_bytes, "byte"),
             counted(*wrong_messages, "message"),
-            counted(*retransmitted, "packet")
+            retransmitted
+                .map_or("retransmissions not counted by this device".to_owned(), |packets| {
+                    format!("{} retransmitted", counted(packets, "packet"))
+                })
         )
     }
 }
