@@ -104,7 +104,8 @@ def clicks(page, program):
         page.click_on("document.querySelector('#jobs tbody tr:nth-child(2) button')")
         page.until("document.querySelector('#body h3')?.innerText === 'vision-moe'", "the job is shown")
         detail = page.text("#body")
-        for part in ("team-vision", "all-to-all(4)", "host-1", "ranks 0 to 1", "host-5", "24.0 Gbit/s"):
+        for part in ("team-vision", "all-to-all(4)", "host-1", "ranks 0 to 1", "host-5", "24.0 Gbit/s",
+                     "exchanges for 7 ms of each 24 ms, beginning 11 ms after each multiple of 24.1 ms of Unix time, in turn with llama-70b-pretrain"):
             expect(part in detail, f"{part} is not in {detail}")
         lit = page.run("[...document.querySelectorAll('.node.on')].map(node => node.querySelector('text').textContent)")
         expect({"host-1", "host-3", "host-4", "host-5"} <= set(lit) and "host-0" not in lit and "host-7" not in lit, lit)
@@ -128,6 +129,8 @@ def clicks(page, program):
         expect("silent" in page.text("#body") and "its last plan stays in force" in page.text("#body"), page.text("#body"))
         page.click_on("document.querySelector('#clear')")
         page.until("!document.querySelector('#body h3') && !document.querySelector('.faded')", "nothing is selected")
+        page.click_on("document.querySelector('#jobs tbody tr:nth-child(3) button')")
+        page.until("document.querySelector('#body')?.innerText.includes('whenever it likes: it fills no link with others')", "it has no time")
         quiet(page)
 
 

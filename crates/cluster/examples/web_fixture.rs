@@ -10,7 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use cluster::view::{
-    Alarm, BrainView, ClusterEvent, JobView, LinkJob, LinkView, NodeView, Placed, View,
+    Alarm, BrainView, ClusterEvent, CycleView, JobView, LinkJob, LinkView, NodeView, Placed,
+    TurnView, View,
 };
 use cluster::web::{EventLog, Limits, Options, Sources, WebServer};
 use tokio::sync::watch;
@@ -223,10 +224,25 @@ fn place(net: &mut Net, hostile: bool) -> Vec<JobView> {
             dscp: 10 + 8 * kind as u8,
             workers,
             state: if kind == 3 { "degraded" } else { "running" }.into(),
-            cycle: None,
+            cycle: cycle(number),
         });
     }
     jobs
+}
+
+/// The first two kinds of a set take turns, the third says a cycle that meets no other.
+fn cycle(number: u32) -> Option<CycleView> {
+    let kind = number % 4;
+    let turn = TurnView { period_ns: 24_100_000, shift_ns: 11_000_000 * u64::from(kind) };
+    let cycle = CycleView { period_ns: 24_000_000, exchange_ns: 7_000_000, ..CycleView::default() };
+    match kind {
+        0 | 1 => {
+            let other = if kind == 0 { number + 2 } else { number };
+            Some(CycleView { turn: Some(turn), with: vec![other.into()], ..cycle })
+        }
+        2 => Some(CycleView { why: Some("it fills no link with others".into()), ..cycle }),
+        _ => None,
+    }
 }
 
 /// The loads of all jobs on all links, at this time.
