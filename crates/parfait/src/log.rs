@@ -167,6 +167,8 @@ pub enum Change {
     Move(Moved),
     /// A job gets another DSCP, since it meets one with its own.
     Mark(JobId, Dscp),
+    /// A job keeps its slots alone, since it meets so many others that no DSCP is left.
+    Degrade(JobId),
 }
 
 /// A job's new place.
@@ -490,6 +492,11 @@ impl Book {
                 self.changed_index = index;
                 Ok(Outcome::Admitted(*job))
             }
+            Change::Degrade(job) => {
+                self.degrade(*job).map_err(refused)?;
+                self.changed_index = index;
+                Ok(Outcome::Admitted(*job))
+            }
         }
     }
 
@@ -606,6 +613,17 @@ impl Book {
         for load in loads {
             let here = self.on_trunk[load.trunk as usize].iter_mut();
             here.filter(|one| one.job == job).for_each(|one| one.dscp = dscp);
+        }
+        Ok(())
+    }
+
+    fn degrade(&mut self, job: JobId) -> Result<(), String> {
+        let before = self.ledger.release(job).map_err(|refusal| refusal.to_string())?;
+        self.ledger
+            .hold(job, before.slots_per_worker(), &before.pieces)
+            .map_err(|refusal| refusal.to_string())?;
+        for load in &before.loads {
+            self.on_trunk[load.trunk as usize].retain(|one| one.job != job);
         }
         Ok(())
     }
@@ -898,6 +916,10 @@ impl Batch {
                     put_u64(&mut body, *job);
                     body.push(dscp.value());
                 }
+                Change::Degrade(job) => {
+                    body.push(8);
+                    put_u64(&mut body, *job);
+                }
             }
         }
         record(BATCH, &body)
@@ -1136,6 +1158,7 @@ impl<'a> Reader<'a> {
                 Change::Move(Moved { job, dscp, order, pieces })
             }
             6 => Change::Mark(self.u64()?, Dscp::new(self.u8()?).ok()?),
+            8 => Change::Degrade(self.u64()?),
             7 => Change::Moves { moved: self.u32()?, degraded: self.u32()? },
             _ => return None,
         };

@@ -53,7 +53,7 @@ fn apply(book: &mut Book, changes: &mut Vec<Change>, change: Change) -> Result<(
     Ok(())
 }
 
-/// Carries out moves, and gives another DSCP to whoever meets its own.
+/// Carries out moves that were asked for, and gives another DSCP to whoever meets its own.
 fn carry_out(book: &mut Book, changes: &mut Vec<Change>, steps: &[Move]) -> Result<(), String> {
     for Move { job, order, pieces, .. } in steps {
         let Some(Held { dscp, .. }) = book.jobs().get(job) else { continue };
@@ -65,6 +65,20 @@ fn carry_out(book: &mut Book, changes: &mut Vec<Change>, steps: &[Move]) -> Resu
         let Some(held) = book.jobs().get(&job) else { continue };
         let dscp = book.dscp_in_place(job, held.dscp)?;
         apply(book, changes, Change::Mark(job, dscp))?;
+    }
+    Ok(())
+}
+
+/// Gives another DSCP to whoever meets its own on new paths; who gets none loses its guarantee, since what is down is down.
+fn tell_apart(book: &mut Book, changes: &mut Vec<Change>) -> Result<(), String> {
+    for job in book.clashes() {
+        let Some(held) = book.jobs().get(&job) else { continue };
+        let change = match book.dscp_in_place(job, held.dscp) {
+            Ok(dscp) if dscp == held.dscp => continue,
+            Ok(dscp) => Change::Mark(job, dscp),
+            Err(_) => Change::Degrade(job),
+        };
+        apply(book, changes, change)?;
     }
     Ok(())
 }
@@ -105,7 +119,7 @@ pub fn outage(
     let Restored { workers_moved, changes: moves, .. } = settle(&mut after, &repair.steps);
     changes.extend(moves);
     // Paths of others may have changed.
-    carry_out(&mut after, &mut changes, &[])?;
+    tell_apart(&mut after, &mut changes)?;
     changes[0] = change(workers_moved, after.degraded().count() as u32);
     Ok(changes)
 }

@@ -1,7 +1,7 @@
 //! What a brain writes when something breaks, comes back, or makes room: degraded jobs get their guarantee back.
 
 use fabric::shape::Shape;
-use fabric::topology::{Capacity, NodeId};
+use fabric::topology::{Capacity, Link, NodeId};
 use parfait::brain::place_job;
 use parfait::demand::{Abstraction, Order};
 use parfait::ledger::JobId;
@@ -200,6 +200,38 @@ fn a_job_that_gets_no_dscp_keeps_no_other_from_its_guarantee() {
     assert_eq!(outcome, Outcome::Released { job: small, restored: vec![fits] });
     assert_eq!(written.degraded(), [stuck]);
     assert!(written.book.clashes().is_empty());
+    written.check();
+}
+
+/// What is down is down: jobs whose new paths leave them no DSCP are degraded, and nobody else is.
+#[test]
+fn an_outage_is_written_where_more_jobs_meet_than_there_are_dscps() {
+    let mut written = Written::new("torus:4:2", 64);
+    let all = Dscp::all().count();
+    // Two switches in opposite directions from the first one: both sets have all DSCPs, and share no link.
+    for number in 0..all {
+        written.put(&format!("right{number}"), "ring:2@1k", number, &[(0, 1), (2, 1)]);
+        written.put(&format!("left{number}"), "ring:2@1k", number, &[(1, 1), (7, 1)]);
+    }
+    assert!(written.book.clashes().is_empty());
+    let topology = &written.ground.site.as_ref().expect("it has one").topology;
+    let named = |name| topology.named(name).expect("it is there");
+    let ends = [named("s0"), named("s1")];
+    let joins = |link: &Link| ends.iter().all(|node| link.ends.iter().any(|end| end.node == *node));
+    let between = topology.links().find(|(_, link)| joins(link)).expect("they are joined");
+    let parts = [Part::Link(between.0)];
+    // Workers may not move, so all jobs go the long way.
+    let changes = mending::outage(&written.book, &parts, true, 0).expect("it is down");
+    let outcome = written.write(changes);
+    let all = all as u32;
+    assert_eq!(outcome, Outcome::Repaired { hit: 0, moved: 0, degraded: all });
+    assert_eq!(written.degraded().len(), all as usize);
+    assert!(written.book.clashes().is_empty());
+    written.check();
+    let changes = mending::outage(&written.book, &parts, false, 0).expect("it is back");
+    let outcome = written.write(changes);
+    assert_eq!(outcome, Outcome::Repaired { hit: 0, moved: 0, degraded: 0 });
+    assert!(written.degraded().is_empty() && written.book.clashes().is_empty());
     written.check();
 }
 
