@@ -79,7 +79,7 @@ pub const JUDGED_EXCHANGES: u64 = 32;
 
 /// Exchanges that wait for more than this part of their period, on average, show that the job does not keep it. Periods that
 /// were lengthened to fit each other, and a job's own variation, are below that.
-pub const MOST_WAIT_PARTS: u64 = 10;
+const MOST_WAIT_PARTS: u64 = 10;
 
 /// Peers that are remembered to be answered: those heard last.
 const MAX_HEARD: usize = 64;
@@ -309,9 +309,17 @@ impl Bucket {
 
     /// Whether exchanges have waited so long that the gate does harm.
     fn waits_too_long(&self, gate: &Gate) -> bool {
-        let begun = self.begun.load(Ordering::Relaxed);
-        let mean_ns = self.waited_ns.load(Ordering::Relaxed).checked_div(begun).unwrap_or(0);
-        begun >= JUDGED_EXCHANGES && mean_ns > gate.period_ns / MOST_WAIT_PARTS
+        let mean_ns = self.exchanges().mean_wait_ns();
+        mean_ns.is_some_and(|mean_ns| is_too_long(mean_ns, gate.period_ns))
+    }
+
+    fn exchanges(&self) -> Exchanges {
+        let word = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        Exchanges {
+            begun: word(&self.begun),
+            waited_ns: word(&self.waited_ns),
+            late: word(&self.late),
+        }
     }
 
     /// A packet of the next exchange is held back: the first one dates its wait.
@@ -690,6 +698,27 @@ pub struct Exchanges {
     pub late: u64,
 }
 
+impl Exchanges {
+    /// Those after these; `None` where counters went back, since whoever may write them can have them wrap.
+    pub fn since(self, before: Exchanges) -> Option<Exchanges> {
+        Some(Exchanges {
+            begun: self.begun.checked_sub(before.begun)?,
+            waited_ns: self.waited_ns.checked_sub(before.waited_ns)?,
+            late: self.late.wrapping_sub(before.late),
+        })
+    }
+
+    /// How long they have waited on average, in nanoseconds, if there are enough to judge a job by.
+    pub fn mean_wait_ns(self) -> Option<u64> {
+        (self.begun >= JUDGED_EXCHANGES).then(|| self.waited_ns / self.begun)
+    }
+}
+
+/// Whether exchanges that wait for so long on average show that their job does not keep its period.
+pub fn is_too_long(mean_wait_ns: u64, period_ns: u64) -> bool {
+    mean_wait_ns > period_ns / MOST_WAIT_PARTS
+}
+
 /// The agent's side. What is set stays in force when it is dropped.
 #[derive(Debug)]
 pub struct PaceTable {
@@ -784,11 +813,7 @@ impl PaceTable {
     /// How exchanges of a DSCP with a gate have begun, as far as processes with the right to write the buckets took part;
     /// none where the file was cut.
     pub fn exchanges(&self, dscp: u8) -> Exchanges {
-        self.bucket(dscp).map_or_else(Exchanges::default, |mut bucket| Exchanges {
-            begun: *bucket.begun.get_mut(),
-            waited_ns: *bucket.waited_ns.get_mut(),
-            late: *bucket.late.get_mut(),
-        })
+        self.bucket(dscp).map_or_else(Exchanges::default, |bucket| bucket.exchanges())
     }
 
     /// Bytes that processes with the right to write the buckets have sent with a DSCP since the file was made, Ethernet

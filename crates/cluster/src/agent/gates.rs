@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use engine::log;
-use nic::paces::{Exchanges, Gate, JUDGED_EXCHANGES, MOST_WAIT_PARTS, PaceTable};
+use nic::paces::{Exchanges, Gate, PaceTable, is_too_long};
 use parfait::agent::{Phase, Share};
 use parfait::ledger::JobId;
 use parfait::shifts::TOLERANCE_PARTS;
@@ -44,13 +44,6 @@ impl Timed {
             tolerance_ns: period_ns / TOLERANCE_PARTS,
             quiet_ns: period_ns.saturating_sub(exchange_ns) / 2,
         }
-    }
-
-    /// How long its exchanges waited on average since it was judged last, if there were enough.
-    fn mean_wait_ns(&self, now: Exchanges) -> Option<u64> {
-        let begun = now.begun.saturating_sub(self.judged.begun);
-        let waited_ns = now.waited_ns.saturating_sub(self.judged.waited_ns);
-        (begun >= JUDGED_EXCHANGES).then(|| waited_ns / begun)
     }
 }
 
@@ -106,15 +99,14 @@ impl Gates {
         let mut is_changed = false;
         for (dscp, timed) in &mut self.timed {
             let now = counted(*dscp);
-            // Whoever may write the counters can have them wrap.
-            if now.begun < timed.judged.begun || now.waited_ns < timed.judged.waited_ns {
+            let Some(later) = now.since(timed.judged) else {
                 timed.judged = now;
                 continue;
-            }
-            let Some(mean_ns) = timed.mean_wait_ns(now) else { continue };
+            };
+            let Some(mean_ns) = later.mean_wait_ns() else { continue };
             timed.judged = now;
             let waited = timed.waits;
-            timed.waits = mean_ns > timed.phase.period_ns / MOST_WAIT_PARTS;
+            timed.waits = is_too_long(mean_ns, timed.phase.period_ns);
             if timed.dropped.is_none() && waited && timed.waits {
                 timed.dropped = Some(mean_ns);
                 is_changed = true;
@@ -153,6 +145,7 @@ fn complaint(timed: &Timed, mean_ns: u64) -> String {
 mod tests {
     use std::path::PathBuf;
 
+    use nic::paces::JUDGED_EXCHANGES;
     use parfait::job::Latency;
     use parfait::queues::Dscp;
 

@@ -132,24 +132,29 @@ fn steering(interface: &Interface) -> Option<Finding> {
             queue.ok().filter(|queue| queue.file_name().as_encoded_bytes().starts_with(b"rx-"));
         fs::read_to_string(queue?.path().join("rps_cpus")).ok()
     });
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    Some(ordered(name, processors, masks))
+    // Those of the sender count, which may have more of them than this process.
+    let processors = fs::read_to_string("/sys/devices/system/cpu/online").ok()?;
+    ordered(name, processors.trim_end(), &masks.collect::<Vec<_>>())
 }
 
-fn ordered(name: &str, processors: usize, mut masks: impl Iterator<Item = String>) -> Finding {
+/// None where the kernel has no such steering.
+fn ordered(name: &str, processors: &str, masks: &[String]) -> Option<Finding> {
     let topic = format!("order on {name}");
-    if processors == 1 || masks.all(|mask| mask.bytes().any(|digit| (b'1'..=b'f').contains(&digit)))
-    {
-        return Finding::ok(topic, "packets of a flow arrive as they were sent");
+    let steers = |mask: &String| mask.bytes().any(|digit| (b'1'..=b'f').contains(&digit));
+    if masks.is_empty() {
+        return None;
     }
-    Finding::warn(
+    if processors == "0" || masks.iter().all(steers) {
+        return Some(Finding::ok(topic, "packets of a flow arrive as they were sent"));
+    }
+    Some(Finding::warn(
         topic,
         "a virtual Ethernet pair without receive packet steering: behind a queueing discipline of the sender, packets of a \
          flow overtake each other, and go-back-N sends all again from there",
         format!(
             "for queue in /sys/class/net/{name}/queues/rx-*/rps_cpus; do echo ff > $queue; done (ff: processors 0 to 7)"
         ),
-    )
+    ))
 }
 
 /// Whether every address can be shared on the RoCE port.
@@ -332,12 +337,15 @@ mod tests {
     #[test]
     fn packets_of_a_veth_pair_need_steering_where_there_are_several_processors() {
         let masks = |all: &[&str]| all.iter().map(|mask| format!("{mask}\n")).collect::<Vec<_>>();
-        let verdict = |processors, all| ordered("v0", processors, masks(all).into_iter());
-        assert!(verdict(2, &["0"]).fix.is_some_and(|fix| fix.contains("/v0/")));
-        assert!(verdict(64, &["00000000,00000003", "00000000,00000000"]).fix.is_some());
-        assert_eq!(verdict(2, &["3"]).fix, None);
-        assert_eq!(verdict(2, &["00000000,0000000f"]).fix, None);
-        assert_eq!(verdict(1, &["0"]).fix, None);
+        let fix = |processors, all: &[&str]| {
+            ordered("v0", processors, &masks(all)).expect("it is known").fix
+        };
+        assert!(fix("0-1", &["0"]).is_some_and(|fix| fix.contains("/v0/")));
+        assert!(fix("0-63", &["00000000,00000003", "00000000,00000000"]).is_some());
+        assert_eq!(fix("0-1", &["3"]), None);
+        assert_eq!(fix("0-1", &["00000000,0000000f"]), None);
+        assert_eq!(fix("0", &["0"]), None);
+        assert_eq!(ordered("v0", "0-1", &[]), None, "a kernel without it");
     }
 
     #[test]
