@@ -167,7 +167,7 @@ pub enum Change {
     Move(Moved),
     /// A job gets another DSCP, since it meets one with its own.
     Mark(JobId, Dscp),
-    /// A job keeps its slots alone, since it meets so many others that no DSCP is left.
+    /// A job loses its guarantee and keeps its slots: no DSCP is free on its links.
     Degrade(JobId),
 }
 
@@ -246,7 +246,8 @@ pub enum Outcome {
     Refused(String),
     /// What went down or came back is known.
     Repaired {
-        /// Jobs that were hit.
+        /// Jobs whose hosts were lost, or whose links carry less than they have reserved. Others may lose their guarantee for
+        /// want of a DSCP.
         hit: u32,
         /// Workers that were moved.
         moved: u32,
@@ -592,9 +593,7 @@ impl Book {
         self.ledger
             .relocate(*job, &demand, slots, abstraction, pieces)
             .map_err(|refusal| refusal.to_string())?;
-        for load in before.iter().flatten() {
-            self.on_trunk[load.trunk as usize].retain(|one| one.job != *job);
-        }
+        self.leave_trunks(*job, before.as_deref().unwrap_or_default());
         for load in &self.ledger.admissions()[job].loads {
             let own = Reserved { job: *job, dscp: *dscp, bps: load.bps };
             self.on_trunk[load.trunk as usize].push(own);
@@ -622,19 +621,23 @@ impl Book {
         self.ledger
             .hold(job, before.slots_per_worker(), &before.pieces)
             .map_err(|refusal| refusal.to_string())?;
-        for load in &before.loads {
-            self.on_trunk[load.trunk as usize].retain(|one| one.job != job);
-        }
+        self.leave_trunks(job, &before.loads);
         Ok(())
     }
 
-    /// Jobs that meet another one with their DSCP on some link: of each pair the later one.
-    pub fn clashes(&self) -> BTreeSet<JobId> {
+    fn leave_trunks(&mut self, job: JobId, loads: &[Load]) {
+        for load in loads {
+            self.on_trunk[load.trunk as usize].retain(|one| one.job != job);
+        }
+    }
+
+    /// Jobs that meet another one with their DSCP on some link: of each pair the one that yields, or else the later one.
+    pub fn clashes(&self, yields: impl Fn(JobId) -> bool) -> BTreeSet<JobId> {
         let mut clashing = BTreeSet::new();
         for here in &self.on_trunk {
             let mut first: BTreeMap<Dscp, JobId> = BTreeMap::new();
             let mut sorted: Vec<&Reserved> = here.iter().collect();
-            sorted.sort_unstable_by_key(|one| one.job);
+            sorted.sort_unstable_by_key(|one| (yields(one.job), one.job));
             for one in sorted {
                 if *first.entry(one.dscp).or_insert(one.job) != one.job {
                     clashing.insert(one.job);
@@ -651,6 +654,15 @@ impl Book {
     pub fn dscp_in_place(&self, job: JobId, wanted: Dscp) -> Result<Dscp, String> {
         let loads = self.ledger.admissions().get(&job).map_or(&[][..], |own| &own.loads);
         self.dscp_on(loads, job, wanted)
+    }
+
+    /// A DSCP other than this one that a job can have where it is.
+    ///
+    /// # Errors
+    /// When all others are taken.
+    pub fn dscp_besides(&self, job: JobId, unwanted: Dscp) -> Result<Dscp, String> {
+        let loads = self.ledger.admissions().get(&job).map_or(&[][..], |own| &own.loads);
+        self.choose(self.taken(loads, job) | 1 << unwanted.value())
     }
 
     /// The same for another place.
@@ -701,9 +713,8 @@ impl Book {
     }
 
     fn release(&mut self, job: JobId) -> Result<(), Refusal> {
-        for load in self.ledger.release(job)?.loads {
-            self.on_trunk[load.trunk as usize].retain(|one| one.job != job);
-        }
+        let loads = self.ledger.release(job)?.loads;
+        self.leave_trunks(job, &loads);
         if let Some(held) = self.jobs.remove(&job) {
             self.names.remove(&held.label.name);
         }
@@ -1158,8 +1169,8 @@ impl<'a> Reader<'a> {
                 Change::Move(Moved { job, dscp, order, pieces })
             }
             6 => Change::Mark(self.u64()?, Dscp::new(self.u8()?).ok()?),
-            8 => Change::Degrade(self.u64()?),
             7 => Change::Moves { moved: self.u32()?, degraded: self.u32()? },
+            8 => Change::Degrade(self.u64()?),
             _ => return None,
         };
         Some(Entry { client, sequence, change })

@@ -3,7 +3,7 @@
 //!
 //! Whatever makes room gives degraded jobs their guarantee back: the end of an outage, a release, and tidying up.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
@@ -13,6 +13,7 @@ use crate::ledger::JobId;
 use crate::log::{Book, Change, Entry, Held, MAX_RESTORED, Moved, NO_SITE};
 use crate::placement::defragmentation;
 use crate::placement::migration::{Limits, Move, Standing};
+use crate::queues::Dscp;
 use crate::repair::{Cause, Struck, repair};
 
 /// Something that can break.
@@ -39,6 +40,9 @@ const MOST_MOVED: u32 = 4096;
 /// Most workers, and [`JOB_EFFORT`] and more for each job, of the degraded jobs that are tried after one release.
 const RESTORE_EFFORT: u64 = 1 << 12;
 
+/// Most DSCPs that are tried to be taken from others in one outage: each try costs a copy of the book.
+const MOST_SWAPS: u32 = 64;
+
 /// What it costs to try a job, in workers, beside its own.
 const JOB_EFFORT: u64 = 64;
 
@@ -53,34 +57,90 @@ fn apply(book: &mut Book, changes: &mut Vec<Change>, change: Change) -> Result<(
     Ok(())
 }
 
-/// Carries out moves that were asked for, and gives another DSCP to whoever meets its own.
-fn carry_out(book: &mut Book, changes: &mut Vec<Change>, steps: &[Move]) -> Result<(), String> {
-    for Move { job, order, pieces, .. } in steps {
-        let Some(Held { dscp, .. }) = book.jobs().get(job) else { continue };
-        // That of its old place, for now: clashes are mended below.
-        let moved = Moved { job: *job, dscp: *dscp, order: *order, pieces: pieces.clone() };
-        apply(book, changes, Change::Move(moved))?;
-    }
-    for job in book.clashes() {
+/// Gives another DSCP to those of these jobs that meet theirs. Returns those for whom none is free.
+fn tell_apart(
+    book: &mut Book,
+    changes: &mut Vec<Change>,
+    clashing: impl Iterator<Item = JobId>,
+) -> Result<Vec<JobId>, String> {
+    let mut stuck = Vec::new();
+    for job in clashing {
         let Some(held) = book.jobs().get(&job) else { continue };
-        let dscp = book.dscp_in_place(job, held.dscp)?;
-        apply(book, changes, Change::Mark(job, dscp))?;
+        match book.dscp_in_place(job, held.dscp) {
+            Ok(dscp) if dscp == held.dscp => {}
+            Ok(dscp) => apply(book, changes, Change::Mark(job, dscp))?,
+            Err(_) => stuck.push(job),
+        }
+    }
+    Ok(stuck)
+}
+
+/// Jobs whose paths have changed get another DSCP where they meet theirs. A job that gets none is degraded: unlike a move, an
+/// outage cannot be refused.
+fn tell_apart_on_new_paths(
+    before: &Book,
+    book: &mut Book,
+    changes: &mut Vec<Change>,
+) -> Result<(), String> {
+    let jobs = book.jobs().keys().copied();
+    let has_changed: BTreeSet<JobId> =
+        jobs.filter(|job| trunks(before, *job) != trunks(book, *job)).collect();
+    let clashing = book.clashes(|job| has_changed.contains(&job));
+    let mut tries = MOST_SWAPS;
+    // What the last one leaves is free for the others.
+    for job in tell_apart(book, changes, clashing.into_iter())?.into_iter().rev() {
+        for stuck in tell_apart(book, changes, core::iter::once(job))? {
+            if !swap(book, changes, stuck, &has_changed, &mut tries)? {
+                apply(book, changes, Change::Degrade(stuck))?;
+            }
+        }
     }
     Ok(())
 }
 
-/// Gives another DSCP to whoever meets its own on new paths; who gets none loses its guarantee, since what is down is down.
-fn tell_apart(book: &mut Book, changes: &mut Vec<Change>) -> Result<(), String> {
-    for job in book.clashes() {
-        let Some(held) = book.jobs().get(&job) else { continue };
-        let change = match book.dscp_in_place(job, held.dscp) {
-            Ok(dscp) if dscp == held.dscp => continue,
-            Ok(dscp) => Change::Mark(job, dscp),
-            Err(_) => Change::Degrade(job),
-        };
-        apply(book, changes, change)?;
+fn trunks(book: &Book, job: JobId) -> Option<Vec<u32>> {
+    let own = book.ledger().admissions().get(&job)?;
+    Some(own.loads.iter().map(|load| load.trunk).collect())
+}
+
+/// Gives a job the DSCP of others that can have another one: of jobs whose paths have changed, and nobody else. Returns
+/// whether it found one.
+fn swap(
+    book: &mut Book,
+    changes: &mut Vec<Change>,
+    job: JobId,
+    may_change: &BTreeSet<JobId>,
+    tries: &mut u32,
+) -> Result<bool, String> {
+    let mut holders: BTreeMap<Dscp, BTreeSet<JobId>> = BTreeMap::new();
+    for trunk in trunks(book, job).unwrap_or_default() {
+        for other in book.on_trunk(trunk).iter().filter(|other| other.job != job) {
+            holders.entry(other.dscp).or_default().insert(other.job);
+        }
     }
-    Ok(())
+    for (dscp, holders) in holders {
+        if *tries == 0 {
+            return Ok(false);
+        }
+        if !holders.is_subset(may_change) {
+            continue;
+        }
+        *tries -= 1;
+        let (mut after, mut marks) = (book.clone(), Vec::new());
+        let is_free = holders.into_iter().all(|holder| {
+            let other = after.dscp_besides(holder, dscp);
+            other.is_ok_and(|other| {
+                apply(&mut after, &mut marks, Change::Mark(holder, other)).is_ok()
+            })
+        });
+        if is_free {
+            apply(&mut after, &mut marks, Change::Mark(job, dscp))?;
+            *book = after;
+            changes.append(&mut marks);
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// What is written when these parts go down, or come back: nothing if that is known already.
@@ -116,10 +176,10 @@ pub fn outage(
     };
     let (mut after, mut changes) = (book.clone(), Vec::new());
     apply(&mut after, &mut changes, change(0, 0))?;
+    // Paths of others may have changed: who was not hit comes first.
+    tell_apart_on_new_paths(book, &mut after, &mut changes)?;
     let Restored { workers_moved, changes: moves, .. } = settle(&mut after, &repair.steps);
     changes.extend(moves);
-    // Paths of others may have changed.
-    tell_apart(&mut after, &mut changes)?;
     changes[0] = change(workers_moved, after.degraded().count() as u32);
     Ok(changes)
 }
@@ -214,7 +274,16 @@ pub fn defragment(book: &Book, most_moved: u32) -> Result<Vec<Change>, String> {
     let (mut after, mut changes) = (book.clone(), Vec::new());
     let asked = Change::Moves { moved: plan.workers_moved(), degraded: 0 };
     apply(&mut after, &mut changes, asked)?;
-    carry_out(&mut after, &mut changes, &plan.steps)?;
+    for Move { job, order, pieces, .. } in &plan.steps {
+        let Some(Held { dscp, .. }) = after.jobs().get(job) else { continue };
+        // That of its old place, for now.
+        let moved = Moved { job: *job, dscp: *dscp, order: *order, pieces: pieces.clone() };
+        apply(&mut after, &mut changes, Change::Move(moved))?;
+    }
+    let clashing = after.clashes(|_| false);
+    if let Some(job) = tell_apart(&mut after, &mut changes, clashing.into_iter())?.first() {
+        return Err(alloc::format!("no DSCP is free for job {job} after the moves"));
+    }
     let left = most_moved.saturating_sub(plan.workers_moved());
     let restored = restore(&after, left);
     if plan.steps.is_empty() && restored.jobs.is_empty() {

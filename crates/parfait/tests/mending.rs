@@ -77,9 +77,44 @@ impl Written {
         }
     }
 
+    /// Two workers on these hosts, with the first DSCP from that number on that is free there; nothing if none is.
+    fn try_put(&mut self, name: &str, dscp: usize, hosts: [u32; 2]) {
+        if hosts[0] == hosts[1] {
+            return;
+        }
+        let all = Dscp::all().count();
+        let pieces = |(at, host): (u32, u32)| Piece { host, run: Run::new(at, at + 1) };
+        let mut held = Held {
+            label: Label { name: name.to_string(), owner: String::new() },
+            dscp: Dscp::all().next().expect("a code point"),
+            job: "ring:2@1k".parse().expect("a job"),
+            abstraction: Abstraction::Parfait,
+            order: Order::Ranks,
+            pieces: (0..).zip(hosts).map(pieces).collect(),
+        };
+        for number in dscp..dscp + all {
+            held.dscp = Dscp::all().nth(number % all).expect("a code point");
+            let change = Change::Admit(held.clone());
+            let entry = Entry { client: 1, sequence: self.book.next_index(), change };
+            if self.book.clone().apply(1, &entry).is_ok() {
+                self.write(vec![entry.change]);
+                return;
+            }
+        }
+    }
+
     fn node(&self, name: &str) -> NodeId {
         let topology = &self.ground.site.as_ref().expect("it has one").topology;
         topology.named(name).expect("it is there")
+    }
+
+    fn between(&self, a: &str, b: &str) -> Part {
+        let ends = [a, b].map(|name| self.node(name));
+        let topology = &self.ground.site.as_ref().expect("it has one").topology;
+        let joins =
+            |link: &Link| ends.iter().all(|node| link.ends.iter().any(|end| end.node == *node));
+        let (link, _) = topology.links().find(|(_, link)| joins(link)).expect("they are joined");
+        Part::Link(link)
     }
 
     fn host_of(&self, job: JobId) -> NodeId {
@@ -199,40 +234,105 @@ fn a_job_that_gets_no_dscp_keeps_no_other_from_its_guarantee() {
     let outcome = written.write(mending::release(&written.book, small));
     assert_eq!(outcome, Outcome::Released { job: small, restored: vec![fits] });
     assert_eq!(written.degraded(), [stuck]);
-    assert!(written.book.clashes().is_empty());
+    assert!(written.book.clashes(|_| false).is_empty());
     written.check();
 }
 
-/// What is down is down: jobs whose new paths leave them no DSCP are degraded, and nobody else is.
+/// Jobs whose new paths leave them no DSCP are degraded, and nobody else is.
 #[test]
 fn an_outage_is_written_where_more_jobs_meet_than_there_are_dscps() {
     let mut written = Written::new("torus:4:2", 64);
     let all = Dscp::all().count();
-    // Two switches in opposite directions from the first one: both sets have all DSCPs, and share no link.
+    // The `right` jobs go from s0 to s1, the `left` ones from s0 to s3: both sets use all DSCPs and share no link.
     for number in 0..all {
         written.put(&format!("right{number}"), "ring:2@1k", number, &[(0, 1), (2, 1)]);
         written.put(&format!("left{number}"), "ring:2@1k", number, &[(1, 1), (7, 1)]);
     }
-    assert!(written.book.clashes().is_empty());
-    let topology = &written.ground.site.as_ref().expect("it has one").topology;
-    let named = |name| topology.named(name).expect("it is there");
-    let ends = [named("s0"), named("s1")];
-    let joins = |link: &Link| ends.iter().all(|node| link.ends.iter().any(|end| end.node == *node));
-    let between = topology.links().find(|(_, link)| joins(link)).expect("they are joined");
-    let parts = [Part::Link(between.0)];
+    assert!(written.book.clashes(|_| false).is_empty());
+    let parts = [written.between("s0", "s1")];
     // Workers may not move, so all jobs go the long way.
     let changes = mending::outage(&written.book, &parts, true, 0).expect("it is down");
     let outcome = written.write(changes);
     let all = all as u32;
     assert_eq!(outcome, Outcome::Repaired { hit: 0, moved: 0, degraded: all });
+    let name = |job: &JobId| written.book.jobs()[job].label.name.as_str();
+    assert!(written.degraded().iter().all(|job| name(job).starts_with("right")));
     assert_eq!(written.degraded().len(), all as usize);
-    assert!(written.book.clashes().is_empty());
+    assert!(written.book.clashes(|_| false).is_empty());
     written.check();
     let changes = mending::outage(&written.book, &parts, false, 0).expect("it is back");
     let outcome = written.write(changes);
     assert_eq!(outcome, Outcome::Repaired { hit: 0, moved: 0, degraded: 0 });
-    assert!(written.degraded().is_empty() && written.book.clashes().is_empty());
+    assert!(written.degraded().is_empty() && written.book.clashes(|_| false).is_empty());
     written.check();
+}
+
+#[test]
+fn a_job_on_a_new_path_yields_its_dscp_to_one_that_was_there() {
+    let mut written = Written::new("torus:4:2", 64);
+    for number in 1..Dscp::all().count() {
+        written.put(&format!("filler{number}"), "ring:2@1k", number, &[(6, 1), (7, 1)]);
+    }
+    let early = written.put("early", "ring:2@1k", 0, &[(0, 1), (2, 1)]);
+    let late = written.put("late", "ring:2@1k", 0, &[(1, 1), (7, 1)]);
+    let part = written.between("s0", "s1");
+    let changes = mending::outage(&written.book, &[part], true, 100).expect("it is down");
+    // The later one has no other DSCP at host 7.
+    assert!(matches!(changes[1..], [Change::Mark(job, _)] if job == early), "{changes:?}");
+    let dscp = written.book.jobs()[&late].dscp;
+    let outcome = written.write(changes);
+    assert_eq!(outcome, Outcome::Repaired { hit: 0, moved: 0, degraded: 0 });
+    assert_eq!(written.book.jobs()[&late].dscp, dscp);
+    written.check();
+}
+
+#[test]
+fn a_job_that_is_hit_takes_no_dscp_from_one_that_is_not() {
+    let mut written = Written::new("torus:4:2", 64);
+    let all = Dscp::all().count();
+    // Together they have all DSCPs but the last, and one of each has the first.
+    for number in 0..27 {
+        written.put(&format!("right{number}"), "ring:2@1k", number, &[(0, 1), (2, 1)]);
+    }
+    for number in [0].into_iter().chain(27..all - 1) {
+        written.put(&format!("left{number}"), "ring:2@1k", number, &[(1, 1), (7, 1)]);
+    }
+    let hit = written.put("hit", "ring:2@1k", all - 1, &[(1, 1), (6, 1)]);
+    let parts = [written.between("s0", "s1"), Part::Node(written.node("host6"))];
+    let changes = mending::outage(&written.book, &parts, true, 100).expect("it is down");
+    written.write(changes);
+    assert!(written.degraded().iter().all(|job| *job == hit), "{:?}", written.degraded());
+    written.check();
+}
+
+/// DSCPs are as scarce as they can be, and what comes back degrades nobody who was whole.
+#[test]
+fn what_comes_back_takes_no_dscp_from_anyone() {
+    let mut seed = 99_u64;
+    let mut draw = move |below: u64| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (seed >> 33) % below
+    };
+    for round in 0..4 {
+        let mut written = Written::new("torus:4:2", 64);
+        for number in 0..260 {
+            let hosts = [draw(8) as u32, draw(8) as u32];
+            written.try_put(&format!("job{number}"), number, hosts);
+        }
+        let at = draw(4);
+        let part = [written.between(&format!("s{at}"), &format!("s{}", (at + 1) % 4))];
+        let changes = mending::outage(&written.book, &part, true, 0).expect("it is down");
+        written.write(changes);
+        let before = written.degraded();
+        let changes = mending::outage(&written.book, &part, false, 0).expect("it is back");
+        let taken =
+            |change: &&Change| matches!(change, Change::Degrade(job) if !before.contains(job));
+        assert_eq!(changes.iter().find(taken), None, "round {round}");
+        written.write(changes);
+        assert!(written.degraded().len() <= before.len());
+        assert!(written.book.clashes(|_| false).is_empty());
+        written.check();
+    }
 }
 
 #[test]
