@@ -111,14 +111,16 @@ fn interface(interface: &Interface) -> Finding {
 /// Whether packets of a flow stay in their order on their way into this machine.
 pub(super) fn order() -> Vec<Finding> {
     let all = list::interfaces().unwrap_or_default();
-    let all = all.into_iter().filter(|one| one.running && !one.addresses.is_empty());
-    all.filter(|one| list::kind_of(one.index).is_ok_and(|kind| kind.as_deref() == Some("veth")))
-        .filter_map(|one| steering(&one))
-        .collect()
+    // Ports of a bridge have no addresses.
+    let is_veth = |one: &Interface| {
+        list::kind_of(one.index).is_ok_and(|kind| kind.as_deref() == Some("veth"))
+    };
+    let all = all.into_iter().filter(|one| one.running && is_veth(one));
+    all.filter_map(|one| steering(&one)).collect()
 }
 
-/// An end of a veth pair takes a packet in on the processor that sent it, and a queueing discipline of the sender is emptied
-/// by any processor. None where it cannot be looked at.
+/// Whether an end of a veth pair keeps packets of a flow in order: it receives each packet on the processor that sent it, and
+/// any processor may dequeue the sender's queueing discipline. `None` if `/sys` does not show this interface.
 fn steering(interface: &Interface) -> Option<Finding> {
     let name = &interface.name;
     let folder = format!("/sys/class/net/{name}");
@@ -134,12 +136,12 @@ fn steering(interface: &Interface) -> Option<Finding> {
     });
     // Those of the sender count, which may have more of them than this process.
     let processors = fs::read_to_string("/sys/devices/system/cpu/online").ok()?;
-    ordered(name, processors.trim_end(), &masks.collect::<Vec<_>>())
+    order_of(name, processors.trim_end(), &masks.collect::<Vec<_>>())
 }
 
-/// None where the kernel has no such steering.
-fn ordered(name: &str, processors: &str, masks: &[String]) -> Option<Finding> {
-    let topic = format!("order on {name}");
+/// `None` where the kernel has no such steering.
+fn order_of(name: &str, processors: &str, masks: &[String]) -> Option<Finding> {
+    let topic = format!("packet order on {name}");
     let steers = |mask: &String| mask.bytes().any(|digit| (b'1'..=b'f').contains(&digit));
     if masks.is_empty() {
         return None;
@@ -147,14 +149,21 @@ fn ordered(name: &str, processors: &str, masks: &[String]) -> Option<Finding> {
     if processors == "0" || masks.iter().all(steers) {
         return Some(Finding::ok(topic, "packets of a flow arrive as they were sent"));
     }
+    let mask = mask_of(processors)?;
     Some(Finding::warn(
         topic,
         "a virtual Ethernet pair without receive packet steering: behind a queueing discipline of the sender, packets of a \
-         flow overtake each other, and go-back-N sends all again from there",
+         flow overtake each other, and go-back-N retransmits everything from there",
         format!(
-            "for queue in /sys/class/net/{name}/queues/rx-*/rps_cpus; do echo ff > $queue; done (ff: processors 0 to 7)"
+            "for queue in /sys/class/net/{name}/queues/rx-*/rps_cpus; do echo {mask} > $queue; done"
         ),
     ))
+}
+
+/// A mask of the first processors up to the last of a list as `0-3,5`: 32 of them at most, as one word of `rps_cpus` has.
+fn mask_of(processors: &str) -> Option<String> {
+    let last: u32 = processors.rsplit([',', '-']).next()?.parse().ok()?;
+    Some(format!("{:x}", (1_u64 << last.saturating_add(1).min(32)) - 1))
 }
 
 /// Whether every address can be shared on the RoCE port.
@@ -338,14 +347,17 @@ mod tests {
     fn packets_of_a_veth_pair_need_steering_where_there_are_several_processors() {
         let masks = |all: &[&str]| all.iter().map(|mask| format!("{mask}\n")).collect::<Vec<_>>();
         let fix = |processors, all: &[&str]| {
-            ordered("v0", processors, &masks(all)).expect("it is known").fix
+            order_of("v0", processors, &masks(all)).expect("it is known").fix
         };
-        assert!(fix("0-1", &["0"]).is_some_and(|fix| fix.contains("/v0/")));
+        let said = fix("0-1", &["0"]).expect("a complaint");
+        assert!(said.contains("/v0/") && said.ends_with("do echo 3 > $queue; done"), "{said}");
         assert!(fix("0-63", &["00000000,00000003", "00000000,00000000"]).is_some());
         assert_eq!(fix("0-1", &["3"]), None);
         assert_eq!(fix("0-1", &["00000000,0000000f"]), None);
         assert_eq!(fix("0", &["0"]), None);
-        assert_eq!(ordered("v0", "0-1", &[]), None, "a kernel without it");
+        assert_eq!(order_of("v0", "0-1", &[]), None, "a kernel without it");
+        let masks = ["0-3,5", "0-63", "0,2", ""].map(mask_of);
+        assert_eq!(masks.map(Option::unwrap_or_default), ["3f", "ffffffff", "7", ""]);
     }
 
     #[test]
