@@ -26,7 +26,8 @@
 //! - A job whose period is longer than its gate's would wait in every iteration. The agent sees how long exchanges wait,
 //!   and drops its gate.
 //!
-//! Who may write `buckets` can slow its machine's other jobs down, so only the owner and the group of the folder may. A
+//! Who may write `buckets` can slow its machine's other jobs down, or end their processes by truncating the file, so only the
+//! owner and the group of the folder may. The agent reads it without mapping it, and replaces one that was truncated. A
 //! process that may not has buckets of its own: its pace is not part of a sum, and the agent does not see how long its
 //! exchanges wait, so the process ignores its gate while that is too long.
 //!
@@ -41,6 +42,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, ch
 use std::path::{Path as FilePath, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use roce::world::{Path, RxFrame, TxFrame};
 use roce::{Duration, Time};
@@ -310,7 +312,7 @@ impl Bucket {
     /// Whether exchanges have waited so long that the gate does harm.
     fn waits_too_long(&self, gate: &Gate) -> bool {
         let mean_ns = self.exchanges().mean_wait_ns();
-        mean_ns.is_some_and(|mean_ns| is_too_long(mean_ns, gate.period_ns))
+        mean_ns.is_some_and(|mean_ns| wait_is_too_long(mean_ns, gate.period_ns))
     }
 
     fn exchanges(&self) -> Exchanges {
@@ -699,12 +701,13 @@ pub struct Exchanges {
 }
 
 impl Exchanges {
-    /// Those after these; `None` where counters went back, since whoever may write them can have them wrap.
+    /// The exchanges since `before`; `None` if a counter went backwards, which any process that may write the buckets can
+    /// cause.
     pub fn since(self, before: Exchanges) -> Option<Exchanges> {
         Some(Exchanges {
             begun: self.begun.checked_sub(before.begun)?,
             waited_ns: self.waited_ns.checked_sub(before.waited_ns)?,
-            late: self.late.wrapping_sub(before.late),
+            late: self.late.checked_sub(before.late)?,
         })
     }
 
@@ -715,18 +718,19 @@ impl Exchanges {
 }
 
 /// Whether exchanges that wait for so long on average show that their job does not keep its period.
-pub fn is_too_long(mean_wait_ns: u64, period_ns: u64) -> bool {
+pub fn wait_is_too_long(mean_wait_ns: u64, period_ns: u64) -> bool {
     mean_wait_ns > period_ns / MOST_WAIT_PARTS
 }
 
 /// The agent's side. What is set stays in force when it is dropped.
 #[derive(Debug)]
 pub struct PaceTable {
+    path: PathBuf,
     rates: Mapped<Rates>,
-    /// Not mapped: who may write it may cut it, and that would end the agent.
-    buckets: File,
+    /// Not mapped: who may write it may truncate it, and that would end the agent.
+    buckets: Mutex<File>,
     /// Holds the lock: one agent keeps a folder.
-    _folder: File,
+    folder: File,
 }
 
 impl PaceTable {
@@ -752,7 +756,8 @@ impl PaceTable {
             Ok(found) if found.get().magic.load(Ordering::Acquire) == MAGIC => found,
             _ => Mapped::new(&make(folder, "rates", 0o644, group, &MAGIC.to_ne_bytes())?, both)?,
         };
-        let table = PaceTable { rates, buckets, _folder: locked };
+        let (path, buckets) = (folder.to_path_buf(), Mutex::new(buckets));
+        let table = PaceTable { path, rates, buckets, folder: locked };
         table.follow_clock();
         Ok(table)
     }
@@ -811,21 +816,39 @@ impl PaceTable {
     }
 
     /// How exchanges of a DSCP with a gate have begun, as far as processes with the right to write the buckets took part;
-    /// none where the file was cut.
+    /// none where the file was truncated.
     pub fn exchanges(&self, dscp: u8) -> Exchanges {
         self.bucket(dscp).map_or_else(Exchanges::default, |bucket| bucket.exchanges())
     }
 
     /// Bytes that processes with the right to write the buckets have sent with a DSCP since the file was made, Ethernet
-    /// headers included; 0 where the file was cut.
+    /// headers included; 0 where the file was truncated.
     pub fn sent_bytes(&self, dscp: u8) -> u64 {
         self.bucket(dscp).map_or(0, |bucket| bucket.bytes.into_inner())
+    }
+
+    /// Replaces buckets that were truncated, which processes notice within [`LOOK_EVERY`]. Returns whether they were.
+    ///
+    /// # Errors
+    /// When the folder cannot be written.
+    pub fn mend(&self) -> io::Result<bool> {
+        let mut buckets = self.locked_buckets();
+        if buckets.metadata()?.len() == FILE_BYTES {
+            return Ok(false);
+        }
+        let group = self.folder.metadata()?.gid();
+        *buckets = make(&self.path, "buckets", 0o660, group, &[])?;
+        Ok(true)
+    }
+
+    fn locked_buckets(&self) -> MutexGuard<'_, File> {
+        self.buckets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn bucket(&self, dscp: u8) -> Option<Bucket> {
         let at = code_point(dscp)? * size_of::<Bucket>();
         let mut bytes = [0; size_of::<Bucket>()];
-        self.buckets.read_exact_at(&mut bytes, at as u64).ok()?;
+        self.locked_buckets().read_exact_at(&mut bytes, at as u64).ok()?;
         let (words, _) = bytes.as_chunks::<8>();
         Some(Bucket::of(words.iter().map(|word| u64::from_ne_bytes(*word))))
     }
@@ -1065,25 +1088,23 @@ mod tests {
         assert_near(rates(&mut paces, from, time, 26)[0], 100_000_000, 60);
     }
 
-    /// Whoever may write the buckets may cut them short.
+    /// Whoever may write the buckets may truncate them: with a mapping, a read behind their end is a SIGBUS.
     #[test]
-    fn the_agent_outlives_buckets_that_are_cut() {
-        let (folder, table) = gated("cut", 0);
-        assert!(tries(&mut folder.paces(), ms(130), 26));
+    fn the_agent_survives_buckets_that_are_truncated_and_replaces_them() {
+        let (folder, table) = gated("truncated", 0);
+        let mut paces = folder.paces();
+        assert!(tries(&mut paces, ms(130), 26));
         assert_eq!((table.exchanges(26).begun, table.sent_bytes(26)), (1, BYTES));
-        OpenOptions::new()
-            .write(true)
-            .open(folder.0.join("buckets"))
-            .and_then(|file| file.set_len(26 * 64 + 8))
-            .expect("it is ours");
-        assert_eq!((table.exchanges(26), table.sent_bytes(26)), (Exchanges::default(), 0));
-        assert_eq!(table.exchanges(200), Exchanges::default());
-        drop(table);
-        // The next agent makes new ones.
-        let table = folder.table();
-        table.set_unix_offset(0);
-        assert!(tries(&mut folder.paces(), ms(230), 26));
-        assert_eq!(table.exchanges(26).begun, 1);
+        assert!(!table.mend().expect("it can be looked at"));
+        for (len, at) in [(26 * 64 + 8, 230), (0, 330)] {
+            let buckets = OpenOptions::new().write(true).open(folder.0.join("buckets"));
+            buckets.and_then(|file| file.set_len(len)).expect("it is ours");
+            assert_eq!((table.exchanges(26), table.sent_bytes(26)), (Exchanges::default(), 0));
+            assert_eq!(table.exchanges(200), Exchanges::default());
+            assert!(table.mend().expect("the folder is ours"));
+            assert!(tries(&mut paces, ms(at), 26), "senders find the new ones");
+            assert_eq!((table.exchanges(26).begun, table.sent_bytes(26)), (1, BYTES));
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use engine::log;
-use nic::paces::{Exchanges, Gate, PaceTable, is_too_long};
+use nic::paces::{Exchanges, Gate, PaceTable, wait_is_too_long};
 use parfait::agent::{Phase, Share};
 use parfait::ledger::JobId;
 use parfait::shifts::TOLERANCE_PARTS;
@@ -53,11 +53,13 @@ pub(super) struct Gates {
     table: Arc<PaceTable>,
     /// By DSCP.
     timed: BTreeMap<u8, Timed>,
+    /// The counters have another size and cannot be replaced.
+    is_blind: bool,
 }
 
 impl Gates {
     pub(super) fn new(table: Arc<PaceTable>) -> Gates {
-        Gates { table, timed: BTreeMap::new() }
+        Gates { table, timed: BTreeMap::new(), is_blind: false }
     }
 
     /// Puts the times of a plan into force. A wire knows a packet's DSCP and not its port: where the shares of a DSCP differ
@@ -91,22 +93,38 @@ impl Gates {
     /// To be called once a second: follows the clock, and drops the gates of jobs that do not keep their cycle.
     pub(super) fn check(&mut self) {
         self.table.follow_clock();
+        self.mend();
         let table = Arc::clone(&self.table);
         self.judge(|dscp| table.exchanges(dscp));
+    }
+
+    /// Replaces counters that somebody truncated, and says so.
+    fn mend(&mut self) {
+        let mended = self.table.mend();
+        match &mended {
+            Ok(true) => log::line(
+                "paces: 'buckets' had another size, and is replaced: see who is in the folder's group",
+            ),
+            Err(error) if !self.is_blind => {
+                log::line(format!("paces: 'buckets' cannot be replaced: {error}"));
+            }
+            Ok(false) | Err(_) => {}
+        }
+        self.is_blind = mended.is_err();
     }
 
     fn judge(&mut self, counted: impl Fn(u8) -> Exchanges) {
         let mut is_changed = false;
         for (dscp, timed) in &mut self.timed {
             let now = counted(*dscp);
-            let Some(later) = now.since(timed.judged) else {
+            let Some(recent) = now.since(timed.judged) else {
                 timed.judged = now;
                 continue;
             };
-            let Some(mean_ns) = later.mean_wait_ns() else { continue };
+            let Some(mean_ns) = recent.mean_wait_ns() else { continue };
             timed.judged = now;
             let waited = timed.waits;
-            timed.waits = is_too_long(mean_ns, timed.phase.period_ns);
+            timed.waits = wait_is_too_long(mean_ns, timed.phase.period_ns);
             if timed.dropped.is_none() && waited && timed.waits {
                 timed.dropped = Some(mean_ns);
                 is_changed = true;

@@ -67,12 +67,16 @@ impl Enforcer for Paces {
 
     /// Packets that wait have not left their queue pairs, so none are dropped and none are counted as waiting.
     fn sent(&mut self) -> Result<Vec<Sent>, EnforceError> {
-        let sent = |(job, member): (&JobId, &Member)| Sent {
-            interface: member.interface.clone(),
-            job: *job,
-            bytes: self.table.sent_bytes(member.dscp).wrapping_sub(member.before),
-            dropped_packets: 0,
-            backlog_bytes: 0,
+        let sent = |(job, member): (&JobId, &Member)| {
+            let bytes = self.table.sent_bytes(member.dscp);
+            Sent {
+                interface: member.interface.clone(),
+                job: *job,
+                // Counters begin anew with another file.
+                bytes: bytes.checked_sub(member.before).unwrap_or(bytes),
+                dropped_packets: 0,
+                backlog_bytes: 0,
+            }
         };
         Ok(self.members.iter().map(sent).collect())
     }
@@ -178,6 +182,26 @@ mod tests {
         paces.apply(&[]).expect("it is ours");
         assert_eq!(paces.table.bps(18), 0);
         assert_eq!(paces.sent().expect("it is ours"), []);
+    }
+
+    #[test]
+    fn counters_of_a_file_that_was_truncated_never_wrap() {
+        use std::os::unix::fs::FileExt;
+        let folder = Folder::new("truncated");
+        let mut paces = folder.paces();
+        let buckets = std::fs::OpenOptions::new().write(true).open(folder.0.join("buckets"));
+        let buckets = buckets.expect("it is ours");
+        let count = |bytes: u64| {
+            // The second word of the bucket of DSCP 18.
+            buckets.write_all_at(&bytes.to_ne_bytes(), 18 * 64 + 8).expect("it is ours");
+        };
+        count(1000);
+        let plan = plan("a", Scheme::Paced, &[(2, 18, 300_000_000)]);
+        paces.apply(&[plan]).expect("it is ours");
+        count(5000);
+        assert_eq!(paces.sent().expect("it is ours")[0].bytes, 4000);
+        buckets.set_len(0).expect("it is ours");
+        assert_eq!(paces.sent().expect("it is ours")[0].bytes, 0);
     }
 
     /// Queues that refuse, or not.
