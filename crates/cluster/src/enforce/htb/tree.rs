@@ -57,8 +57,8 @@ const MOST_PACKETS: u32 = 16;
 /// lets bursts through.
 const BURST_US: u64 = 4_000;
 
-/// A port may catch up with this much of its rate. What leaves faster than the port is fills a queue behind it, where nothing
-/// is served first. Jobs need no more of it: a class within its rate is served whatever the port's bucket holds.
+/// A port may catch up with this much of its rate. What leaves faster than the physical link waits behind it, in a queue
+/// without priorities. Jobs need no more: a class within its rate is served whatever the port's bucket holds.
 const PORT_BURST_US: u64 = 1_000;
 
 /// The buckets of all jobs together hold this much of the port.
@@ -103,9 +103,9 @@ impl Class {
         }
     }
 
-    /// That of a port.
+    /// The class of a port, with a smaller bucket.
     fn port(rate: u64) -> Class {
-        let ticks = burst_ticks(rate, bytes_in(rate, PORT_BURST_US));
+        let ticks = burst_ticks(rate, bucket_bytes(rate, PORT_BURST_US));
         let port = Class::new(rate, rate, LARGEST_PACKET_BYTES, 0);
         Class { burst_ticks: ticks, ceil_burst_ticks: ticks, ..port }
     }
@@ -116,13 +116,13 @@ impl Class {
     }
 }
 
-/// [`BURST_US`] of a rate, but one packet of the largest size at least.
+/// What a class holds at least.
 fn least_burst_bytes(rate: u64) -> u64 {
-    bytes_in(rate, BURST_US)
+    bucket_bytes(rate, BURST_US)
 }
 
-/// What a rate yields in so many microseconds, but one packet of the largest size at least.
-fn bytes_in(rate: u64, us: u64) -> u64 {
+/// So many microseconds of a rate, but one packet of the largest size at least.
+fn bucket_bytes(rate: u64, us: u64) -> u64 {
     let bytes = u128::from(rate) * u128::from(us) / 1_000_000;
     u64::try_from(bytes).unwrap_or(u64::MAX).max(u64::from(LARGEST_PACKET_BYTES))
 }
@@ -380,7 +380,7 @@ mod tests {
     }
 
     /// Jobs of 100 Mbit/s on a port of 1 Gbit/s, with these bursts and latency classes: bytes of their buckets.
-    fn bucket_bytes(jobs: &[(u64, Latency)]) -> (Vec<u64>, Tree) {
+    fn buckets_of(jobs: &[(u64, Latency)]) -> (Vec<u64>, Tree) {
         let numbered: Vec<(u64, u8, u64)> =
             (0..jobs.len()).map(|at| (at as u64, 10 + at as u8, 100 * MBIT)).collect();
         let simple = plan(1000 * MBIT, &numbered);
@@ -409,13 +409,13 @@ mod tests {
         };
         use Latency::Normal;
         // Less than a packet of the largest size is as good as none.
-        near(&bucket_bytes(&[(0, Normal), (64_000, Normal)]).0, &[65_536, 65_536]);
-        near(&bucket_bytes(&[(0, Normal), (300_000, Normal)]).0, &[65_536, 300_000]);
+        near(&buckets_of(&[(0, Normal), (64_000, Normal)]).0, &[65_536, 65_536]);
+        near(&buckets_of(&[(0, Normal), (300_000, Normal)]).0, &[65_536, 300_000]);
         // 10 ms are 1.25 MB.
-        let (bytes, _) = bucket_bytes(&[(0, Normal), (2_000_000, Normal), (600_000, Normal)]);
+        let (bytes, _) = buckets_of(&[(0, Normal), (2_000_000, Normal), (600_000, Normal)]);
         assert!(bytes.iter().sum::<u64>() <= 1_250_100, "{bytes:?}");
         near(&bytes, &[65_536, 65_536 + 825_357, 65_536 + 228_034]);
-        let (bytes, _) = bucket_bytes(&[(u64::MAX, Normal), (u64::MAX, Normal)]);
+        let (bytes, _) = buckets_of(&[(u64::MAX, Normal), (u64::MAX, Normal)]);
         near(&bytes, &[625_000, 625_000]);
         // On a slow port each class holds a packet of the largest size all the same.
         assert_eq!(burst_bytes(1000, &[(100, u64::MAX), (100, 0)]), [65_536, 65_536]);
@@ -440,7 +440,7 @@ mod tests {
     #[test]
     fn latency_classes_are_priorities_and_others_come_last() {
         let classes = [(0, Latency::Bulk), (0, Latency::Low), (0, Latency::Normal)];
-        let (_, tree) = bucket_bytes(&classes);
+        let (_, tree) = buckets_of(&classes);
         let priority = |number| tree.leaves[&number].class.priority;
         assert_eq!([JOBS | 10, JOBS | 11, JOBS | 12].map(priority), [2, 0, 1]);
         assert_eq!((priority(NOTIFICATIONS), priority(OTHERS)), (0, 3));
