@@ -130,7 +130,7 @@ def clicks(page, program):
         page.click_on("document.querySelector('#clear')")
         page.until("!document.querySelector('#body h3') && !document.querySelector('.faded')", "nothing is selected")
         page.click_on("document.querySelector('#jobs tbody tr:nth-child(3) button')")
-        page.until("document.querySelector('#body')?.innerText.includes('whenever it likes: it fills no link with others')", "it has no time")
+        page.until("document.querySelector('#body')?.innerText.includes('whenever it likes: it fills no link together with other jobs that say their cycle')", "it has no time")
         quiet(page)
 
 

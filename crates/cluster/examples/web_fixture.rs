@@ -240,7 +240,10 @@ fn cycle(number: u32) -> Option<CycleView> {
             let other = if kind == 0 { number + 2 } else { number };
             Some(CycleView { turn: Some(turn), with: vec![other.into()], ..cycle })
         }
-        2 => Some(CycleView { why: Some("it fills no link with others".into()), ..cycle }),
+        2 => Some(CycleView {
+            why: Some("it fills no link together with other jobs that say their cycle".into()),
+            ..cycle
+        }),
         _ => None,
     }
 }
