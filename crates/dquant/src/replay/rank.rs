@@ -121,7 +121,7 @@ pub struct Outcome {
     pub verified_bytes: u64,
     /// Messages with a wrong byte, or of a wrong length.
     pub wrong_messages: u64,
-    /// Packets that this rank sent again, if the device tells.
+    /// Packets that this rank retransmitted; `None` if the device does not count them.
     pub retransmitted: Option<u64>,
 }
 

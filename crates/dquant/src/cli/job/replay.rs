@@ -369,15 +369,15 @@ impl fmt::Display for RankReport {
             writeln!(f, "  phase {phase}, {bytes} bytes to rank {to}: {gbps:.3} Gbit/s")?;
         }
         let RankReport { verified_bytes, wrong_messages, retransmitted, .. } = self;
+        let again = match retransmitted {
+            Some(packets) => format!("{} retransmitted", counted(*packets, "packet")),
+            None => "retransmissions not counted by this device".to_owned(),
+        };
         write!(
             f,
-            "  {} compared, {} wrong, {}",
+            "  {} compared, {} wrong, {again}",
             counted(*verified_bytes, "byte"),
-            counted(*wrong_messages, "message"),
-            retransmitted
-                .map_or("retransmissions not counted by this device".to_owned(), |packets| {
-                    format!("{} retransmitted", counted(packets, "packet"))
-                })
+            counted(*wrong_messages, "message")
         )
     }
 }
@@ -393,6 +393,26 @@ mod tests {
         assert_eq!([p50, p90, p99, max].map(|ms| ms as u32), [100, 180, 198, 200]);
         assert_eq!(Shares::of(vec![7_000_000]).p99 as u32, 7);
         assert_eq!(Shares::of(Vec::new()).max as u32, 0);
+    }
+
+    #[test]
+    fn retransmissions_that_nobody_counts_are_not_reported_as_none() {
+        let report = |retransmitted| RankReport {
+            pattern: "ring:2@1G".to_owned(),
+            rank: 0,
+            iterations: 1,
+            dscp: 0,
+            iteration_ms: Shares::of(vec![1]),
+            exchange_ms: Shares::of(vec![1]),
+            edges: Vec::new(),
+            verified_bytes: 0,
+            wrong_messages: 0,
+            retransmitted,
+        };
+        assert!(report(Some(0)).to_string().ends_with("0 packets retransmitted"));
+        assert!(report(None).to_string().ends_with("not counted by this device"));
+        let json = serde_json::to_value(report(None)).expect("it is JSON");
+        assert!(json["retransmitted"].is_null());
     }
 
     #[test]
