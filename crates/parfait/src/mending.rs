@@ -13,7 +13,6 @@ use crate::ledger::JobId;
 use crate::log::{Book, Change, Entry, Held, MAX_RESTORED, Moved, NO_SITE};
 use crate::placement::defragmentation;
 use crate::placement::migration::{Limits, Move, Standing};
-use crate::queues::Dscp;
 use crate::repair::{Cause, Struck, repair};
 
 /// Something that can break.
@@ -112,7 +111,7 @@ fn swap(
     may_change: &BTreeSet<JobId>,
     tries: &mut u32,
 ) -> Result<bool, String> {
-    let mut holders: BTreeMap<Dscp, BTreeSet<JobId>> = BTreeMap::new();
+    let mut holders: BTreeMap<_, BTreeSet<JobId>> = BTreeMap::new();
     for trunk in trunks(book, job).unwrap_or_default() {
         for other in book.on_trunk(trunk).iter().filter(|other| other.job != job) {
             holders.entry(other.dscp).or_default().insert(other.job);
