@@ -147,7 +147,8 @@ fn one_state_file_has_one_agent_and_ports_are_checked_at_the_start() {
     let agent = |port: &'static str| {
         let args = ["agent", "--node", "host0", "--port", port, "--enforce", "none"];
         let more = ["--state", "agent.state", "--socket", "", "--brain", brain.address()];
-        [&args[..], &more].concat()
+        // The usual folder is the machine's, and this is a test.
+        [&args[..], &more, &["--paces", ""]].concat()
     };
     let wrong = agent("7=lo:100Gbit");
     let first = Daemon::start(&folder, "agent", &wrong);
@@ -167,9 +168,10 @@ fn one_state_file_has_one_agent_and_ports_are_checked_at_the_start() {
     drop(first);
     drop(Daemon::start(&folder, "again", &agent("1=lo:100Gbit")));
     let htb = ["agent", "--node", "host0", "--state", "htb.state", "--port", "1=none-such:1Gbit"];
+    let htb = [&htb[..], &["--paces", ""]].concat();
     run(&folder, &htb).failed(2, "port 1: there is no interface 'none-such'", "ip link");
     let folderless = ["agent", "--node", "host0", "--port", "1=lo:1Gbit", "--enforce", "none"];
-    let folderless = [&folderless[..], &["--state", "none/agent.state"]].concat();
+    let folderless = [&folderless[..], &["--state", "none/agent.state", "--paces", ""]].concat();
     run(&folder, &folderless).failed(2, "none/agent.state.lock", "a folder that exists");
 }
 
