@@ -656,15 +656,6 @@ impl Book {
         self.dscp_on(loads, job, wanted)
     }
 
-    /// A DSCP other than this one that a job can have where it is.
-    ///
-    /// # Errors
-    /// When all others are taken.
-    pub fn dscp_besides(&self, job: JobId, unwanted: Dscp) -> Result<Dscp, String> {
-        let loads = self.ledger.admissions().get(&job).map_or(&[][..], |own| &own.loads);
-        self.choose(self.taken(loads, job) | 1 << unwanted.value())
-    }
-
     /// The same for another place.
     ///
     /// # Errors
@@ -682,6 +673,15 @@ impl Book {
         let network = self.ledger.network();
         Loader::new().loads(network, &demand, held.abstraction, pieces, &mut loads);
         self.dscp_on(&loads, job, held.dscp)
+    }
+
+    /// A DSCP other than this one that a job can have where it is.
+    ///
+    /// # Errors
+    /// When all others are taken.
+    pub fn dscp_besides(&self, job: JobId, unwanted: Dscp) -> Result<Dscp, String> {
+        let loads = self.ledger.admissions().get(&job).map_or(&[][..], |own| &own.loads);
+        self.choose(self.taken(loads, job) | 1 << unwanted.value())
     }
 
     fn dscp_on(&self, loads: &[Load], job: JobId, wanted: Dscp) -> Result<Dscp, String> {
