@@ -11,6 +11,7 @@
 //! - `sleeps` counts how often the owner fell asleep and woke up, so it is odd while somebody has to wake it for packets
 //!   in a FIFO;
 //! - `pool` names the file of the owner's registered memory, if it has one that others may map (`mapped`);
+//! - `at` is the owner's port and slot, at which it is woken;
 //! - `addresses` has the owner's addresses in the order of their indexes, which packets in a FIFO name;
 //! - `busy` announces that the owner accesses the memory of another process. Who withdraws an entry waits
 //!   until no announcement names it ([`Board::busy_with`]).
@@ -29,7 +30,7 @@ use rustix::fs::{
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 /// Format and version; both sides run the same layout or none.
-const MAGIC: u64 = u64::from_le_bytes(*b"dqboard5");
+const MAGIC: u64 = u64::from_le_bytes(*b"dqboard6");
 
 /// Queue pairs and regions that fit. What does not fit is not published, and reached by packets.
 const QPS: usize = 1 << 12;
@@ -76,6 +77,8 @@ struct Page {
     /// Descriptor, device, inode, first byte and length of the owner's pool; the length is 0 without one, and stored last.
     /// The first byte is [`NO_BASE`] where regions say where they are in the file.
     pool: [AtomicU64; 5],
+    /// The owner's slot above the 16 bits of its port.
+    at: AtomicU64,
     /// How many addresses follow.
     known: AtomicU64,
     addresses: [[AtomicU64; 2]; ADDRESSES],
@@ -251,6 +254,12 @@ impl Board {
         all.map(|halves| ip(halves.each_ref().map(|half| half.load(Ordering::Relaxed)))).collect()
     }
 
+    /// The owner's port and slot.
+    pub(super) fn at(&self) -> (u16, u8) {
+        let at = self.page().at.load(Ordering::Acquire);
+        (at as u16, (at >> 16) as u8)
+    }
+
     /// Whether the owner sleeps, and since which time of falling asleep.
     pub(super) fn sleeps_since(&self) -> Option<u64> {
         let sleeps = self.page().sleeps.0.load(Ordering::SeqCst);
@@ -309,8 +318,8 @@ impl Drop for Board {
 pub(super) struct OwnBoard(Board);
 
 impl OwnBoard {
-    /// A new, empty board, and the file to send to others.
-    pub(super) fn create(addresses: &[IpAddr]) -> io::Result<(OwnBoard, OwnedFd)> {
+    /// A new, empty board of the process with this port and slot, and the file to send to others.
+    pub(super) fn create(at: (u16, u8), addresses: &[IpAddr]) -> io::Result<(OwnBoard, OwnedFd)> {
         let file = memfd_create("dquant-board", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, BYTES as u64)?;
         let board = Board::map(file.as_fd(), ProtFlags::READ | ProtFlags::WRITE)?;
@@ -321,6 +330,7 @@ impl OwnBoard {
             place[0].store(high, Ordering::Relaxed);
             place[1].store(low, Ordering::Relaxed);
         }
+        page.at.store(u64::from(at.0) | u64::from(at.1) << 16, Ordering::Relaxed);
         page.known.store(addresses.len().min(ADDRESSES) as u64, Ordering::Release);
         page.magic.store(MAGIC, Ordering::Release);
         Ok((OwnBoard(board), file))
@@ -352,6 +362,11 @@ impl OwnBoard {
         if now & 1 == 1 {
             sleeps.store(now.wrapping_add(1), Ordering::Relaxed);
         }
+    }
+
+    /// Whether others wake this process for packets.
+    pub(super) fn is_asleep(&self) -> bool {
+        self.0.sleeps_since().is_some()
     }
 
     /// The word that the kernel marks when the thread that holds it ends.
@@ -408,6 +423,8 @@ impl OwnBoard {
 mod tests {
     use super::*;
 
+    const AT: (u16, u8) = (4791, 7);
+
     fn region(rkey: u32) -> RegionCard {
         let access = Access { remote_read: true, ..Access::default() };
         let in_file = (rkey & 1 == 1).then_some(0x5000);
@@ -416,9 +433,10 @@ mod tests {
 
     #[test]
     fn a_reader_sees_what_the_owner_publishes_until_it_is_withdrawn() {
-        let (own, file) = OwnBoard::create(&[]).expect("memfd");
+        let (own, file) = OwnBoard::create(AT, &[]).expect("memfd");
         let other = Board::of_other(&file).expect("a board");
         assert!(!other.is_owned());
+        assert_eq!(other.at(), AT);
         assert!(own.put_region(&region(7)) && own.put_region(&region(8)));
         assert_eq!(other.region(7), Some(region(7)));
         own.remove_region(7);
@@ -443,7 +461,7 @@ mod tests {
 
     #[test]
     fn a_full_board_refuses_and_a_freed_place_is_used_again() {
-        let (own, file) = OwnBoard::create(&[]).expect("memfd");
+        let (own, file) = OwnBoard::create(AT, &[]).expect("memfd");
         let other = Board::of_other(&file).expect("a board");
         let published: Vec<u32> =
             (1..40_000).filter(|&rkey| own.put_region(&region(rkey))).collect();
@@ -470,7 +488,7 @@ mod tests {
 
     #[test]
     fn nobody_else_can_write_a_board() {
-        let (_own, file) = OwnBoard::create(&[]).expect("memfd");
+        let (_own, file) = OwnBoard::create(AT, &[]).expect("memfd");
         assert!(Board::map(file.as_fd(), ProtFlags::READ | ProtFlags::WRITE).is_err());
         assert!(rustix::io::pwrite(&file, &[1], 0).is_err());
     }
@@ -479,11 +497,11 @@ mod tests {
     fn addresses_keep_their_indexes_and_each_sleep_has_a_number() {
         let addresses: Vec<IpAddr> = (0..=255).map(|last| IpAddr::from([10, 0, 0, last])).collect();
         for count in [0, 1, ADDRESSES, ADDRESSES + 1, 256] {
-            let (_own, file) = OwnBoard::create(&addresses[..count]).expect("memfd");
+            let (_own, file) = OwnBoard::create(AT, &addresses[..count]).expect("memfd");
             let other = Board::of_other(&file).expect("a board");
             assert_eq!(other.addresses(), addresses[..count.min(ADDRESSES)]);
         }
-        let (own, file) = OwnBoard::create(&["fe80::1".parse().expect("good")]).expect("memfd");
+        let (own, file) = OwnBoard::create(AT, &["fe80::1".parse().expect("good")]).expect("memfd");
         let other = Board::of_other(&file).expect("a board");
         assert_eq!(other.addresses(), own.0.addresses());
         assert_eq!(other.sleeps_since(), None);
@@ -498,7 +516,7 @@ mod tests {
 
     #[test]
     fn announcements_name_one_process() {
-        let (own, file) = OwnBoard::create(&[]).expect("memfd");
+        let (own, file) = OwnBoard::create(AT, &[]).expect("memfd");
         let other = Board::of_other(&file).expect("a board");
         assert_eq!(other.busy_with(4), None);
         own.announce(4, 7);

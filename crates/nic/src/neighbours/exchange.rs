@@ -30,7 +30,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 const BACKLOG: i32 = 64;
 
 /// What is sent with a board. The last byte of an answer says whether the FIFO is accepted.
-const MAGIC: [u8; 8] = *b"dqboard5";
+const MAGIC: [u8; 8] = *b"dqboard6";
 
 /// Files of a message: a board, and a FIFO or none.
 const FILES: usize = 2;

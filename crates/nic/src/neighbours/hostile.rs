@@ -63,7 +63,7 @@ fn say(to: &OwnedFd, bytes: &[u8], files: &[BorrowedFd<'_>]) {
 }
 
 /// What the protocol says with a board.
-const HELLO: &[u8] = b"dqboard5\0";
+const HELLO: &[u8] = b"dqboard6\0";
 
 /// Sealed shared memory of any length and contents.
 fn file(bytes: u64, seals: SealFlags, contents: &[u8]) -> OwnedFd {
@@ -84,7 +84,7 @@ fn is_well(test: u8, slot: u8) {
 #[test]
 fn nonsense_in_the_exchange_is_dropped() {
     let victim = open(VICTIM, 1);
-    let (own, board) = OwnBoard::create(&[]).expect("memfd");
+    let (own, board) = OwnBoard::create((ROCE_PORT, 50), &[]).expect("memfd");
     let (_writer, fifo) = Writer::create().expect("memfd");
     let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     let size = fstat(&board).expect("a file").st_size as u64;
@@ -93,14 +93,14 @@ fn nonsense_in_the_exchange_is_dropped() {
     let lies = [
         file(0, all, b""),
         file(size, SealFlags::empty(), b""),
-        file(size, all, b"dqboard5"),
-        file(size - 4096, all | SealFlags::FUTURE_WRITE, b"dqboard5"),
+        file(size, all, b"dqboard6"),
+        file(size - 4096, all | SealFlags::FUTURE_WRITE, b"dqboard6"),
         file(size, all | SealFlags::FUTURE_WRITE, b"dqboard1"),
         pipe.into(),
         null.into(),
     ];
     let board = board.as_fd();
-    let short = [&b""[..], b"d", b"dqboard5", b"dqboard9\0", b"dqboard5\0and more", &[0; 4000]];
+    let short = [&b""[..], b"d", b"dqboard6", b"dqboard9\0", b"dqboard6\0and more", &[0; 4000]];
     for words in short.into_iter().filter(|words| !words.is_empty()) {
         say(&call(1), words, &[board, fifo.as_fd()]);
     }
@@ -129,6 +129,50 @@ fn silent_callers_keep_nobody_waiting() {
     assert!(begun.elapsed() < Duration::from_secs(60));
     drop(silent);
     is_well(2, 51);
+}
+
+#[test]
+fn threads_that_meet_a_process_at_once_get_one_target() {
+    let _victim = open(VICTIM, 7);
+    for slot in 50..70 {
+        let own = open(slot, 7);
+        let shared = Arc::clone(own.shared());
+        let begin = std::sync::Barrier::new(4);
+        let met = || {
+            begin.wait();
+            shared.meet(SocketAddr::new(ip(7), ROCE_PORT), VICTIM).expect("it answers")
+        };
+        let targets = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(met)).collect();
+            threads.into_iter().map(|thread| thread.join().expect("no panic")).collect::<Vec<_>>()
+        });
+        assert!(targets.iter().all(|target| Arc::ptr_eq(target, &targets[0])), "slot {slot}");
+        assert_eq!(locked(&shared.exchanging).len(), 0);
+    }
+}
+
+#[test]
+fn a_process_that_does_not_answer_keeps_nobody_from_others() {
+    let (_victim, own) = (open(VICTIM, 8), open(50, 8));
+    // It listens and takes nobody in, as one that is stopped.
+    let silent = exchange::listener(SocketAddr::new(ip(8), ROCE_PORT), 51).expect("a free name");
+    let shared = Arc::clone(own.shared());
+    let at = SocketAddr::new(ip(8), ROCE_PORT);
+    std::thread::scope(|scope| {
+        let waiting: Vec<_> = (0..3).map(|_| scope.spawn(|| shared.meet(at, 51))).collect();
+        while locked(&shared.exchanging).is_empty() {
+            std::thread::yield_now();
+        }
+        meet(&own, VICTIM, 8).expect("it answers");
+        assert!(waiting.iter().all(|thread| !thread.is_finished()));
+        // The first has waited for all of them.
+        for thread in waiting {
+            let why = thread.join().expect("no panic").expect_err("it does not answer");
+            assert!(why.contains("no exchange"), "{why}");
+        }
+    });
+    assert_eq!(locked(&shared.absent).len(), 1);
+    drop(silent);
 }
 
 #[test]
@@ -219,8 +263,9 @@ fn a_neighbour_that_claims_an_access_for_ever_is_waited_for_with_a_bound() {
 #[test]
 fn more_boards_than_places_are_refused() {
     let victim = open(VICTIM, 6);
-    let boards: Vec<_> =
-        (0..MAX_INITIATORS + 10).map(|_| OwnBoard::create(&[ip(6)]).expect("memfd")).collect();
+    let boards: Vec<_> = (0..MAX_INITIATORS + 10)
+        .map(|_| OwnBoard::create((ROCE_PORT, 50), &[ip(6)]).expect("memfd"))
+        .collect();
     let mut calls = Vec::new();
     for (own, board) in &boards {
         // Its owner lives.

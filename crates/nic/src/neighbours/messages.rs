@@ -10,18 +10,19 @@
 //! and the queue pair number of the sender, and nothing in this process is addressed by it.
 
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::sync::atomic::{Ordering, fence};
 
 use roce::direct::{DirectRefusal, Handed, Message, MessageHeader, Verdict};
 use roce::endpoint::Endpoint;
-use roce::verbs::Qpn;
+use roce::verbs::{Path, Qpn};
 use roce::wire::Psn;
 use roce::world::{self, Memory};
 use roce::{Duration, Time};
 
 use super::fifo::{Kind, Tag};
 use super::packets::{Doorbell, Incoming, MAX_TAKEN, Outgoing};
-use super::{Neighbours, OWN_PORT, Target, locked};
+use super::{Neighbours, OWN_PORT, SLOT_SHIFT, Target, locked};
 
 /// Messages to one process without a verdict: its FIFO has as many lines.
 const MAX_UNJUDGED: usize = 4096;
@@ -33,6 +34,11 @@ const PATIENCE: Duration = Duration::from_millis(300_000);
 
 /// A header in a FIFO.
 const HEADER_BYTES: usize = 20;
+
+/// Where the destination is in a header, in words, and the number that no queue pair of a program has: its reader refuses
+/// the message.
+const DEST_WORD: usize = 1;
+const NOBODY: u32 = 0;
 
 const HAS_IMM: u32 = 1 << 24;
 const IS_SOLICITED: u32 = 1 << 25;
@@ -88,8 +94,20 @@ impl Unjudged {
         self.messages.is_empty()
     }
 
-    pub(super) fn forget(&mut self, source: Qpn) {
-        self.messages.retain(|(_, handed)| handed.source != source);
+    /// Nobody waits for verdicts on the messages of this queue pair any more; passes the lines at which they begin on.
+    fn forget(&mut self, source: Qpn, mut forgotten: impl FnMut(u64)) {
+        self.messages.retain(|&(begin, handed)| {
+            let stays = handed.source != source;
+            if !stays {
+                forgotten(begin);
+            }
+            stays
+        });
+    }
+
+    /// Whether the reader, which has finished with the lines before `tail`, has decided on the oldest message.
+    fn is_decided(&self, tail: u64) -> bool {
+        self.messages.front().is_some_and(|&(begin, _)| begin < tail)
     }
 
     /// The verdict on the oldest message, if the reader has finished with it.
@@ -155,8 +173,15 @@ pub(super) fn hand_over(target: &Target, message: &Message<'_>) -> Result<(), Di
 
 impl Outgoing {
     /// Whether there are verdicts to take.
-    fn has_verdicts(&self) -> bool {
-        !self.unjudged.is_empty() && self.writer.has_progressed()
+    fn has_verdicts(&mut self) -> bool {
+        let tail = self.writer.progress();
+        self.unjudged.is_decided(tail)
+    }
+
+    /// The connection of a queue pair has ended: its messages that were not read must not reach a later one.
+    pub(super) fn withdraw_messages(&mut self, source: Qpn) {
+        let Outgoing { writer, unjudged, .. } = self;
+        unjudged.forget(source, |begin| writer.overwrite(begin, DEST_WORD, NOBODY));
     }
 
     /// Passes verdicts on; returns how many.
@@ -269,7 +294,7 @@ impl Neighbours {
     ) -> Option<usize> {
         let packets = &mut self.packets;
         let (one, bytes) = (&mut packets.incoming[at], &mut packets.bytes);
-        let (mut taken, mut last) = (0, None);
+        let (mut taken, mut read_at) = (0, None);
         while taken < MAX_TAKEN {
             let Some((tag, begin)) = one.reader.pop(Kind::Message, bytes).ok()? else {
                 break;
@@ -279,7 +304,7 @@ impl Neighbours {
             let decoded = decode(bytes);
             packets.counters.malformed += u64::from(from.is_none() || decoded.is_none());
             let is_taken = from.zip(decoded).is_some_and(|(from, (header, payload))| {
-                last = Some(header.dest);
+                read_at = Some((tag.dest, from));
                 world::take_message(endpoint, memory, now, from, (&header, payload))
             });
             if !is_taken {
@@ -288,12 +313,14 @@ impl Neighbours {
         }
         one.reader.release();
         fence(Ordering::SeqCst);
-        if let (Some(since), Some(dest)) = (one.board.sleeps_since(), last)
+        if let (Some(since), Some((source, from))) = (one.board.sleeps_since(), read_at)
             && std::mem::replace(&mut one.woken_from, since) != since
-            && let Some((path, source)) = endpoint.destination(dest)
         {
             packets.counters.doorbells += 1;
-            wire.wake(&path, source);
+            // Not by one of the queue pairs: the sender waits for its verdicts also where they are gone.
+            let (port, slot) = one.board.at();
+            let path = Path { source, ..Path::new(SocketAddr::new(from, port)) };
+            wire.wake(&path, Qpn::new(u32::from(slot) << SLOT_SHIFT));
         }
         Some(taken)
     }
@@ -317,13 +344,14 @@ impl Neighbours {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{IpAddr, SocketAddr};
+    use std::net::IpAddr;
+    use std::sync::Arc;
 
     use roce::device;
     use roce::direct::{Direct, Posted};
     use roce::endpoint::{Connect, EndpointConfig, QpConfig, QpState};
     use roce::verbs::{
-        Access, Completion, CqId, MemoryRegion, Path, PdId, RecvWr, SendOp, SendWr, Sge, Transport,
+        Access, Completion, CqId, MemoryRegion, PdId, RecvWr, SendOp, SendWr, Sge, Transport,
         WcOpcode, WcStatus,
     };
     use roce::wire::ROCE_PORT;
@@ -580,7 +608,8 @@ mod tests {
         assert!(a.neighbours.fall_asleep());
         b.neighbours.shared().wake_up();
         b.turn(START);
-        assert_eq!(b.sockets.woken, [a.qpn]);
+        let slots: Vec<_> = b.sockets.woken.iter().map(|qpn| qpn.get() >> SLOT_SHIFT).collect();
+        assert_eq!(slots, [u32::from(a.slot)]);
         a.neighbours.shared().wake_up();
         a.turn(START);
         assert_eq!((a.done().len(), b.done().len()), (2, 2));
@@ -651,6 +680,119 @@ mod tests {
         run(&mut a, &mut b, START);
         assert_eq!((b.done(), b.bytes(0, 4)), (vec![(0, WcStatus::Success)], b"good".to_vec()));
         assert!(a.neighbours.takes_messages(a.qpn) && a.pd == b.pd);
+    }
+
+    /// A second connection between the two; returns its queue pairs.
+    fn second(a: &mut Side, b: &mut Side) -> [Qpn; 2] {
+        let first = [a.qpn, b.qpn];
+        a.qpn = a.endpoint.create_qp(QpConfig::rc(a.pd, a.cq, 64, 64)).expect("room");
+        b.qpn = b.endpoint.create_qp(QpConfig::rc(b.pd, b.cq, 64, 64)).expect("room");
+        a.connect(b);
+        b.connect(a);
+        let second = [a.qpn, b.qpn];
+        [a.qpn, b.qpn] = first;
+        second
+    }
+
+    fn send_on(side: &mut Side, qpn: Qpn, wr_id: u64, bytes: &[u8]) -> Posted {
+        let first = std::mem::replace(&mut side.qpn, qpn);
+        let posted = side.send(wr_id, SendOp::Send, bytes);
+        side.qpn = first;
+        posted
+    }
+
+    #[test]
+    fn a_sleeping_sender_is_woken_also_for_messages_to_queue_pairs_that_are_gone() {
+        for gone in [0, 1, 2] {
+            let [mut a, mut b] = pair(12 + gone, [7, 9]);
+            let [a2, b2] = second(&mut a, &mut b);
+            b.receive(0, 64);
+            a.send(0, SendOp::Send, b"first");
+            send_on(&mut a, a2, 1, b"second");
+            for qpn in [b2, b.qpn].into_iter().take(gone.into()) {
+                b.neighbours.withdraw_qp(qpn);
+                b.endpoint.destroy_qp(START, qpn).expect("it exists");
+            }
+            assert!(a.neighbours.fall_asleep());
+            b.turn(START);
+            assert!(a.neighbours.has_verdicts());
+            assert_eq!(b.sockets.woken.len(), 1, "{gone} of two queue pairs are gone");
+            assert_eq!(b.sockets.woken[0].get() >> SLOT_SHIFT, 7);
+        }
+    }
+
+    #[test]
+    fn a_sender_with_verdicts_does_not_fall_asleep_whatever_it_has_looked_at_before() {
+        for look in 0..4 {
+            let [mut a, mut b] = pair(15 + look, [7, 9]);
+            b.receive(0, 64);
+            a.send(0, SendOp::Send, b"first");
+            b.turn(START);
+            let path = Path::new(b.at());
+            let Side { neighbours, sockets, .. } = &mut a;
+            let mut wire = neighbours.wire(sockets);
+            match look {
+                0 => {}
+                1 => assert!(wire.admits(START, &path, b.qpn, Transport::Rc, 64) > 0),
+                2 => assert!(!wire.is_stalled(&path, b.qpn)),
+                _ => drop(a.send(1, SendOp::Send, &[0; 3000])),
+            }
+            assert!(!a.neighbours.fall_asleep(), "look {look}: there is a verdict");
+            a.neighbours.shared().wake_up();
+            a.turn(START);
+            assert_eq!(a.done()[0], (0, WcStatus::Success));
+        }
+    }
+
+    #[test]
+    fn a_message_of_an_earlier_connection_is_not_taken_by_a_later_one() {
+        let [mut a, mut b] = pair(19, [7, 9]);
+        a.send(0, SendOp::Send, b"ghost");
+        for side in [&mut a, &mut b] {
+            let reset = roce::endpoint::QpAttr::to(QpState::Reset);
+            side.endpoint.modify_qp(START, side.qpn, &reset).expect("legal");
+            side.neighbours.route(side.qpn, None);
+        }
+        a.connect(&b);
+        b.connect(&a);
+        b.receive(1, 64);
+        a.send(2, SendOp::Send, b"alive");
+        run(&mut a, &mut b, START);
+        assert_eq!(b.done(), [(1, WcStatus::Success)]);
+        assert_eq!(b.bytes(1, 5), b"alive");
+        assert_eq!(a.done(), [(2, WcStatus::Success)]);
+    }
+
+    /// Two exchanges with one process, as two threads at once have made them.
+    #[test]
+    fn each_of_two_fifos_to_one_process_has_its_verdicts_and_its_end() {
+        let [mut a, mut b] = pair(20, [7, 9]);
+        let a2 = a.endpoint.create_qp(QpConfig::rc(a.pd, a.cq, 64, 64)).expect("room");
+        let b2 = b.endpoint.create_qp(QpConfig::rc(b.pd, b.cq, 64, 64)).expect("room");
+        let first = [std::mem::replace(&mut a.qpn, a2), std::mem::replace(&mut b.qpn, b2)];
+        let peer = Connect::new(Path::new(b.at()), b.qpn, b.first_psn());
+        device::connect(&mut a.endpoint, START, a.qpn, &peer).expect("legal");
+        let another = a.neighbours.shared().swap(b.at(), b.slot).expect("an exchange");
+        a.neighbours.route(a.qpn, Some(Arc::new(another)));
+        b.connect(&a);
+        b.receive(1, 64);
+        [a.qpn, b.qpn] = first;
+        b.receive(0, 64);
+        for (wr_id, qpn) in [(0, a.qpn), (1, a2)] {
+            assert_eq!(send_on(&mut a, qpn, wr_id, b"bytes"), Posted::HandedOver);
+        }
+        run(&mut a, &mut b, START);
+        let mut done = a.done();
+        done.sort_unstable_by_key(|(wr_id, _)| *wr_id);
+        assert_eq!(done, [(0, WcStatus::Success), (1, WcStatus::Success)]);
+        // Nobody reads any more: after the patience both connections fail.
+        for (wr_id, qpn) in [(2, a.qpn), (3, a2)] {
+            assert_eq!(send_on(&mut a, qpn, wr_id, b"bytes"), Posted::HandedOver);
+        }
+        a.turn(START);
+        a.turn(START + PATIENCE);
+        let failed: Vec<_> = a.done().iter().map(|(_, status)| *status).collect();
+        assert_eq!(failed, [WcStatus::RetryExceeded; 2]);
     }
 
     #[test]

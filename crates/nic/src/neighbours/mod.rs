@@ -32,7 +32,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -40,6 +40,7 @@ use roce::direct::{
     Direct, DirectKind, DirectRefusal, DirectRequest, Message, QpCard, RegionCard, admit,
 };
 use roce::verbs::Qpn;
+use roce::wire::ROCE_PORT;
 use roce::world::Wire;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::fstat;
@@ -62,6 +63,9 @@ pub use packets::{Doorbell, FifoCounters, LocalWire};
 
 /// The slot of a process that has a port to itself.
 pub const OWN_PORT: u8 = 0;
+
+/// The slot is what a queue pair number has above these bits.
+const SLOT_SHIFT: u32 = 16;
 
 /// Most processes that may read this process's board at a time.
 const MAX_INITIATORS: usize = 256;
@@ -202,10 +206,10 @@ impl Target {
         self.fifo.as_ref().is_some_and(|fifo| !locked(fifo).unjudged.is_empty())
     }
 
-    /// Nobody waits for verdicts on the messages of this queue pair any more.
-    fn forget_messages(&self, qpn: Qpn) {
+    /// The connection of this queue pair has ended.
+    fn withdraw_messages(&self, qpn: Qpn) {
         if let Some(fifo) = &self.fifo {
-            locked(fifo).unjudged.forget(qpn);
+            locked(fifo).withdraw_messages(qpn);
         }
     }
 
@@ -239,6 +243,9 @@ pub struct Shared {
     initiators: Mutex<Vec<Arc<Initiator>>>,
     targets: Mutex<Vec<Weak<Target>>>,
     absent: Mutex<Vec<Absent>>,
+    /// Processes that an exchange is under way with, and what announces the end of one.
+    exchanging: Mutex<Vec<(SocketAddr, u8)>>,
+    exchanged: Condvar,
     /// FIFOs for this process that its engine does not read yet, and whether it should look.
     arrived: Mutex<Vec<Incoming>>,
     has_arrived: AtomicBool,
@@ -249,6 +256,19 @@ pub struct Shared {
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// An exchange with one process, which others wait for.
+struct Exchange<'a> {
+    shared: &'a Shared,
+    with: (SocketAddr, u8),
+}
+
+impl Drop for Exchange<'_> {
+    fn drop(&mut self) {
+        locked(&self.shared.exchanging).retain(|with| *with != self.with);
+        self.shared.exchanged.notify_all();
+    }
 }
 
 impl Shared {
@@ -262,21 +282,16 @@ impl Shared {
             return Err("both queue pairs are in this process".to_owned());
         }
         check_loopback(at.ip())?;
-        let known = |target: &Arc<Target>| {
-            target.at == at && target.slot == slot && target.board.is_owned()
-        };
-        let mut targets = locked(&self.targets);
-        targets.retain(|target| target.strong_count() > 0);
-        if let Some(target) = targets.iter().filter_map(Weak::upgrade).find(known) {
+        if let Some(target) = self.known(at, slot) {
             return Ok(target);
         }
-        drop(targets);
-        let mut absent = locked(&self.absent);
-        absent.retain(|one| one.since.elapsed() < ABSENT_FOR);
-        if let Some(one) = absent.iter().find(|one| one.at == at && one.slot == slot) {
-            return Err(one.why.clone());
+        let _exchange = self.begin_exchange(at, slot);
+        if let Some(target) = self.known(at, slot) {
+            return Ok(target);
         }
-        drop(absent);
+        if let Some(why) = self.why_absent(at, slot) {
+            return Err(why);
+        }
         match self.swap(at, slot) {
             Ok(target) => {
                 let target = Arc::new(target);
@@ -293,6 +308,32 @@ impl Shared {
                 Err(why)
             }
         }
+    }
+
+    /// The process with a slot of an address, if this one has its board.
+    fn known(&self, at: SocketAddr, slot: u8) -> Option<Arc<Target>> {
+        let mut targets = locked(&self.targets);
+        targets.retain(|target| target.strong_count() > 0);
+        let mut all = targets.iter().filter_map(Weak::upgrade);
+        all.find(|one| one.at == at && one.slot == slot && one.board.is_owned())
+    }
+
+    /// Why the process with a slot of an address was not found to be a neighbour a short time ago, if so.
+    fn why_absent(&self, at: SocketAddr, slot: u8) -> Option<String> {
+        let mut absent = locked(&self.absent);
+        absent.retain(|one| one.since.elapsed() < ABSENT_FOR);
+        absent.iter().find(|one| one.at == at && one.slot == slot).map(|one| one.why.clone())
+    }
+
+    /// Waits until no other thread exchanges boards with this process. Two exchanges at a time would make two FIFOs to
+    /// one reader. Exchanges with other processes do not wait: a stopped one takes the whole of its patience.
+    fn begin_exchange(&self, at: SocketAddr, slot: u8) -> Exchange<'_> {
+        let mut exchanging = locked(&self.exchanging);
+        while exchanging.contains(&(at, slot)) {
+            exchanging = self.exchanged.wait(exchanging).unwrap_or_else(PoisonError::into_inner);
+        }
+        exchanging.push((at, slot));
+        Exchange { shared: self, with: (at, slot) }
     }
 
     fn swap(&self, at: SocketAddr, slot: u8) -> io::Result<Target> {
@@ -488,7 +529,7 @@ fn has_ended(pid: i32) -> bool {
 pub fn probe() -> Result<(), String> {
     check_loopback(IpAddr::from([127, 0, 0, 1]))?;
     let missing = |error: io::Error| format!("no sealed shared memory: {error}");
-    let (own, board) = OwnBoard::create(&[]).map_err(missing)?;
+    let (own, board) = OwnBoard::create((ROCE_PORT, OWN_PORT), &[]).map_err(missing)?;
     Board::of_other(&board).map_err(missing)?;
     Writer::create().map_err(missing)?;
     let holder = std::thread::spawn(move || {
@@ -554,7 +595,7 @@ impl Neighbours {
     /// # Errors
     /// When the kernel lacks something for it: memfds with seals, robust futexes, Unix sockets.
     pub fn open(port: u16, slot: u8, addresses: &[IpAddr]) -> io::Result<Neighbours> {
-        let (own, file) = OwnBoard::create(addresses)?;
+        let (own, file) = OwnBoard::create((port, slot), addresses)?;
         let listen =
             |ip: &IpAddr| exchange::listener(SocketAddr::new(*ip, port), slot).and_then(Kept::new);
         let listeners = addresses.iter().map(listen).collect::<io::Result<Vec<Kept>>>()?;
@@ -568,6 +609,8 @@ impl Neighbours {
             initiators: Mutex::default(),
             targets: Mutex::default(),
             absent: Mutex::default(),
+            exchanging: Mutex::default(),
+            exchanged: Condvar::new(),
             arrived: Mutex::default(),
             has_arrived: AtomicBool::new(false),
             places: Arc::default(),
@@ -640,10 +683,22 @@ impl Neighbours {
     #[must_use]
     pub fn fall_asleep(&mut self) -> bool {
         self.shared.own.fall_asleep();
-        self.adopt();
         // What ends the sleep is on a socket.
         self.packets.look_at_sockets();
-        !self.packets.holds_packets() && !self.has_verdicts()
+        !self.has_work()
+    }
+
+    /// Whether neighbours wake this process for what they leave.
+    #[must_use]
+    pub fn is_asleep(&self) -> bool {
+        self.shared.own.is_asleep()
+    }
+
+    /// Whether there are packets, messages or verdicts of neighbours.
+    #[must_use]
+    pub fn has_work(&mut self) -> bool {
+        self.adopt();
+        self.packets.holds_packets() || self.has_verdicts()
     }
 
     /// Whether neighbours send packets through FIFOs.
@@ -670,17 +725,16 @@ impl Neighbours {
 
     /// From now on the requests of a queue pair go to this process where possible, or all as packets.
     pub fn route(&mut self, qpn: Qpn, target: Option<Arc<Target>>) {
+        // Its messages belong to a connection that is over.
+        if let Some(before) = self.routes.remove(&qpn.get()) {
+            before.withdraw_messages(qpn);
+        }
         match target {
             Some(target) => {
                 self.packets.add(&target);
                 self.routes.insert(qpn.get(), target);
             }
-            None => {
-                if let Some(target) = self.routes.remove(&qpn.get()) {
-                    target.forget_messages(qpn);
-                }
-                self.packets.forget_ended();
-            }
+            None => self.packets.forget_ended(),
         }
     }
 

@@ -24,7 +24,7 @@ use roce::{Duration, Time};
 use super::board::{ADDRESSES, Board};
 use super::fifo::{Kind, MAX_PACKET, Reader, Tag, Writer};
 use super::messages::Unjudged;
-use super::{Neighbours, OWN_PORT, Target, locked};
+use super::{Neighbours, OWN_PORT, SLOT_SHIFT, Target, locked};
 
 /// Packets taken out of one FIFO before the next one's turn.
 pub(super) const MAX_TAKEN: usize = 64;
@@ -275,18 +275,17 @@ pub(super) struct Packets {
 impl Packets {
     /// From now on packets for this process use its FIFO, if it has one.
     pub(super) fn add(&mut self, target: &Arc<Target>) {
-        let same = |other: &Arc<Target>| other.at == target.at && other.slot == target.slot;
-        // Who awaits verdicts of an earlier process still gets them.
-        self.outgoing.retain(|other| other.is_of_use() && (!same(other) || other.is_awaited()));
+        self.forget_ended();
         let is_known = self.outgoing.iter().any(|other| Arc::ptr_eq(other, target));
         if target.fifo.is_some() && !is_known {
             self.outgoing.push(Arc::clone(target));
         }
     }
 
-    /// Leaves the boards, FIFOs and pools of processes that have ended.
+    /// Leaves the boards, FIFOs and pools of processes that have ended. A process that a queue pair is connected to stays,
+    /// because only those listed here are looked at for verdicts and for their end.
     pub(super) fn forget_ended(&mut self) {
-        self.outgoing.retain(|target| target.is_of_use());
+        self.outgoing.retain(|target| target.is_of_use() || Arc::strong_count(target) > 1);
     }
 
     /// Takes in FIFOs that have arrived, and leaves those whose writers have ended.
@@ -322,7 +321,7 @@ impl Packets {
             return None;
         }
         let at = SocketAddr::new(path.remote.ip().to_canonical(), path.remote.port());
-        let slot = (dest.get() >> 16) as u8;
+        let slot = (dest.get() >> SLOT_SHIFT) as u8;
         let is_for = |target: &Arc<Target>| {
             (target.slot == slot || target.slot == OWN_PORT)
                 && target.at == at
