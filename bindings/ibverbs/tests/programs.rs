@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
+use nic::driver::RESCUED;
 use roce::wire::capture;
 
 /// Exit status of a program that cannot run here, and reports why.
@@ -96,6 +97,7 @@ fn finish(test: &str, command: &mut Command, devices: Option<&str>) {
         return skip::note(test, out.lines().last().unwrap_or_default());
     }
     assert!(output.status.success(), "{test}: {}\n{out}{err}", output.status);
+    assert!(!err.contains(RESCUED), "{test}: {err}");
 }
 
 fn run(name: &str, devices: Option<&str>) {
@@ -162,6 +164,16 @@ fn same_host_in_shared_memory() {
 #[test]
 fn same_host_by_packets() {
     with("same_host_by_packets", "same_host", &[PACKETS]);
+}
+
+#[test]
+fn sleepers_without_packets() {
+    with("sleepers_without_packets", "sleepers", &[("DQUANT_PATH", "auto")]);
+}
+
+#[test]
+fn sleepers_by_packets() {
+    with("sleepers_by_packets", "sleepers", &[PACKETS]);
 }
 
 /// What a program that opens a device reports on stderr with this in its environment.

@@ -17,8 +17,16 @@ use crate::clock;
 use crate::ready::ReadySet;
 use crate::waiter::{Waiter, Waker};
 
-/// Longest sleep, so that a lost wake-up does no lasting harm.
+/// Longest sleep, so that a lost wake-up does no lasting harm. One that it ends is a fault, and counted
+/// ([`Application::note_rescue`]).
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
+
+/// Work that has been there for this long at the end of a sleep was not announced. A process that makes work may lose its
+/// processor before it announces it; it has it back by then.
+const OVERDUE: Duration = Duration::from_millis(20);
+
+/// What a program tells people of a rescue.
+pub const RESCUED: &str = "a wake-up was lost: work has waited for the periodic look of a sleeping thread; please report this";
 
 /// Sleep when descriptors cannot be waited for: the kernel lacks memory, or the program closed them.
 const BROKEN_SLEEP: std::time::Duration = std::time::Duration::from_millis(10);
@@ -52,6 +60,14 @@ pub trait Application {
 
     /// Called when a prepared sleep is over or did not begin. A turn follows.
     fn woken(&mut self);
+
+    /// Asked during a sleep that nothing has ended: whether there is work in shared memory that its maker should have
+    /// announced by a descriptor or a waker. Changes nothing.
+    fn has_work(&mut self) -> bool;
+
+    /// A sleep has ended by time although there was work, and had been for 20 ms: a wake-up was lost. The program counts
+    /// and reports it.
+    fn note_rescue(&mut self);
 }
 
 /// See the module's text.
@@ -112,18 +128,42 @@ impl Driver {
     fn sleep<A: Application>(&self, application: &mut A, until: Option<Time>, watch: bool) {
         if application.prepare_sleep() {
             let left = until.map_or(LONGEST_SLEEP, |at| at.since(clock::now()).min(LONGEST_SLEEP));
-            let watched = watch.then(|| self.watched.as_fd());
-            match self.waiter.wait(watched.as_slice(), Some(left)) {
-                Ok(woken) if woken.is_broken => std::thread::sleep(BROKEN_SLEEP),
-                // Edges would end every sleep from now on.
-                Ok(woken) if woken.ready != 0 && self.watched.has_edges() => {
-                    drop(self.watched.take());
-                }
-                Ok(_) => {}
-                Err(_) => std::thread::sleep(BROKEN_SLEEP),
+            if watch && left > OVERDUE {
+                self.sleep_in_two(application, left);
+            } else {
+                self.wait(watch, left);
             }
         }
         application.woken();
+    }
+
+    /// A sleep at whose end one can tell that work which is there was not announced: it was there some time before.
+    fn sleep_in_two<A: Application>(&self, application: &mut A, left: Duration) {
+        let first = Duration::from_nanos(left.as_nanos() - OVERDUE.as_nanos());
+        if !self.wait(true, first) {
+            return;
+        }
+        let had_work = application.has_work();
+        if self.wait(true, OVERDUE) && had_work && application.has_work() {
+            application.note_rescue();
+        }
+    }
+
+    /// Sleeps; returns whether it was the time that ended it.
+    fn wait(&self, watch: bool, left: Duration) -> bool {
+        let watched = watch.then(|| self.watched.as_fd());
+        match self.waiter.wait(watched.as_slice(), Some(left)) {
+            Ok(woken) if woken.is_broken => std::thread::sleep(BROKEN_SLEEP),
+            Ok(woken) if woken.ready != 0 => {
+                // Edges would end every sleep from now on.
+                if self.watched.has_edges() {
+                    drop(self.watched.take());
+                }
+            }
+            Ok(woken) => return !woken.by_waker,
+            Err(_) => std::thread::sleep(BROKEN_SLEEP),
+        }
+        false
     }
 }
 
@@ -144,6 +184,9 @@ mod tests {
         taken: usize,
         refuses_sleep: bool,
         prepared: u32,
+        /// When there is work that nobody announces.
+        works: Option<(Time, Time)>,
+        rescues: u32,
     }
 
     impl Application for Scripted {
@@ -165,6 +208,15 @@ mod tests {
 
         fn woken(&mut self) {
             self.taken += 1;
+        }
+
+        fn has_work(&mut self) -> bool {
+            let now = clock::now();
+            self.works.is_some_and(|(from, to)| (from..to).contains(&now))
+        }
+
+        fn note_rescue(&mut self) {
+            self.rescues += 1;
         }
     }
 
@@ -196,6 +248,33 @@ mod tests {
         let mut app = Scripted { turns, refuses_sleep: true, ..Scripted::default() };
         driver.run(&mut app);
         assert_eq!(app.prepared, 2);
+    }
+
+    /// The rescues of a sleep during which there is work from a time to another, counted from its beginning.
+    fn rescues(driver: &Driver, [from, to]: [u64; 2], until: Option<Duration>) -> u32 {
+        let now = clock::now();
+        let works = Some((now + Duration::from_millis(from), now + Duration::from_millis(to)));
+        let turns = vec![Turn::Idle(until.map(|after| now + after))];
+        let mut app = Scripted { turns, works, ..Scripted::default() };
+        driver.run(&mut app);
+        app.rescues
+    }
+
+    #[test]
+    fn work_that_a_sleeper_finds_late_is_a_rescue_unless_it_was_announced_or_has_just_come() {
+        const LONG: u64 = 1 << 30;
+        let driver = Driver::new().expect("descriptors");
+        assert_eq!(rescues(&driver, [0, LONG], None), 1);
+        assert_eq!(rescues(&driver, [LONG, 2 * LONG], None), 0, "there was none");
+        let later = Some(Duration::from_millis(50));
+        assert_eq!(rescues(&driver, [0, LONG], later), 1, "a deadline hides nothing");
+        let soon = Some(Duration::from_millis(5));
+        assert_eq!(rescues(&driver, [0, LONG], soon), 0, "it may have come just now");
+        driver.waker().wake();
+        assert_eq!(rescues(&driver, [0, LONG], None), 0, "a waker was used");
+        let readable = eventfd(1, EventfdFlags::CLOEXEC).expect("eventfd");
+        driver.watched().add(readable.as_fd(), 0).expect("watched");
+        assert_eq!(rescues(&driver, [0, LONG], None), 0, "a descriptor was readable");
     }
 
     #[test]

@@ -95,6 +95,11 @@ pub trait Fabric {
     /// Called when a prepared sleep is over or did not begin.
     fn woken(&mut self);
 
+    /// Whether there is work that a neighbour should have announced ([`Application::has_work`]).
+    ///
+    /// [`Application::has_work`]: crate::driver::Application::has_work
+    fn has_work(&mut self) -> bool;
+
     /// The next trouble of the device since the last call.
     fn poll_trouble(&mut self) -> Option<Trouble>;
 
@@ -252,6 +257,10 @@ impl<W: SocketWire> Fabric for Software<W> {
 
     fn woken(&mut self) {
         self.same_host.wake_up();
+    }
+
+    fn has_work(&mut self) -> bool {
+        self.same_host.has_work()
     }
 
     fn poll_trouble(&mut self) -> Option<Trouble> {

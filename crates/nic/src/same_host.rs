@@ -115,6 +115,11 @@ impl SameHost {
         }
     }
 
+    /// Whether neighbours have left something for this process.
+    pub(crate) fn has_work(&mut self) -> bool {
+        self.neighbours.as_mut().is_ok_and(|own| own.has_work())
+    }
+
     /// What other threads meet neighbours with.
     ///
     /// # Errors

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use nic::device::DeviceWire;
+use nic::driver::RESCUED;
 use nic::neighbours::{FifoCounters, Neighbours, Target};
 use roce::direct::{Backlog, MAX_DIRECT_BYTES, Posted, RegionCard};
 use roce::endpoint::QpState;
@@ -15,6 +16,7 @@ use roce::wire::ROCE_PORT;
 use roce::world::Path;
 
 use super::{Core, Engine};
+use crate::process::errors::say;
 use crate::process::settings::{PATH, PathChoice, Settings};
 use crate::process::signals::SignalsBlocked;
 
@@ -74,6 +76,7 @@ impl Engine {
             if core.endpoint.awaits_verdicts() && !self.progress.is_napping() {
                 self.progress.note_deadline(core.deadline());
             }
+            self.pass_on(&mut core);
         }
         done
     }
@@ -92,7 +95,7 @@ impl Core {
             }
         };
         if posted == Posted::Held {
-            self.holding.insert(qpn.get());
+            self.hold(qpn);
         }
         if matches!(posted, Posted::Queued | Posted::Held) {
             self.gather_posted(qpn, bytes);
@@ -126,9 +129,15 @@ impl Core {
     ) -> Result<u32, VerbsError> {
         let bound = self.endpoint.bind_window(self.now, qpn, wr_id, binding, signaled);
         if self.endpoint.has_held(qpn) {
-            self.holding.insert(qpn.get());
+            self.hold(qpn);
         }
         bound
+    }
+
+    /// Requests of a queue pair wait to be carried out by turns.
+    fn hold(&mut self, qpn: Qpn) {
+        self.holding.insert(qpn.get());
+        self.held = true;
     }
 
     /// Wakes neighbours for messages that were handed over.
@@ -248,6 +257,24 @@ impl Core {
     /// The progress thread is going to sleep; returns false if neighbours have sent packets already.
     pub(super) fn fall_asleep(&mut self) -> bool {
         self.neighbours.as_mut().map_or(true, Neighbours::fall_asleep)
+    }
+
+    /// Whether neighbours have to wake the progress thread for what they leave.
+    pub(super) fn is_asleep(&self) -> bool {
+        self.neighbours.as_ref().is_ok_and(Neighbours::is_asleep)
+    }
+
+    /// Whether neighbours have left something, or requests wait that could be carried out.
+    pub(super) fn has_work(&mut self) -> bool {
+        self.behind.is_some() || self.neighbours.as_mut().is_ok_and(Neighbours::has_work)
+    }
+
+    /// Work has waited for the end of a sleep of the progress thread. The first time it is reported.
+    pub(super) fn note_rescue(&mut self) {
+        if self.rescued_wakeups == 0 {
+            say(format_args!("{RESCUED}"), None);
+        }
+        self.rescued_wakeups += 1;
     }
 
     /// The counters of packets to and from neighbours.

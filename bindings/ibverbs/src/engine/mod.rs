@@ -101,6 +101,12 @@ pub(crate) struct Core {
     queued: bool,
     /// One of the requests posted since the last look must not wait for others.
     urgent: bool,
+    /// A request posted since the last look waits for a turn.
+    held: bool,
+    /// A turn took a neighbour's ring from the sockets since the last look.
+    rung: bool,
+    /// Sleeps of the progress thread that ended by time with work that nobody had announced.
+    pub(crate) rescued_wakeups: u64,
     gather: Gather,
     /// Queue pairs with requests that wait for the packets before them, to be carried out directly.
     holding: BTreeSet<u32>,
@@ -276,6 +282,9 @@ impl Engine {
             by_packets: HashMap::new(),
             queued: false,
             urgent: false,
+            held: false,
+            rung: false,
+            rescued_wakeups: 0,
             gather: Gather::new(),
             holding: BTreeSet::new(),
             behind: None,
@@ -364,6 +373,17 @@ impl Engine {
         if turns == POST_TURNS {
             self.progress.wake();
         }
+        self.pass_on(core);
+    }
+
+    /// Wakes the progress thread for what a thread of the program leaves to it: requests that turns carry out, unless the
+    /// program polls, and a ring that this thread has taken from the sockets. Neighbours ring once for each sleep.
+    pub(super) fn pass_on(&self, core: &mut Core) {
+        let held = std::mem::take(&mut core.held) && !self.progress.is_napping();
+        let rung = std::mem::take(&mut core.rung) && core.is_asleep();
+        if held || rung {
+            self.progress.wake();
+        }
     }
 
     /// A turn taken by a thread of the program.
@@ -384,6 +404,7 @@ impl Engine {
         let end = if is_idle { now } else { clock::now() };
         self.progress.note_program_turn(end, is_idle);
         self.progress.note_deadline(core.deadline());
+        self.pass_on(core);
         progress
     }
 
@@ -491,14 +512,17 @@ impl Core {
     }
 
     fn receive(&mut self) -> usize {
-        let Core { endpoint, wire, memory, neighbours, now, .. } = self;
+        let Core { endpoint, wire, memory, neighbours, now, rung, .. } = self;
         let Some(wire) = wire else {
             return 0;
         };
-        match neighbours {
+        let rings = wire.counters().sharing.probes;
+        let received = match neighbours {
             Ok(neighbours) => world::receive(endpoint, &mut neighbours.wire(wire), memory, *now),
             Err(_) => world::receive(endpoint, wire, memory, *now),
-        }
+        };
+        *rung |= wire.counters().sharing.probes != rings;
+        received
     }
 
     fn send(&mut self) -> usize {

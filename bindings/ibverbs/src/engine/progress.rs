@@ -200,6 +200,8 @@ impl Application for Served {
         let acks = if core.gather.waits() { Acks::Leave } else { Acks::WaitForProgram };
         core.gather.sent(now);
         let done = core.turn(now, acks);
+        // This thread is awake.
+        core.rung = false;
         if done.received > 0 {
             core.gather.received();
         }
@@ -220,6 +222,14 @@ impl Application for Served {
 
     fn woken(&mut self) {
         self.engine.wake_up();
+    }
+
+    fn has_work(&mut self) -> bool {
+        self.engine.lock().has_work()
+    }
+
+    fn note_rescue(&mut self) {
+        self.engine.lock().note_rescue();
     }
 }
 

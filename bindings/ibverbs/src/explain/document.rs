@@ -48,6 +48,7 @@ struct Snapshot {
     wire: Option<WireFacts>,
     fifos: Option<FifoCounters>,
     counters: Counters,
+    rescued_wakeups: u64,
     past_errors: Vec<LastError>,
     completion_queues: usize,
     shared_receive_queues: usize,
@@ -59,6 +60,7 @@ impl Snapshot {
             wire: core.wire().ok().map(|wire| WireFacts::of(wire)),
             fifos: core.fifo_counters().copied(),
             counters: *core.endpoint.counters(),
+            rescued_wakeups: core.rescued_wakeups,
             past_errors: core.endpoint.past_errors().copied().collect(),
             completion_queues: core.cqs.len(),
             shared_receive_queues: core.srqs.len(),
@@ -94,7 +96,8 @@ fn device(engine: &Engine) -> Value {
     if let Some(wire) = &snapshot.wire {
         members.push(("path", path(wire)));
         let fifos = snapshot.fifos.iter().flat_map(FifoCounters::named);
-        let counters = wire_counters(wire).into_iter().chain(fifos);
+        let rescued = [("rescued_wakeups", snapshot.rescued_wakeups)];
+        let counters = wire_counters(wire).into_iter().chain(fifos).chain(rescued);
         members.push(("wire_counters", nonzero(counters)));
     }
     members.extend(engine.shared_report().map(|report| ("memory", memory(&report))));

@@ -8,7 +8,7 @@ use engine::control::peer::{check_port, with_port};
 use engine::data::DeviceChoice;
 use nic::clock;
 use nic::congestion::Choice;
-use nic::driver::{Application, Driver, Turn};
+use nic::driver::{Application, Driver, RESCUED, Turn};
 use nic::fabric::{Fabric, Trouble};
 use roce::world::Progress;
 use roce::{Duration, Time};
@@ -530,5 +530,13 @@ impl<F: Fabric> Application for Work<'_, F> {
 
     fn woken(&mut self) {
         self.fabric.woken();
+    }
+
+    fn has_work(&mut self) -> bool {
+        self.fabric.has_work()
+    }
+
+    fn note_rescue(&mut self) {
+        eprintln!("warning: {RESCUED}");
     }
 }

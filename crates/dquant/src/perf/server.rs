@@ -13,7 +13,7 @@ use engine::log;
 use engine::seed::fresh_seed;
 use nic::clock;
 use nic::congestion::Choice;
-use nic::driver::{Application, Turn};
+use nic::driver::{Application, RESCUED, Turn};
 use nic::fabric::Fabric;
 use roce::{Duration, Time};
 
@@ -324,5 +324,13 @@ impl<F: Fabric> Application for Work<'_, F> {
 
     fn woken(&mut self) {
         self.fabric.woken();
+    }
+
+    fn has_work(&mut self) -> bool {
+        self.fabric.has_work()
+    }
+
+    fn note_rescue(&mut self) {
+        eprintln!("warning: {RESCUED}");
     }
 }

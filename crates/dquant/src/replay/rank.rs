@@ -13,7 +13,7 @@ use engine::data::DeviceChoice;
 use engine::log;
 use nic::clock;
 use nic::congestion::{Choice, window_packets};
-use nic::driver::{Application, Driver, Turn};
+use nic::driver::{Application, Driver, RESCUED, Turn};
 use nic::fabric::{Fabric, Trouble};
 use nic::pool::Pool;
 use roce::device::{self, Device, InitialPsns};
@@ -740,5 +740,13 @@ impl<F: Fabric> Application for Work<F> {
 
     fn woken(&mut self) {
         self.fabric.woken();
+    }
+
+    fn has_work(&mut self) -> bool {
+        self.fabric.has_work()
+    }
+
+    fn note_rescue(&mut self) {
+        eprintln!("warning: {RESCUED}");
     }
 }

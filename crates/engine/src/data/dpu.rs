@@ -335,6 +335,15 @@ impl<F: Fabric> Application for Engine<F> {
         self.host.fabric.woken();
         self.streams.iter_mut().for_each(|stream| stream.sink.after_sleep());
     }
+
+    fn has_work(&mut self) -> bool {
+        self.host.fabric.has_work()
+            || self.streams.iter_mut().any(|stream| stream.sink.has_credit())
+    }
+
+    fn note_rescue(&mut self) {
+        self.turns.rescued();
+    }
 }
 
 impl<F: Fabric> Engine<F> {

@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use host::disk::{DiskMemory, UringDisk};
 use host::ring::Producer;
 use host::root::OpenFile;
-use nic::driver::{Application, Driver, Turn};
+use nic::driver::{Application, Driver, RESCUED, Turn};
 use nic::pool::Pool;
 use roce::{Duration, Time};
 use xio::reader::{LocalFile, LocalReader, PROOF_BUFFERS, ReaderSetup};
@@ -21,6 +21,7 @@ use super::{Commands, EngineError, Inbox, SPIN};
 use crate::action::Action;
 use crate::data::dpu::StreamReport;
 use crate::data::sink::RingSink;
+use crate::log;
 
 /// Reads under way: 8 MiB of the blocks of a shuffle. Larger ones are bounded by the buffers of their group.
 const DEPTH: u32 = 64;
@@ -134,6 +135,14 @@ impl Application for Engine {
 
     fn woken(&mut self) {
         self.sink.after_sleep();
+    }
+
+    fn has_work(&mut self) -> bool {
+        self.sink.has_credit()
+    }
+
+    fn note_rescue(&mut self) {
+        log::line(RESCUED);
     }
 }
 

@@ -127,6 +127,11 @@ impl RingSink {
         self.armed
     }
 
+    /// Whether the credit is there that this waits for while the engine sleeps.
+    pub(crate) fn has_credit(&mut self) -> bool {
+        self.armed && self.waits_for.is_some_and(|full| self.rings[full].producer.has_free_slot())
+    }
+
     /// The descriptors on which hosts signal credits. Others may write to them at any time.
     pub(crate) fn credit_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.rings.iter().map(|ring| ring.producer.credit_fd())

@@ -277,6 +277,14 @@ impl<F: Fabric> Application for Engine<F> {
     fn woken(&mut self) {
         self.host.fabric.woken();
     }
+
+    fn has_work(&mut self) -> bool {
+        self.host.fabric.has_work()
+    }
+
+    fn note_rescue(&mut self) {
+        self.turns.rescued();
+    }
 }
 
 impl<F: Fabric> Engine<F> {

@@ -335,6 +335,10 @@ impl Fabric for Failing {
         self.device.woken();
     }
 
+    fn has_work(&mut self) -> bool {
+        self.device.has_work()
+    }
+
     fn poll_trouble(&mut self) -> Option<Trouble> {
         let has_failed = self.has_failed.load(Ordering::Relaxed);
         has_failed.then(|| Trouble::Gone(GONE.into()))

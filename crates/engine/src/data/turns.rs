@@ -4,8 +4,10 @@
 //! kind makes them wait. It is wall time, including the time that the scheduler gave to other threads.
 
 use nic::clock;
+use nic::driver::RESCUED;
 use roce::{Duration, Time};
 
+use crate::log;
 use crate::status::Counters;
 
 /// How far back "recent" reaches: to between one and two of these.
@@ -68,12 +70,13 @@ pub(crate) struct Turns {
     window_began: Time,
     turns: u64,
     sleeps: u64,
+    rescued_wakeups: u64,
 }
 
 impl Turns {
     pub(crate) fn new(now: Time) -> Turns {
         let longest = [Longest::default(); Work::ALL.len()];
-        Turns { longest, since: now, window_began: now, turns: 0, sleeps: 0 }
+        Turns { longest, since: now, window_began: now, turns: 0, sleeps: 0, rescued_wakeups: 0 }
     }
 
     /// A turn begins.
@@ -110,9 +113,16 @@ impl Turns {
         self.sleeps += 1;
     }
 
+    /// A sleep ended by time, with work that nobody had announced.
+    pub(crate) fn rescued(&mut self) {
+        self.rescued_wakeups += 1;
+        log::line(RESCUED);
+    }
+
     pub(crate) fn report(&self, counters: &mut Counters) {
         counters.set("engine.turns", self.turns);
         counters.set("engine.sleeps", self.sleeps);
+        counters.set("engine.rescued_wakeups", self.rescued_wakeups);
         for ((_, name), longest) in Work::ALL.iter().zip(self.longest) {
             let recent_ns = longest.current_ns.max(longest.previous_ns);
             counters.set(&format!("engine.longest_us.{name}"), longest.ever_ns / 1_000);

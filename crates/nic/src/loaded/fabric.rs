@@ -141,6 +141,11 @@ impl Fabric for Loaded {
 
     fn woken(&mut self) {}
 
+    /// The device announces everything by its completion channel.
+    fn has_work(&mut self) -> bool {
+        false
+    }
+
     fn poll_trouble(&mut self) -> Option<Trouble> {
         self.device.troubles.pop_front()
     }
