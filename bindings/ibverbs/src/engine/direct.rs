@@ -259,6 +259,11 @@ impl Core {
         self.neighbours.as_mut().map_or(true, Neighbours::fall_asleep)
     }
 
+    /// Whether neighbours send to this process through FIFOs.
+    pub(super) fn reads_fifos(&self) -> bool {
+        self.neighbours.as_ref().is_ok_and(Neighbours::reads_fifos)
+    }
+
     /// Whether neighbours have to wake the progress thread for what they leave.
     pub(super) fn is_asleep(&self) -> bool {
         self.neighbours.as_ref().is_ok_and(Neighbours::is_asleep)

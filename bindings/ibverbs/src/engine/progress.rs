@@ -5,7 +5,8 @@
 //! lost packets retransmitted. The thread distinguishes the two by the time of the program's last
 //! turn, and by what that turn found ([`POLLING_AWAY`], [`WORKING_AWAY`]), or that it yielded since ([`YIELDING_AWAY`]):
 //!
-//! - *watching*: it sleeps on the sockets and takes a turn as soon as a packet arrives;
+//! - *watching*: it sleeps on the sockets and takes a turn as soon as a packet arrives; where packets of neighbours may
+//!   follow, it looks for them a little longer before it sleeps again ([`LINGER`]);
 //! - *backing off*: the program polls, or lets others run between two polls, so it sleeps without watching the sockets, each
 //!   time twice as long up to [`LONGEST_NAP`], and watches again once the program is away. A program that arms a completion
 //!   queue ends this at once.
@@ -47,6 +48,10 @@ const SHORTEST_NAP: Duration = Duration::from_micros(20);
 
 /// Longest one: the extra delay that a program may see once when it stops polling.
 const LONGEST_NAP: Duration = Duration::from_millis(1);
+
+/// How long the thread looks for more after it has done something. Neighbours need not wake it meanwhile: a wake-up costs
+/// both sides more than a message of 64 KiB.
+const LINGER: Duration = Duration::from_micros(20);
 
 /// Turns in a row that are left to a program thread that has the lock: it may only be posting.
 const MOST_LEFT: u32 = 4;
@@ -145,7 +150,8 @@ impl Progress {
 
 /// Starts the thread. It blocks all signals: those are for the program's threads.
 pub(super) fn spawn(engine: &Arc<Engine>, driver: Driver) -> Outcome<()> {
-    let mut served = Served { engine: Arc::clone(engine), nap: None, left: 0 };
+    let mut served =
+        Served { engine: Arc::clone(engine), nap: None, worked_at: Time::ZERO, left: 0 };
     let driver = ManuallyDrop::new(driver);
     let blocked = SignalsBlocked::all();
     let thread = std::thread::Builder::new().name("dquant-verbs".to_owned());
@@ -167,6 +173,8 @@ struct Served {
     engine: Arc<Engine>,
     /// How long the thread sleeps without watching the sockets; `None` while it watches them.
     nap: Option<Duration>,
+    /// When a turn last did something.
+    worked_at: Time,
     /// Turns in a row that were left to a thread of the program, because it had the lock.
     left: u32,
 }
@@ -209,7 +217,16 @@ impl Application for Served {
             let late = core.gather.late_at();
             return progress.sleep_until(Some(core.deadline().map_or(late, |at| at.min(late))));
         }
+        if done.received > 0 || done.worked || done.sent > 0 {
+            self.worked_at = now;
+        }
         if done.received > 0 || done.worked || done.sent >= FULL_TURN {
+            return Turn::Busy;
+        }
+        if now.since(self.worked_at) < LINGER && core.reads_fifos() {
+            drop(core);
+            // Whoever has been woken by what was done may need this processor.
+            std::thread::yield_now();
             return Turn::Busy;
         }
         progress.sleep_until(core.deadline())

@@ -29,6 +29,10 @@ use super::{Neighbours, OWN_PORT, SLOT_SHIFT, Target, locked};
 /// Packets taken out of one FIFO before the next one's turn.
 pub(super) const MAX_TAKEN: usize = 64;
 
+/// Packets taken out of a FIFO before their lines are given back: a writer that waits for room fills them while the others
+/// are read. A quarter of a full FIFO.
+const RELEASED_TOGETHER: usize = 16;
+
 /// FIFOs that this process reads. Each costs a look in every turn; the packets of further neighbours use sockets.
 pub(super) const MAX_INCOMING: usize = 64;
 
@@ -225,6 +229,9 @@ impl Incoming {
                 break;
             };
             taken += 1;
+            if taken.is_multiple_of(RELEASED_TOGETHER) {
+                self.reader.release();
+            }
             counters.received_bytes += bytes.len() as u64;
             bytes.extend(NO_ICRC);
             let origin = self.origin(tag, own);
