@@ -21,6 +21,7 @@ mod no_os;
 mod python;
 mod scan;
 mod shell;
+mod soak;
 mod test;
 mod tidy;
 mod workspace;
@@ -47,6 +48,7 @@ const COMMANDS: &[Command] = &[
     bench::COMMAND,
     counts::COMMAND,
     chaos::COMMAND,
+    soak::COMMAND,
     fuzz::COMMAND,
     coverage::COMMAND,
     miri::COMMAND,
@@ -101,6 +103,7 @@ fn overview() -> String {
             cargo xtask bench data   figures of the main job\n  \
             cargo xtask counts       instructions per packet and message\n  \
             cargo xtask chaos        the long run of the simulation\n  \
+            cargo xtask soak         a minute of real processes, killed and stopped\n  \
             cargo xtask fuzz         a minute of each fuzzing harness\n  \
             cargo xtask check --help options and steps of one command\n"
 }

@@ -14,7 +14,7 @@ use crate::shell::{self, Failure};
 use crate::workspace::{self, cargo};
 
 /// What the packages turn on: its tests are part of the gate.
-const FEATURES: &str = "dquant/full";
+pub(crate) const FEATURES: &str = "dquant/full";
 
 pub(crate) const COMMAND: Command = Command {
     name: "test",
