@@ -422,7 +422,8 @@ impl Shared {
                 callers.extend(Other::arrived(connection).map(|other| Caller { other, until }));
             }
             Err(Errno::INTR | Errno::CONNABORTED) => {}
-            Err(Errno::MFILE | Errno::NFILE) => std::thread::sleep(Duration::from_millis(100)),
+            Err(Errno::INVAL) => return None,
+            Err(error) if is_passing(error) => std::thread::sleep(REST),
             Err(_) => return None,
         }
         Some(())
@@ -484,9 +485,25 @@ fn await_any(listeners: &[BorrowedFd<'_>], callers: &VecDeque<Caller>) -> Option
     let timeout = left.and_then(|left| Timespec::try_from(left).ok());
     match poll(&mut polled, timeout.as_ref()) {
         Ok(_) => Some(polled.iter().map(|one| !one.revents().is_empty()).collect()),
-        Err(Errno::INTR) => Some(vec![false; polled.len()]),
+        Err(error) if is_passing(error) => {
+            if error != Errno::INTR {
+                std::thread::sleep(REST);
+            }
+            Some(vec![false; polled.len()])
+        }
         Err(_) => None,
     }
+}
+
+/// How long the thread that answers others rests when the system lacks something.
+const REST: Duration = Duration::from_millis(100);
+
+/// Whether a call may succeed later. The end of the thread means the end of the process to all neighbours, so it does not
+/// end for want of memory or descriptors, nor when the program allows itself fewer than there are callers (`EINVAL`).
+fn is_passing(error: Errno) -> bool {
+    use Errno as E;
+    let lacks = [E::NOMEM, E::NOBUFS, E::MFILE, E::NFILE, E::AGAIN, E::INTR, E::INVAL];
+    lacks.contains(&error)
 }
 
 /// Accesses of other processes that were under way: who has them, and since which announcement.

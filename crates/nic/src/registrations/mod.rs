@@ -265,6 +265,8 @@ pub struct Registrar {
     standing: Vec<(MemoryRegion, Access)>,
     blocks: Option<(PoolRange, MemoryRegion)>,
     free_blocks: Vec<u64>,
+    /// Keys that the device refused to deregister, and the block that a peer still reaches by one.
+    kept_keys: Vec<(u32, Option<u64>)>,
     cache: Option<Cache>,
     why_no_cache: Option<WatchError>,
     is_process_reached: bool,
@@ -297,6 +299,7 @@ impl Registrar {
             standing,
             blocks,
             free_blocks,
+            kept_keys: Vec::new(),
             cache,
             why_no_cache,
             is_process_reached,
@@ -338,6 +341,7 @@ impl Registrar {
             Err(reason) => reason,
         };
         self.counters.note(&uncached);
+        self.end_kept_keys(device);
         let fits = len <= self.limits.block_bytes && !self.free_blocks.is_empty();
         let made = if fits {
             // SAFETY: the caller's contract.
@@ -373,11 +377,8 @@ impl Registrar {
                     cache.release(device, place, &mut self.counters);
                 }
             }
-            Held::Once => self.deregister(device, lease.lkey),
+            Held::Once => self.deregister(device, lease.lkey, None),
             Held::Bounced { block, buffer, copies_out, own_region } => {
-                if own_region {
-                    self.deregister(device, lease.lkey);
-                }
                 if copies_out {
                     let len = written.min(lease.len);
                     let from = pool.bytes(block, len as usize);
@@ -387,7 +388,11 @@ impl Registrar {
                     unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
                     self.counters.bytes_out += len;
                 }
-                self.free_blocks.push(block);
+                if own_region {
+                    self.deregister(device, lease.lkey, Some(block));
+                } else {
+                    self.free_blocks.push(block);
+                }
             }
         }
     }
@@ -395,6 +400,7 @@ impl Registrar {
     /// Deregisters what became stale. [`acquire`](Registrar::acquire) does it, too; call it when nothing is acquired for
     /// long, so that a device does not keep pages of memory that was freed.
     pub fn sweep<D: Device>(&mut self, device: &mut D) {
+        self.end_kept_keys(device);
         if let Some(cache) = &mut self.cache {
             cache.sweep(device, &mut self.counters);
         }
@@ -411,6 +417,10 @@ impl Registrar {
     ) -> Result<Counters, RegistrationError> {
         if let Some(cache) = &mut self.cache {
             cache.clear(device, &mut self.counters);
+        }
+        self.end_kept_keys(device);
+        if let Some((lkey, _)) = self.kept_keys.first() {
+            device.deregister(*lkey)?;
         }
         if let Some((range, region)) = self.blocks.take() {
             device.deregister(region.lkey)?;
@@ -508,8 +518,26 @@ impl Registrar {
         Ok(lease(addr, len, region, purpose, Held::Once))
     }
 
-    fn deregister<D: Device>(&mut self, device: &mut D, lkey: u32) {
-        self.counters.not_deregistered += u64::from(device.deregister(lkey).is_err());
+    /// Ends a key. Its block is free when the device has done so: until then the peer reaches it.
+    fn deregister<D: Device>(&mut self, device: &mut D, lkey: u32, block: Option<u64>) {
+        match device.deregister(lkey) {
+            Ok(()) => self.free_blocks.extend(block),
+            Err(_) => {
+                self.counters.not_deregistered += 1;
+                self.kept_keys.push((lkey, block));
+            }
+        }
+    }
+
+    /// Asks the device again to end keys that it refused to: a window may have been bound to the region.
+    fn end_kept_keys<D: Device>(&mut self, device: &mut D) {
+        self.kept_keys.retain(|&(lkey, block)| {
+            let stays = device.deregister(lkey).is_err();
+            if !stays {
+                self.free_blocks.extend(block);
+            }
+            stays
+        });
     }
 }
 

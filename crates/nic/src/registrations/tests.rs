@@ -514,3 +514,28 @@ fn without_a_watch_each_use_is_registered() {
     assert!(lease.way() == Way::Bounced && lease.rkey != 0);
     rig.release(lease, 0);
 }
+
+#[test]
+fn a_block_that_a_peer_still_reaches_goes_to_nobody_else() {
+    let limits = Limits { entries: 0, bytes: 0, blocks: 1, block_bytes: 8192 };
+    let mut rig = Rig::new(Reach::Pool, limits);
+    let buffer = [5_u8; 64];
+    let addr = buffer.as_ptr().expose_provenance() as u64;
+    let keys = Use::Remote(Access::REMOTE_READ);
+    let lease = rig.acquire(addr, 64, keys).expect("a block");
+    let rkey = lease.rkey;
+    // A device that does not know the key refuses to end it, as one with a window bound to the region does.
+    let known = std::mem::replace(&mut rig.device, Endpoint::new(EndpointConfig::default()));
+    rig.release(lease, 0);
+    assert_eq!(rig.registrar.counters().not_deregistered, 1);
+    for purpose in [Use::Source, keys] {
+        let refused = rig.acquire(addr, 64, purpose);
+        assert!(matches!(refused, Err(RegistrationError::NoBlock { .. })), "{refused:?}");
+    }
+    rig.device = known;
+    let next = rig.acquire(addr, 64, keys).expect("the key has ended, and the block is free");
+    assert_ne!(next.rkey, rkey);
+    rig.release(next, 0);
+    let Rig { mut device, mut pool, registrar } = rig;
+    registrar.close(&mut device, &mut pool).expect("nothing is in use");
+}
