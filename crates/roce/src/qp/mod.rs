@@ -60,7 +60,8 @@ use crate::time::Time;
 use crate::verbs::{
     Access, AsyncEvent, AttrMask, Completion, Connect, CqId, Ecn, MAX_MESSAGE_BYTES, Mtu, Path,
     PdId, QpAttr, QpConfig, QpState, Qpn, RecvWr, SendOp, SendWr, Sge, SrqId, Transport,
-    VerbsError, WcOpcode, WcStatus, transition,
+    VerbsError, WcOpcode, WcStatus,
+    transition::{self, RETRY_BITS, RNR_TIMER_BITS},
 };
 use crate::wire::telemetry::Report;
 use crate::wire::{DEFAULT_PKEY, Headers, Operation, Psn, Service, Syndrome};
@@ -392,8 +393,8 @@ impl Qp {
         set(attr, AttrMask::PATH_MTU, &mut peer.mtu, attr.mtu);
         set(attr, AttrMask::PATH_MTU, &mut qpc.mtu, attr.mtu.bytes());
         set(attr, AttrMask::TIMEOUT, &mut peer.timeout, attr.timeout);
-        set(attr, AttrMask::RETRY_CNT, &mut peer.retry_count, attr.retry_count);
-        set(attr, AttrMask::RNR_RETRY, &mut peer.rnr_retry, attr.rnr_retry);
+        set(attr, AttrMask::RETRY_CNT, &mut peer.retry_count, attr.retry_count & RETRY_BITS);
+        set(attr, AttrMask::RNR_RETRY, &mut peer.rnr_retry, attr.rnr_retry & RETRY_BITS);
         set(attr, AttrMask::RQ_PSN, &mut peer.remote_psn, attr.rq_psn);
         set(attr, AttrMask::SQ_PSN, first_psn, attr.sq_psn);
         set(attr, AttrMask::MAX_QP_RD_ATOMIC, &mut peer.max_rd_atomic, attr.max_rd_atomic);
@@ -403,7 +404,8 @@ impl Qp {
             &mut peer.max_dest_rd_atomic,
             attr.max_dest_rd_atomic,
         );
-        set(attr, AttrMask::MIN_RNR_TIMER, &mut peer.min_rnr_timer, attr.min_rnr_timer);
+        let min_rnr_timer = attr.min_rnr_timer & RNR_TIMER_BITS;
+        set(attr, AttrMask::MIN_RNR_TIMER, &mut peer.min_rnr_timer, min_rnr_timer);
         set(attr, AttrMask::DEST_QPN, &mut peer.dest_qp, attr.dest_qp);
     }
 

@@ -134,11 +134,11 @@ pub struct Connect {
     pub local_psn: Psn,
     /// Local ACK timeout: 4.096 us * 2^n, n up to 31; 0 waits for ever.
     pub timeout: u8,
-    /// Retries after timeouts and sequence errors before giving up, 0–7.
+    /// Retries after timeouts and sequence errors before giving up; the low three bits count.
     pub retry_count: u8,
-    /// Retries after "receiver not ready" before giving up, 0–6; 7 retries for ever.
+    /// Retries after "receiver not ready" before giving up, of which the low three bits count; 7 retries for ever.
     pub rnr_retry: u8,
-    /// Timer code that our RNR NAKs carry, 0–31 (IBA table 45; 12 is 0.64 ms).
+    /// Timer code that our RNR NAKs carry, five bits (IBA table 45; 12 is 0.64 ms).
     pub min_rnr_timer: u8,
     /// Most READs of ours in flight; at most the peer's `max_dest_rd_atomic`.
     pub max_rd_atomic: u8,
@@ -255,9 +255,9 @@ pub struct QpAttr {
     pub mtu: Mtu,
     /// Local ACK timeout: 4.096 us * 2^n, 0 for ever.
     pub timeout: u8,
-    /// Retries after timeouts and sequence errors, 0-7.
+    /// Retries after timeouts and sequence errors; the low three bits count.
     pub retry_count: u8,
-    /// Retries after RNR NAK, 0-6; 7 for ever.
+    /// Retries after RNR NAK, of which the low three bits count; 7 for ever.
     pub rnr_retry: u8,
     /// PSN of the peer's first request.
     pub rq_psn: Psn,
@@ -267,7 +267,7 @@ pub struct QpAttr {
     pub max_rd_atomic: u8,
     /// Most READs and atomics of the peer served concurrently.
     pub max_dest_rd_atomic: u8,
-    /// Timer code of our RNR NAKs, 0-31.
+    /// Timer code of our RNR NAKs, of which the low five bits count.
     pub min_rnr_timer: u8,
     /// The peer's queue pair.
     pub dest_qp: Qpn,

@@ -21,11 +21,12 @@ use super::{AttrMask, Mtu, QpAttr, Transport};
 /// Most READs and atomics in flight, or served concurrently, on one queue pair.
 pub const MAX_RD_ATOMIC: u8 = 128;
 
-/// Largest code of the ACK timeout and of the RNR timer: five bits.
-const MAX_TIMER_CODE: u8 = 31;
+/// Largest code of the ACK timeout: five bits.
+const MAX_TIMEOUT_CODE: u8 = 31;
 
-/// Largest retry count: three bits.
-const MAX_RETRIES: u8 = 7;
+/// The bits of the RNR timer and of retry counts. Adapters keep these, and programs rely on that.
+pub(crate) const RNR_TIMER_BITS: u8 = 31;
+pub(crate) const RETRY_BITS: u8 = 7;
 
 /// Attributes for RC, UC and UD.
 type ByTransport = [AttrMask; 3];
@@ -188,10 +189,8 @@ pub(crate) fn check_values(attr: &QpAttr, port_mtu: Mtu) -> Result<(), &'static 
         (AttrMask::AV, !is_path(attr), "the destination is not a unicast address"),
         (AttrMask::AV, attr.path.dscp > 63, "the DSCP is above 63"),
         (AttrMask::PATH_MTU, attr.mtu > port_mtu, "the path MTU is above the port's"),
-        (AttrMask::TIMEOUT, attr.timeout > MAX_TIMER_CODE, "the timeout is above 31"),
-        (AttrMask::RETRY_CNT, attr.retry_count > MAX_RETRIES, "the retry count is above 7"),
-        (AttrMask::RNR_RETRY, attr.rnr_retry > MAX_RETRIES, "the RNR retry count is above 7"),
-        (AttrMask::MIN_RNR_TIMER, attr.min_rnr_timer > MAX_TIMER_CODE, "the RNR timer is above 31"),
+        // Its low bits may be 0, which waits for ever. Soft-RoCE refuses it, too.
+        (AttrMask::TIMEOUT, attr.timeout > MAX_TIMEOUT_CODE, "the timeout is above 31"),
         (
             AttrMask::MAX_QP_RD_ATOMIC,
             attr.max_rd_atomic > MAX_RD_ATOMIC,
