@@ -327,7 +327,9 @@ fn writes_remotely(access: Access) -> bool {
 
 fn contradiction(wanted: &Registration) -> Option<&'static str> {
     let Registration { addr, len, backing, access, .. } = *wanted;
-    if addr.checked_add(len).is_none() || backing.checked_add(len).is_none() {
+    // The last byte may be the last of all addresses; no program's memory reaches that far.
+    let has_last = addr.checked_add(len.saturating_sub(1)).is_some();
+    if !has_last || backing.checked_add(len).is_none() {
         return Some("it runs past the end of the address space");
     }
     (writes_remotely(access) && !access.local_write)
@@ -368,6 +370,7 @@ fn key(layout: Layout, id: u32, generation: u32, seed: u64) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verbs::WindowBinding;
     use alloc::collections::BTreeSet;
 
     const PD: PdId = PdId(1);
@@ -500,6 +503,38 @@ mod tests {
         assert_eq!(check(0, 64), Ok(0x7000));
         assert_eq!(check(63, 1), Ok(0x703f));
         assert_eq!(check(0x7000, 1), Err(ProtectionError::Bounds));
+    }
+
+    #[test]
+    fn a_region_may_end_with_the_last_address() {
+        let mut table = table();
+        let first = u64::MAX - 63;
+        let wanted = Registration { backing: 0x7000, ..at(first, 64, Access::ALL) };
+        let region = table.register(wanted).unwrap();
+        let check =
+            |addr, len| table.check(PD, AccessKind::RemoteWrite, range(region.rkey, addr, len));
+        assert_eq!(check(first, 64), Ok(0x7000));
+        assert_eq!(check(u64::MAX, 1), Ok(0x703f));
+        for (addr, len) in [(first, 65), (u64::MAX, 2), (0, 1), (first - 1, 1)] {
+            assert_eq!(check(addr, len), Err(ProtectionError::Bounds), "{addr:#x}, {len}");
+        }
+        let (window, key) = table.alloc_window(PD, false).unwrap();
+        let mut binding = WindowBinding {
+            window,
+            rkey: key,
+            lkey: region.lkey,
+            addr: first + 32,
+            len: 32,
+            access: Access::ALL,
+            zero_based: false,
+        };
+        table.draw_key(&mut binding);
+        table.bind(PD, Qpn::new(7), &binding).unwrap();
+        let last = range(binding.rkey, u64::MAX, 1);
+        let found = table.check_remote(PD, Qpn::new(7), AccessKind::RemoteRead, last);
+        assert_eq!(found, Ok(0x703f));
+        assert!(table.register(Registration { len: 65, ..wanted }).is_err());
+        assert!(table.register(Registration { backing: first, ..wanted }).is_err());
     }
 
     #[test]
