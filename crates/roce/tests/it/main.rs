@@ -13,6 +13,7 @@
 //! | `rc_overlap` | messages that use the same memory again, under loss |
 //! | `rc_directed` | the rules of the transport, one test each |
 //! | `rc_direct` | requests without packets, between requests that need them |
+//! | `rc_message` | messages without packets, and who serves directly, one rule per test |
 //! | `congestion` | marks, notifications, rates |
 //! | `rc_hostile` | packets that no correct peer would send (C3, C7) |
 //! | `rc_rights` | what a peer may not do, also in duplicate and out-of-order packets |
@@ -38,6 +39,7 @@ mod rc_direct;
 mod rc_directed;
 mod rc_hostile;
 mod rc_local;
+mod rc_message;
 mod rc_order;
 mod rc_overlap;
 mod rc_rights;
