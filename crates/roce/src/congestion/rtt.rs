@@ -16,6 +16,18 @@ use crate::wire::Psn;
 /// Buckets of an [`RttHistogram`].
 pub const RTT_BUCKETS: usize = 24;
 
+/// Round-trip times that are so many times as long as usual are not those of the path, but below
+/// [`LEAST_IMPLAUSIBLE`] they may be.
+const MOST_TIMES: u64 = 16;
+const LEAST_IMPLAUSIBLE: Duration = Duration::from_millis(100);
+
+/// As much of a round-trip time as the path may have taken, where `usual` is the smoothed one. One packet that went astray,
+/// or a process that was stopped, can make a sample a minute long, and what is derived from it would last for hours. Paths
+/// that have become longer are believed within a few samples.
+pub(super) fn plausible(rtt: Duration, usual: Duration) -> Duration {
+    rtt.min((usual * MOST_TIMES).max(LEAST_IMPLAUSIBLE))
+}
+
 /// Smoothed round-trip time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RttEstimator {
@@ -29,6 +41,7 @@ pub struct RttEstimator {
 impl RttEstimator {
     /// Takes a sample.
     pub fn sample(&mut self, rtt: Duration) {
+        let rtt = self.smoothed().map_or(rtt, |usual| plausible(rtt, usual));
         let ns = rtt.as_nanos();
         if self.min_rtt.is_none() {
             self.smoothed_x8 = ns.saturating_mul(8);

@@ -16,6 +16,7 @@
 
 use core::num::NonZeroU32;
 
+use super::rtt::plausible;
 use super::{Controller, Event, Limits};
 use crate::time::{Duration, Time};
 
@@ -74,8 +75,8 @@ pub struct Swift {
     most: u64,
     window: u64,
     rtt: Duration,
-    /// No cut before this time.
-    cut_at: Time,
+    /// When it was cut last, and the round-trip time then: no cut within that, or within the present one if it is shorter.
+    cut_at: Option<(Time, Duration)>,
     timeouts: u32,
     /// Packets acknowledged since the last sample.
     acknowledged: u32,
@@ -91,7 +92,7 @@ impl Swift {
             most,
             window: most.min(FIRST_PACKETS * ONE),
             rtt: params.base,
-            cut_at: Time::ZERO,
+            cut_at: None,
             timeouts: 0,
             acknowledged: 0,
         }
@@ -114,6 +115,7 @@ impl Swift {
     }
 
     fn sample(&mut self, now: Time, rtt: Duration) {
+        let rtt = plausible(rtt, self.rtt);
         self.rtt = rtt;
         let target = self.target();
         let packets = u64::from(core::mem::take(&mut self.acknowledged));
@@ -134,10 +136,10 @@ impl Swift {
 
     /// Takes so many thousandths of the window, but not twice in a round trip.
     fn cut(&mut self, now: Time, per_mille: u64) {
-        if now < self.cut_at {
+        if self.cut_at.is_some_and(|(at, rtt)| now < at + rtt.min(self.rtt)) {
             return;
         }
-        self.cut_at = now + self.rtt;
+        self.cut_at = Some((now, self.rtt));
         let kept = 1_000 - per_mille.min(self.params.max_cut_per_mille.min(1_000).into());
         self.window = (self.window * kept / 1_000).max(self.least());
     }
@@ -259,6 +261,20 @@ mod tests {
         assert_eq!(swift.window, before);
         acknowledge(&mut swift, at(141), 1, 100_000);
         assert_eq!(swift.window, before / 2, "half at most");
+    }
+
+    /// A minute late, because a process was stopped: it says nothing about the time to the next cut, or packet.
+    #[test]
+    fn a_late_acknowledgement_postpones_nothing() {
+        let mut swift = sender(64);
+        acknowledge(&mut swift, at(1_000), 1, 60_000_000);
+        assert_eq!(swift.window, 32 * ONE);
+        acknowledge(&mut swift, at(1_100), 1, 40);
+        assert!(swift.window < 32 * ONE, "the next round trip is another");
+        let mut tiny = Swift { window: ONE / 100, ..sender(1) };
+        acknowledge(&mut tiny, at(1_000), 1, 60_000_000);
+        // 8,000 bits, or a part of them, within some hundred times 100 ms.
+        assert!(tiny.limits().rate_bps.unwrap() > 8_000 / 100, "{:?}", tiny.limits());
     }
 
     #[test]
