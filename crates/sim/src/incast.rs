@@ -156,6 +156,7 @@ pub fn reference() -> [Reference; 6] {
         additive_bps: 50 * MBIT,
         hyper_bps: 100 * MBIT,
         min_bps: 100 * MBIT,
+        slow_start: false,
         ..DcqcnParams::mlnx(LINE)
     };
     let timely = TimelyParams {

@@ -13,9 +13,14 @@
 //! Rates are bits per second of transport packets, headers included. Everything is integer
 //! arithmetic, so a run replays on any machine.
 
+use core::num::NonZeroU32;
+
 use super::watermark::Cap;
-use super::{Controller, Event, Limits, scaled, window_of};
+use super::{Controller, Event, Limits, first_packets, scaled, window_of};
 use crate::time::{Duration, Time};
+
+/// The largest window of a slow start: from there on only the rate limits.
+const MOST_PACKETS: u32 = 1 << 10;
 
 /// Fixed-point one for `alpha`.
 const ONE: u64 = 1 << 30;
@@ -72,6 +77,10 @@ pub struct DcqcnParams {
     pub cnp_interval: Duration,
     /// The window is what the rate sends in this time; `None` for the queue pair's own.
     pub window_rtt: Option<Duration>,
+    /// Whether a small window grows by what is acknowledged at first, and after losses. No source has that. A sender at line
+    /// rate hears nothing before its packets have passed the queue, and many of them fill any buffer before that: where
+    /// switches do not pause them, most is lost.
+    pub slow_start: bool,
 }
 
 const MBIT: u64 = 1_000_000;
@@ -95,6 +104,7 @@ impl DcqcnParams {
             target: Target::AfterIncrease,
             cnp_interval: Duration::ZERO,
             window_rtt: None,
+            slow_start: true,
         }
     }
 
@@ -160,10 +170,12 @@ pub struct Dcqcn {
     byte_steps: u32,
     /// By watermarks, where the network does not mark.
     cap: Cap,
+    /// The window of a slow start, while there is one.
+    start: Option<u32>,
 }
 
 impl Dcqcn {
-    /// A sender at line rate, with packets of `packet_bytes`.
+    /// A sender of packets of `packet_bytes`, at line rate as far as a slow start lets it.
     pub fn new(params: DcqcnParams, packet_bytes: u32) -> Dcqcn {
         Dcqcn {
             params,
@@ -180,6 +192,7 @@ impl Dcqcn {
             timer_steps: 0,
             byte_steps: 0,
             cap: Cap::default(),
+            start: params.slow_start.then(|| first_packets(packet_bytes)),
         }
     }
 
@@ -377,17 +390,25 @@ impl Controller for Dcqcn {
             Event::Watermark(watermark) => self.cap.hear(now, watermark),
             Event::Acknowledged { packets, .. } => {
                 self.cap.acknowledged(u64::from(packets) * self.packet_bytes);
+                let grown = self.start.map(|window| window.saturating_add(packets));
+                self.start = grown.filter(|&window| window < MOST_PACKETS);
             }
             Event::Telemetry(_) => {}
             Event::Advertised { .. } | Event::Idle => {}
-            Event::Lost { .. } | Event::TimedOut => self.cap.lost(),
+            Event::Lost { .. } | Event::TimedOut => {
+                self.cap.lost();
+                let first = first_packets(self.packet_bytes as u32);
+                self.start = self.params.slow_start.then_some(first);
+            }
         }
     }
 
     fn limits(&self) -> Limits {
         let rate_bps = self.cap.limit(Some(self.rate_bps));
         let window = |(rate, rtt)| window_of(rate, rtt, self.packet_bytes);
-        Limits { rate_bps, window_packets: rate_bps.zip(self.params.window_rtt).map(window) }
+        let of_rate = rate_bps.zip(self.params.window_rtt).map(window);
+        let of_start = self.start.and_then(NonZeroU32::new);
+        Limits { rate_bps, window_packets: of_rate.into_iter().chain(of_start).min() }
     }
 
     fn poll_timeout(&self) -> Option<Time> {
@@ -430,6 +451,36 @@ mod tests {
         // The minimum rate is a hundredth of the link.
         assert_eq!((mlnx.min_bps, paper.min_bps), (GBIT, GBIT));
         assert_eq!(DcqcnParams::mlnx(25 * GBIT).min_bps, 250 * MBIT);
+    }
+
+    /// At most what is acknowledged comes on top, until the window is no limit; losses begin anew.
+    #[test]
+    fn it_starts_with_a_small_window_and_again_after_losses() {
+        let mut sender = Dcqcn::new(DcqcnParams::mlnx(LINE), 1_068);
+        let window = |sender: &Dcqcn| sender.limits().window_packets.map(NonZeroU32::get);
+        assert_eq!(window(&sender), Some(16));
+        let acknowledge = |sender: &mut Dcqcn, packets| {
+            sender.handle(at(1), Event::Acknowledged { packets, in_flight: 8, rtt: None });
+        };
+        acknowledge(&mut sender, 16);
+        assert_eq!(window(&sender), Some(32));
+        acknowledge(&mut sender, MOST_PACKETS - 33);
+        assert_eq!(window(&sender), Some(MOST_PACKETS - 1));
+        acknowledge(&mut sender, 1);
+        assert_eq!(window(&sender), None);
+        acknowledge(&mut sender, 1);
+        for loss in [Event::Lost { packets: 1 }, Event::TimedOut] {
+            sender.handle(at(2), loss);
+            assert_eq!(window(&sender), Some(16));
+            acknowledge(&mut sender, u32::MAX);
+            assert_eq!(window(&sender), None);
+        }
+        let params = DcqcnParams { slow_start: false, ..DcqcnParams::mlnx(LINE) };
+        let mut sender = Dcqcn::new(params, 1_068);
+        sender.handle(at(2), Event::TimedOut);
+        assert_eq!(window(&sender), None);
+        // Packets of 4 KiB: the same bytes.
+        assert_eq!(window(&Dcqcn::new(DcqcnParams::mlnx(LINE), 4_140)), Some(4));
     }
 
     #[test]

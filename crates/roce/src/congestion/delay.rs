@@ -35,8 +35,9 @@
 
 use core::num::NonZeroU32;
 
+use super::rtt::plausible;
 use super::watermark::Cap;
-use super::{Controller, Event, Limits};
+use super::{Controller, Event, Limits, first_packets};
 use crate::time::{Duration, Time};
 
 /// One packet, in units of the window.
@@ -44,9 +45,6 @@ const ONE: u64 = 1 << 10;
 
 /// The least window after losses. Delay alone never cuts it below one packet.
 const LEAST: u64 = ONE / 16;
-
-/// Packets of the first window.
-const FIRST_PACKETS: u64 = 32;
 
 /// Steps, one after the other, that must find the queue our own.
 const QUIET_STEPS: u32 = 2;
@@ -197,6 +195,21 @@ struct Round {
     is_full: bool,
 }
 
+/// A time in which nothing was heard, much longer than round trips are. A process was stopped at one of the ends, so
+/// acknowledgements of what was sent before tell how long that was, and nothing of the path.
+#[derive(Clone, Copy, Debug)]
+struct Silence {
+    end: Time,
+    length: Duration,
+}
+
+impl Silence {
+    /// Whether what is acknowledged now, after `rtt`, was under way then.
+    fn delayed(&self, now: Time, rtt: Duration) -> bool {
+        now.since(self.end) < rtt && rtt.as_nanos() >= self.length.as_nanos() / 2
+    }
+}
+
 /// Packets and losses since the share of losses was last taken.
 #[derive(Clone, Copy, Debug, Default)]
 struct Losses {
@@ -222,6 +235,11 @@ pub struct Delay {
     /// The longest of it that was seen lately.
     longest: Duration,
     latest: Duration,
+    /// When an acknowledgement came last.
+    heard: Time,
+    silence: Option<Silence>,
+    /// The last sample was much longer than others are.
+    has_doubted: bool,
     round: Round,
     /// The smallest delay of the round before.
     previous: Option<Duration>,
@@ -235,8 +253,9 @@ pub struct Delay {
     quiet_steps: u32,
     /// Periods after which the delay may be followed.
     cycle: u64,
-    /// Drains since the delay is followed.
+    /// Drains since the delay is followed, and the smallest delay of the last one.
     calm_drains: u32,
+    drained: Duration,
     /// Whether the last step found others in the queue; `None` until something is known.
     has_others: Option<bool>,
     losses: Losses,
@@ -263,7 +282,7 @@ impl Delay {
             params,
             most,
             packet_bytes: packet_bytes.into(),
-            window: most.min(FIRST_PACKETS * ONE),
+            window: most.min(u64::from(first_packets(packet_bytes)) * ONE),
             mode: Mode::Start,
             since: Time::ZERO,
             competitions: 0,
@@ -271,6 +290,9 @@ impl Delay {
             smoothed: Duration::ZERO,
             longest: Duration::ZERO,
             latest: Duration::ZERO,
+            heard: Time::ZERO,
+            silence: None,
+            has_doubted: false,
             round: Round::default(),
             previous: None,
             peak: 0,
@@ -279,6 +301,7 @@ impl Delay {
             quiet_steps: 0,
             cycle: FIRST_CYCLE,
             calm_drains: 0,
+            drained: Duration::ZERO,
             has_others: None,
             losses: Losses::default(),
             has_lost: false,
@@ -332,16 +355,23 @@ impl Delay {
         rtt: Option<Duration>,
     ) {
         self.losses.delivered = self.losses.delivered.saturating_add(packets);
+        let elapsed = now.since(core::mem::replace(&mut self.heard, now));
+        let rtt = rtt.filter(|&rtt| self.is_of_the_path(now, rtt, elapsed));
         // An application that sends little proves nothing about a larger window.
         let in_use = u64::from(in_flight.saturating_add(packets)) * ONE;
         self.round.is_full |= in_use >= self.window / 2;
+        if self.round.is_full {
+            // Of a longer time nothing was in flight for most, or it was stopped. Less than a packet takes longer.
+            let most = self.smoothed * 2 * (ONE / self.window).max(1);
+            self.cubic.elapsed = self.cubic.elapsed + elapsed.min(most);
+        }
         if let Some(rtt) = rtt {
             self.sample(now, rtt);
         }
         match self.mode {
             Mode::Start if self.round.is_full => self.grow(u64::from(packets) * ONE),
             Mode::Compete if self.round.is_full => {
-                let wanted = self.cubic.window(now, self.smoothed);
+                let wanted = self.cubic.window(self.smoothed);
                 // Less than a packet grows by less, or it would never be less.
                 let step = if self.window < ONE { self.window / 8 } else { ONE / 2 };
                 let step = u64::from(packets) * step;
@@ -368,7 +398,24 @@ impl Delay {
         }
     }
 
+    /// Whether a round-trip time is that of the path, and neither that of a packet that went astray nor that of a silence, which
+    /// has just ended if nothing was heard for `elapsed`. A second one in a row is believed: the path may have become that
+    /// long.
+    fn is_of_the_path(&mut self, now: Time, rtt: Duration, elapsed: Duration) -> bool {
+        let is_silence = plausible(elapsed, self.smoothed) < elapsed && self.base.is_some();
+        if is_silence && self.silence.is_none() {
+            self.silence = Some(Silence { end: now, length: elapsed });
+        } else if is_silence || !self.silence.is_some_and(|silence| silence.delayed(now, rtt)) {
+            self.silence = None;
+        }
+        let is_doubted = plausible(rtt, self.smoothed) < rtt && self.base.is_some();
+        let was_doubted = core::mem::replace(&mut self.has_doubted, is_doubted);
+        (was_doubted || !is_doubted)
+            && !self.silence.is_some_and(|silence| silence.delayed(now, rtt))
+    }
+
     fn sample(&mut self, now: Time, rtt: Duration) {
+        let rtt = self.base.map_or(rtt, |_| plausible(rtt, self.smoothed));
         if self.base.is_none() {
             (self.smoothed, self.since) = (rtt, now);
             self.round.end = now + rtt;
@@ -377,7 +424,10 @@ impl Delay {
         self.latest = rtt;
         let mixed = self.smoothed.as_nanos() - self.smoothed.as_nanos() / 8 + rtt.as_nanos() / 8;
         self.smoothed = Duration::from_nanos(mixed);
-        self.longest = self.longest.max(self.smoothed);
+        // The first packets of a sender may have waited for more than the queue.
+        if self.mode != Mode::Start {
+            self.longest = self.longest.max(self.smoothed.min(rtt));
+        }
         self.round.min_rtt = Some(self.round.min_rtt.map_or(rtt, |least| least.min(rtt)));
     }
 
@@ -437,7 +487,7 @@ impl Delay {
 
     /// Follows losses from the present window on.
     fn compete(&mut self, now: Time) {
-        self.cubic = Cubic::at(now, self.window);
+        self.cubic = Cubic::at(self.window);
         self.quiet_steps = 0;
         self.enter(now, Mode::Compete);
     }
@@ -466,7 +516,10 @@ impl Delay {
         let cut = u128::from(self.window) * excess / u128::from(queue.as_nanos().max(1));
         self.shrink_to((self.window - (cut as u64).min(self.window / 2)).max(ONE));
         self.high_rounds += 1;
-        if self.high_rounds >= PATIENCE && self.window < self.peak / 2 {
+        // With one packet of each, the queue is what it was in the drain, unless others fill it.
+        let rtt = self.base.unwrap_or_default() + queue;
+        let is_refilled = self.window <= ONE && rtt > self.drained + self.params.target;
+        if self.high_rounds >= PATIENCE && (self.window < self.peak / 2 || is_refilled) {
             let is_early = self.calm_drains < TRUSTED_DRAINS;
             self.window = if is_early { self.peak.max(self.resume) } else { self.peak };
             self.competitions += 1;
@@ -479,7 +532,7 @@ impl Delay {
 
     /// The next one begins with the next period of the clock.
     fn plan_measurement(&mut self, now: Time) {
-        let past = (self.longest.as_nanos() - self.smoothed.as_nanos()) / 8;
+        let past = self.longest.as_nanos().saturating_sub(self.smoothed.as_nanos()) / 8;
         self.longest = Duration::from_nanos(self.longest.as_nanos() - past);
         let least = (self.smoothed * PERIOD_ROUNDS).as_nanos();
         self.period = least.clamp(PERIOD_NS, MAX_PERIOD_NS).next_power_of_two();
@@ -536,7 +589,7 @@ impl Delay {
         if self.quiet_steps < QUIET_STEPS || !begins_cycle {
             self.enter(now, Mode::Compete);
         } else {
-            (self.calm_drains, self.resume) = (0, window);
+            (self.calm_drains, self.high_rounds, self.resume) = (0, 0, window);
             self.drain(now, rtt, false);
         }
     }
@@ -570,8 +623,12 @@ impl Delay {
             if self.calm_drains == TRUSTED_DRAINS {
                 self.cycle = FIRST_CYCLE;
             }
-            self.shrink_to(self.fitting(window, rtt));
-            (self.peak, self.high_rounds) = (self.window, 0);
+            self.drained = least;
+            self.shrink_to(self.fitting(window, rtt).max(ONE));
+            // In the middle of backing off, the window of before it is still what tells whether that helps.
+            if self.high_rounds == 0 {
+                self.peak = self.window;
+            }
             self.enter(now, Mode::Delay);
         }
     }
@@ -648,7 +705,7 @@ impl Delay {
         self.cut_until = now + Duration::from_nanos(self.smoothed.as_nanos() / 2 * 3);
         self.abandon(now);
         match self.mode {
-            Mode::Compete => self.cubic.cut(now, self.window),
+            Mode::Compete => self.cubic.cut(self.window),
             Mode::Start => self.compete(now),
             _ => {}
         }
@@ -660,7 +717,7 @@ impl Delay {
         self.shrink_to((self.window / 2).max(ONE));
         match self.mode {
             Mode::Start => self.compete(now),
-            Mode::Compete => self.cubic.cut(now, self.window),
+            Mode::Compete => self.cubic.cut(self.window),
             _ => {}
         }
     }
@@ -718,29 +775,30 @@ struct Cubic {
     peak: u64,
     /// The window after it.
     floor: u64,
-    begin: Time,
+    /// The time since then in which the window limited the sender.
+    elapsed: Duration,
     /// Milliseconds until it is back at the peak.
     return_ms: u64,
 }
 
 impl Cubic {
     /// As if it had returned to `window` now.
-    fn at(now: Time, window: u64) -> Cubic {
-        Cubic { peak: window, floor: window, begin: now, return_ms: 0 }
+    fn at(window: u64) -> Cubic {
+        Cubic { peak: window, floor: window, ..Cubic::default() }
     }
 
-    fn cut(&mut self, now: Time, window: u64) {
+    fn cut(&mut self, window: u64) {
         // Fast convergence: others have come, so they get more.
         self.peak = if window < self.peak { window * 17 / 20 } else { window };
         self.floor = window * 7 / 10;
-        self.begin = now;
+        self.elapsed = Duration::ZERO;
         // K = cbrt((peak - floor) / 0.4) seconds.
         let cube_s = u128::from(self.peak.saturating_sub(self.floor)) * 5 / 2;
         self.return_ms = cube_root(cube_s * 1_000_000_000 / u128::from(ONE));
     }
 
-    fn window(&self, now: Time, rtt: Duration) -> u64 {
-        let elapsed = now.since(self.begin);
+    fn window(&self, rtt: Duration) -> u64 {
+        let elapsed = self.elapsed;
         let away_ms = i128::from(elapsed.as_nanos() / 1_000_000) - i128::from(self.return_ms);
         let away_ms = away_ms.clamp(-1_000_000, 1_000_000);
         // 0.4 packets per second cubed.
@@ -767,6 +825,7 @@ fn cube_root(value: u128) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::format;
 
     fn at(micros: u64) -> Time {
         Time::from_nanos(micros * 1_000)
@@ -785,7 +844,7 @@ mod tests {
     #[test]
     fn without_a_queue_the_window_opens_and_stays_open() {
         let mut delay = Delay::new(DelayParams::DEFAULT, 1_068, 512);
-        assert_eq!(window(&delay), Some(32));
+        assert_eq!(window(&delay), Some(16));
         for round in 0..10_000 {
             delay.handle(at(round * 400), acknowledged(400));
             delay.handle(at(round * 400), Event::Lost { packets: u32::from(round % 10 == 0) });
@@ -868,6 +927,140 @@ mod tests {
         }
         assert!(!delay.report().is_draining);
         assert!(delay.report().window_millipackets > window / 2);
+    }
+
+    /// One that competes with others, who keep 20 ms in the queue, some losses later.
+    fn competing() -> (Delay, Time) {
+        let mut delay = Delay::new(DelayParams::DEFAULT, 4_140, 512);
+        let now = drive(&mut delay, Time::ZERO, 3, Duration::ZERO);
+        let mut now = drive(&mut delay, now, 400, OTHERS);
+        for _ in 0..8 {
+            delay.handle(now, Event::Lost { packets: 1 });
+            now = drive(&mut delay, now, 4, OTHERS);
+        }
+        assert_eq!(delay.report().follows, Follows::Losses);
+        (delay, now)
+    }
+
+    const OTHERS: Duration = Duration::from_millis(20);
+
+    /// CUBIC grows with time, of which that without anything to send is no part (RFC 9438, 5.8).
+    #[test]
+    fn time_in_which_little_is_sent_is_no_growth() {
+        let after = |idle_ms: u64, in_flight: u32| {
+            let (mut delay, mut now) = competing();
+            let before = delay.report().window_millipackets;
+            // It is idle, or sends a packet now and then.
+            for _ in 0..10 {
+                now += Duration::from_millis(idle_ms / 10);
+                let rtt = Some(BASE + OTHERS);
+                delay.handle(now, Event::Acknowledged { packets: in_flight, in_flight, rtt });
+            }
+            drive(&mut delay, now, 12, OTHERS);
+            (before, delay.report().window_millipackets)
+        };
+        for idle_ms in [10_000, 30_000, 120_000, 10_000_000] {
+            for in_flight in [0, 1] {
+                let (before, window) = after(idle_ms, in_flight);
+                assert!(window <= before + 12_000, "{idle_ms} ms: from {before} to {window}");
+            }
+        }
+    }
+
+    /// A process was stopped, at this end or the other, or a packet went astray: how late its acknowledgement is says
+    /// nothing about the path.
+    #[test]
+    fn late_acknowledgements_postpone_nothing() {
+        for (late_ms, packets, is_silent) in [5_000, 60_000]
+            .into_iter()
+            .flat_map(|late_ms| [(late_ms, 1, true), (late_ms, 1, false), (late_ms, 500, true)])
+        {
+            let (mut delay, mut now) = competing();
+            let (window, usual) = (delay.report().window_millipackets, delay.smoothed);
+            if is_silent {
+                now += Duration::from_millis(late_ms);
+            }
+            let rtt = Some(Duration::from_millis(late_ms));
+            for _ in 0..packets {
+                delay.handle(now, Event::Acknowledged { packets: 1, in_flight: 100, rtt });
+            }
+            let case = format!("{packets} packets late by {late_ms} ms, silence {is_silent}");
+            // A loss counts, although the queue was never as long as the delay of the late ones.
+            now = drive(&mut delay, now, 4, OTHERS);
+            delay.handle(now, Event::Lost { packets: 1 });
+            assert!(delay.report().window_millipackets < window * 8 / 10, "{case}: no cut");
+            let mut rounds = 0;
+            while !delay.report().is_draining {
+                now = drive(&mut delay, now, 1, OTHERS);
+                rounds += 1;
+                assert!(rounds < 2 * PERIOD_ROUNDS * 2, "{case}: no measurement");
+            }
+            assert!(delay.smoothed < usual * 2, "{case}: {}", delay.smoothed);
+        }
+    }
+
+    /// Packets of one round trip are lost together, and count once.
+    #[test]
+    fn it_is_cut_once_per_round_trip() {
+        let (mut delay, now) = competing();
+        let window = delay.report().window_millipackets;
+        let half = Duration::from_nanos(delay.smoothed.as_nanos() / 2);
+        for at in [now, now + half, now + half * 2] {
+            delay.handle(at, Event::Lost { packets: 3 });
+            delay.handle(at, Event::Notified);
+        }
+        let cut = delay.report().window_millipackets;
+        assert!((window * 6 / 10..=window * 7 / 10).contains(&cut), "from {window} to {cut}");
+        delay.handle(now + half * 4, Event::Lost { packets: 1 });
+        assert!(delay.report().window_millipackets <= cut * 7 / 10);
+    }
+
+    /// An application that sends a packet per round trip proves nothing about a larger window, whatever the window follows.
+    #[test]
+    fn what_the_application_limits_does_not_grow() {
+        let starting = Delay::new(DelayParams::DEFAULT, 1_068, 512);
+        let mut following = starting;
+        let now = drive(&mut following, Time::ZERO, 5_000, Duration::ZERO);
+        let (competes, later) = competing();
+        for (mut delay, now) in [(starting, Time::ZERO), (following, now), (competes, later)] {
+            let follows = delay.report().follows;
+            let one = Event::Acknowledged { packets: 1, in_flight: 0, rtt: Some(BASE) };
+            // The round trip that has begun is still one that the window limited.
+            let begun = now + delay.smoothed * 2;
+            delay.handle(begun, one);
+            let before = delay.report().window_millipackets;
+            assert!(before >= 8_000 && window(&delay).is_some(), "{:?}", delay.report());
+            for round in 0..10_000 {
+                delay.handle(begun + BASE * round, one);
+            }
+            let after = delay.report();
+            assert!(after.window_millipackets <= before, "{follows:?}: from {before}, {after:?}");
+        }
+    }
+
+    /// From two packets backing off ends at one, which is no less than half. Where the queue is much longer than in the drain,
+    /// others fill it, and it competes again.
+    #[test]
+    fn one_packet_is_no_trap() {
+        let mut delay = Delay::new(DelayParams::DEFAULT, 1_068, 512);
+        let now = drive(&mut delay, Time::ZERO, 3, Duration::ZERO);
+        (delay.mode, delay.window, delay.peak, delay.resume) = (Mode::Delay, ONE, ONE, 4 * ONE);
+        delay.drained = BASE;
+        let mut alike = Delay { drained: BASE + OTHERS, ..delay };
+        drive(&mut delay, now, 10, OTHERS);
+        assert_eq!((delay.report().follows, delay.competitions()), (Follows::Losses, 1));
+        assert!(delay.window >= 4 * ONE, "{:?}", delay.report());
+        // Many with one packet each have the queue that they have in a drain.
+        drive(&mut alike, now, 10, OTHERS);
+        assert_eq!((alike.report().follows, alike.window), (Follows::Delay, ONE));
+    }
+
+    /// A path that has become as long as that is believed in the end.
+    #[test]
+    fn a_path_that_has_become_long_is_measured() {
+        let (mut delay, now) = competing();
+        drive(&mut delay, now, 60, Duration::from_millis(2_000));
+        assert!(delay.smoothed > Duration::from_millis(1_500), "{}", delay.smoothed);
     }
 
     #[test]

@@ -232,6 +232,16 @@ impl CongestionControl {
     }
 }
 
+/// The first window of a sender that knows nothing of its path: about that of TCP (RFC 6928), and two packets at least. When
+/// many senders start together, nothing tells any of them before all of their first windows are in one buffer.
+const FIRST_BYTES: u32 = 16 << 10;
+const FIRST_PACKETS: u32 = 2;
+
+/// Packets of the first window: a tenth of their bytes may be headers.
+fn first_packets(packet_bytes: u32) -> u32 {
+    (FIRST_BYTES / 10 * 11 / packet_bytes.max(1)).max(FIRST_PACKETS)
+}
+
 /// Rates are given for a link of 25 Gbit/s and grow with the link. None is 0: from there no sender would come back.
 const fn scaled(bps_at_25g: u64, line_bps: u64) -> u64 {
     let bps = (bps_at_25g as u128 * line_bps as u128 / 25_000_000_000) as u64;

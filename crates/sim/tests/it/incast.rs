@@ -1,7 +1,8 @@
 //! Ten senders and one more collide: each gets its share, and the link stays full.
 
 use roce::Duration;
-use roce::congestion::{CongestionControl, DcqcnParams, HpccParams};
+use roce::congestion::{CongestionControl, DcqcnParams, DelayParams, HpccParams};
+use roce::endpoint::Mtu;
 use roce::wire::telemetry::Form;
 use sim::fabric::Collector;
 use sim::incast::{self, Incast, IncastConfig};
@@ -77,6 +78,47 @@ fn many(params: DcqcnParams) -> Incast {
     let config = lossless_case(127, Some("fat-tree:8"));
     let control = CongestionControl::Dcqcn(params);
     incast::measure(&config, |connect| connect.congestion = control).unwrap()
+}
+
+/// Without pauses, too, and with packets of either size: what all send at first fits into the buffer, so nobody waits for a timeout
+/// while another has the link.
+#[test]
+fn senders_that_start_together_share_where_switches_drop() {
+    for mtu in [Mtu::M1024, Mtu::M4096] {
+        let case = IncastConfig {
+            long_flow: false,
+            alone: Duration::ZERO,
+            span: Duration::from_millis(20),
+            mtu,
+            ..IncastConfig::new(127, 25)
+        };
+        let control = CongestionControl::Delay(DelayParams::DEFAULT);
+        let got = incast::measure(&case, |connect| connect.congestion = control).unwrap();
+        let fastest = got.shares_bps.iter().max().unwrap() * 100 / got.fair_bps();
+        assert!(slowest(&got) >= 50 && fastest <= 200, "{mtu:?}: {got:?}");
+        assert_eq!(got.dropped, 0, "{mtu:?}");
+        assert!(got.wire_bps > 24_900_000_000, "{mtu:?}: {got:?}");
+    }
+}
+
+/// The minimum rates of 127 senders exceed the link, so packets are lost, but not most of them.
+#[test]
+fn dcqcn_starts_slowly_where_switches_drop() {
+    let case = IncastConfig {
+        long_flow: false,
+        alone: Duration::ZERO,
+        span: Duration::from_millis(20),
+        ..IncastConfig::new(127, 25)
+    };
+    let measure = |slow_start| {
+        let params = DcqcnParams { slow_start, ..DcqcnParams::mlnx(25_000_000_000) };
+        let control = CongestionControl::Dcqcn(params);
+        incast::measure(&case, |connect| connect.congestion = control).unwrap()
+    };
+    let (with, without) = (measure(true), measure(false));
+    let goodput = |got: &Incast| got.shares_bps.iter().sum::<u64>();
+    assert!(with.dropped * 10 < without.dropped, "{} of {}", with.dropped, without.dropped);
+    assert!(goodput(&with) > goodput(&without) * 2, "{with:?}");
 }
 
 #[test]
