@@ -1015,6 +1015,22 @@ mod tests {
         assert!(delay.report().window_millipackets <= cut * 7 / 10);
     }
 
+    /// Links lose packets, too, but not a tenth: a short buffer drops before the delay tells.
+    #[test]
+    fn without_a_queue_only_many_losses_count() {
+        for (lost, follows) in [(1, Follows::Nothing), (5, Follows::Losses)] {
+            let mut delay = Delay::new(DelayParams::DEFAULT, 1_068, 512);
+            let mut now = Time::ZERO;
+            for _ in 0..20 {
+                now += BASE;
+                let (packets, rtt) = (30, Some(BASE));
+                delay.handle(now, Event::Acknowledged { packets, in_flight: 0, rtt });
+                delay.handle(now, Event::Lost { packets: lost });
+            }
+            assert_eq!(delay.report().follows, follows, "{lost} of 30");
+        }
+    }
+
     /// An application that sends a packet per round trip proves nothing about a larger window, whatever the window follows.
     #[test]
     fn what_the_application_limits_does_not_grow() {

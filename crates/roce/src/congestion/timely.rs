@@ -344,4 +344,19 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn losses_cut_once_per_round_trip() {
+        let mut sender = Timely::new(TimelyParams::published(LINE), 1_000);
+        let lost = Event::Lost { packets: 1 };
+        let cut = |sender: &mut Timely| {
+            sender.handle(Time::ZERO, lost);
+            sender.rate_bps()
+        };
+        let first = cut(&mut sender);
+        assert!((LINE / 6..=LINE / 4).contains(&first), "{first}");
+        assert_eq!([cut(&mut sender), cut(&mut sender)], [first, first]);
+        sender.handle(Time::ZERO, Event::Acknowledged { packets: 1, in_flight: 0, rtt: None });
+        assert!(cut(&mut sender) < first);
+    }
 }
