@@ -18,12 +18,12 @@ use tonic::{Request, Response, Status};
 
 use crate::budget::Budget;
 use crate::catalog::Catalog;
-use crate::control::CALL_TIMEOUT;
 use crate::control::auth::CheckToken;
 use crate::control::gate::{Call, Gate};
 use crate::control::peer::{KEEP_ALIVE, root_cause};
 use crate::control::status::Reports;
 use crate::control::target::{TargetService, status_reply};
+use crate::control::{CALL_TIMEOUT, bounded_server};
 use crate::data::dpu::{self, DpuEngine};
 use crate::data::target::TargetEngine;
 use crate::data::{Commands, HostConfig};
@@ -51,9 +51,6 @@ const SHUTDOWN: Duration = Duration::from_secs(2);
 
 /// How long readers have to learn that their sessions end.
 const GOODBYE: Duration = Duration::from_millis(100);
-
-/// Calls that one connection of the control plane may have under way.
-const MAX_CALLS_PER_CONNECTION: u32 = 64;
 
 /// Clients whose requests are being served at once; streams have a limit of their own.
 const MAX_CLIENTS: usize = 64;
@@ -130,12 +127,11 @@ async fn listen(control: SocketAddr) -> Result<(TcpListener, SocketAddr), Error>
     })
 }
 
-/// A gRPC server of either daemon: it detects peers that vanish, and bounds the calls of one connection.
+/// A gRPC server of either daemon: it detects peers that vanish, and bounds what one connection may do.
 fn control_server() -> Server {
-    Server::builder()
+    bounded_server()
         .http2_keepalive_interval(Some(KEEP_ALIVE))
         .http2_keepalive_timeout(Some(CALL_TIMEOUT))
-        .max_concurrent_streams(MAX_CALLS_PER_CONNECTION)
         // Applies until the reply begins: a session's stream may last any time.
         .timeout(CALL_TIMEOUT)
 }

@@ -27,6 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use engine::control::auth::CheckToken;
+use engine::control::bounded_server;
 use engine::control::gate::{Caller, Gate};
 use engine::error::Error;
 use engine::seed::fresh_seed;
@@ -254,9 +255,9 @@ impl Interceptor for Check {
     }
 }
 
-/// A gRPC server that notices callers that vanish.
+/// A gRPC server that notices callers that vanish, and bounds what one connection may do.
 fn server(tls: Option<ServerTlsConfig>) -> Result<Server, Error> {
-    let server = Server::builder()
+    let server = bounded_server()
         .http2_keepalive_interval(Some(KEEP_ALIVE))
         .http2_keepalive_timeout(Some(KEEP_ALIVE_TIMEOUT));
     let Some(tls) = tls else { return Ok(server) };

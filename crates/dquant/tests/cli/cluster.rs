@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::{Folder, Ran, skip};
+use super::{Folder, Ran, h2, skip};
 
 const TOKEN: &str = "a-token-of-the-tests";
 
@@ -237,6 +237,20 @@ fn certificates(folder: &Folder) -> Option<()> {
         openssl(folder, &format!("x509 -req {sign} {files}"))?;
     }
     Some(())
+}
+
+#[test]
+fn a_flood_of_calls_without_the_token_is_cut_off() {
+    let folder = Folder::new("cluster-flood");
+    let brain = Daemon::brain(&folder, "brain", &["--listen", "127.0.0.1:0"]);
+    let path = "/dquant.cluster.v1.Brain/View";
+    let said = h2::calls_without_a_token(brain.address(), path, 20_000);
+    // The numbers of HTTP/2: streams at once, and bytes of headers.
+    assert!(said.settings.contains(&(3, 64)), "{said:?}");
+    assert!(said.settings.contains(&(6, 8192)), "{said:?}");
+    assert!(said.answers < 2_000, "{} answers to 20,000 calls", said.answers);
+    brain.says("closed: 16 calls without the token");
+    run(&folder, &["job", "list", "--brain", brain.address()]).good();
 }
 
 #[test]

@@ -9,6 +9,8 @@ mod conduct;
 mod convert;
 mod doctor;
 mod explain;
+#[path = "../../../../testing/h2.rs"]
+mod h2;
 mod inspect;
 mod perf;
 mod perf_roce_v1;

@@ -14,6 +14,7 @@ use tonic::transport::{Channel, Endpoint};
 use xio::dataset::Dtype;
 
 use super::corpus::{Corpus, assert_same, expected, tokens};
+use super::h2;
 use super::harness::{Cat, Daemon, PATIENCE, TOKEN, World, eventually, fresh_ip};
 
 const PLAN: &str = "window(100) | narrow(u16)";
@@ -147,6 +148,26 @@ fn a_flood_of_status_calls_ends_no_stream() {
     let want = expected(plan, &[&corpus], 0..200);
     for (cat, head) in streams {
         assert_same(&[head, cat.finish().good().stdout].concat(), &want);
+    }
+}
+
+#[test]
+fn a_connection_that_calls_without_the_token_is_bounded_and_closed() {
+    let Some(world) = World::new("a_connection_that_calls_without_the_token") else {
+        return;
+    };
+    let (target, dpu) = (world.target(&[]), world.dpu(&[]));
+    for (daemon, path) in [(&target, "/dquant.v1.Target/Status"), (&dpu, "/dquant.v1.Dpu/Status")] {
+        let said = h2::calls_without_a_token(daemon.control(), path, 20_000);
+        // The numbers of HTTP/2: streams at once, and bytes of headers.
+        assert!(said.settings.contains(&(3, CALLS as u32)), "{said:?}");
+        assert!(
+            said.settings.iter().any(|(number, value)| *number == 6 && *value <= 8192),
+            "{said:?}"
+        );
+        assert!(said.answers < 2_000, "{} answers to 20,000 calls", said.answers);
+        let status = daemon.status(&world);
+        assert_eq!(status.counter("control.connections.closed.refused"), 1, "{status:?}");
     }
 }
 

@@ -36,6 +36,8 @@ mod dpu_dies;
 mod few_descriptors;
 mod floods;
 mod forms;
+#[path = "../../../../testing/h2.rs"]
+mod h2;
 mod harness;
 mod hostile_packets;
 mod hostile_sockets;

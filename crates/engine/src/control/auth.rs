@@ -34,6 +34,7 @@ impl Interceptor for CheckToken {
             return Ok(request);
         }
         REFUSED.count();
+        gate::note_refused(&request);
         let why = match given {
             Some(_) => "the token is not the one this daemon was started with",
             None => "the call carries no token",

@@ -7,6 +7,9 @@
 //! itself. If none is silent, the connection that has been without a call for longest is evicted; so a
 //! caller with the token is refused only when calls are under way on every place.
 //!
+//! A connection that never made a call with the right token is read slowly, and closed after a few calls without it: a
+//! flood of calls that are refused costs a connection for every few of them.
+//!
 //! Calls are bounded as well: in total, per address, and among those that do work, so that a status call
 //! finds room when everything else is taken.
 //!
@@ -50,6 +53,13 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a connection without a call stays open.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Calls without the right token after which a connection that never made one with it is closed.
+const MAX_REFUSED: u64 = 16;
+
+/// Bytes that such a connection may send in each [`STRANGER_PERIOD`]. The first call of a program that has the token fits.
+const STRANGER_BYTES: usize = 16 << 10;
+const STRANGER_PERIOD: Duration = Duration::from_millis(100);
+
 /// Pause of the accept loop after the kernel refused.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -62,18 +72,20 @@ static REFUSED_FULL: Event = Event::new("control.connections.refused.full");
 static REFUSED_ADDRESS: Event = Event::new("control.connections.refused.address");
 static CLOSED_HANDSHAKE: Event = Event::new("control.connections.closed.handshake");
 static CLOSED_IDLE: Event = Event::new("control.connections.closed.idle");
+static CLOSED_REFUSED: Event = Event::new("control.connections.closed.refused");
 static CLOSED_EVICTED: Event = Event::new("control.connections.closed.evicted");
 static REFUSED_CALLS: Event = Event::new("control.refused_calls");
 static CLOSED_CALLS: Event = Event::new("control.closed_calls");
 
 /// Counters of the gates of this process.
-pub(crate) static EVENTS: [&Event; 9] = [
+pub(crate) static EVENTS: [&Event; 10] = [
     &ACCEPTED,
     &ACCEPT_ERRORS,
     &REFUSED_FULL,
     &REFUSED_ADDRESS,
     &CLOSED_HANDSHAKE,
     &CLOSED_IDLE,
+    &CLOSED_REFUSED,
     &CLOSED_EVICTED,
     &REFUSED_CALLS,
     &CLOSED_CALLS,
@@ -140,14 +152,21 @@ struct Place {
 struct Activity {
     open: AtomicUsize,
     begun: AtomicU64,
+    /// Calls without the right token.
+    refused: AtomicU64,
     /// When a call last began or ended.
     since: Mutex<Instant>,
 }
 
 impl Activity {
     fn new() -> Activity {
-        let (open, begun) = Default::default();
-        Activity { open, begun, since: Mutex::new(Instant::now()) }
+        let (open, begun, refused) = Default::default();
+        Activity { open, begun, refused, since: Mutex::new(Instant::now()) }
+    }
+
+    /// Whether no call has had the right token so far.
+    fn is_strange(&self) -> bool {
+        self.begun.load(Ordering::Relaxed) == 0
     }
 
     fn since(&self) -> MutexGuard<'_, Instant> {
@@ -266,6 +285,8 @@ impl Gate {
             deadline,
             preface_left: PREFACE_BYTES,
             calls_seen: 0,
+            strange_bytes: 0,
+            pause: None,
             over: false,
         })
     }
@@ -381,6 +402,13 @@ impl Caller {
     }
 }
 
+/// Notes that a request was refused because it has not the right token.
+pub(super) fn note_refused<T>(request: &Request<T>) {
+    if let Some(caller) = request.extensions().get::<Caller>() {
+        caller.activity.refused.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
 /// Origin of a request, for messages.
 pub(crate) fn origin_of<T>(request: &Request<T>) -> String {
     let caller = request.extensions().get::<Caller>();
@@ -419,6 +447,10 @@ pub struct ControlStream {
     deadline: Pin<Box<Sleep>>,
     preface_left: usize,
     calls_seen: u64,
+    /// Bytes read since the last pause, while no call had the right token.
+    strange_bytes: usize,
+    /// Nothing is read before it ends.
+    pause: Option<Pin<Box<Sleep>>>,
     over: bool,
 }
 
@@ -426,12 +458,43 @@ impl ControlStream {
     /// Fails when the connection has been evicted; otherwise the task is woken when that happens.
     fn check(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         if !self.over {
-            self.over = Pin::new(&mut self.evicted).poll(cx).is_ready() || self.is_late(cx);
+            self.over = Pin::new(&mut self.evicted).poll(cx).is_ready()
+                || self.is_refused()
+                || self.is_late(cx);
         }
         match self.over {
             true => Err(io::ErrorKind::TimedOut.into()),
             false => Ok(()),
         }
+    }
+
+    fn is_refused(&self) -> bool {
+        let activity = &self.caller.activity;
+        if !activity.is_strange() || activity.refused.load(Ordering::Relaxed) < MAX_REFUSED {
+            return false;
+        }
+        CLOSED_REFUSED.count();
+        let peer = self.caller.peer;
+        log::refusal(format_args!(
+            "connection from {peer} closed: {MAX_REFUSED} calls without the token"
+        ));
+        true
+    }
+
+    /// How many bytes may be read now; the task is woken when there may be some.
+    fn poll_allowance(&mut self, cx: &mut Context<'_>) -> Poll<usize> {
+        if !self.caller.activity.is_strange() {
+            return Poll::Ready(usize::MAX);
+        }
+        if self.strange_bytes >= STRANGER_BYTES {
+            self.strange_bytes = 0;
+            self.pause = Some(Box::pin(sleep(STRANGER_PERIOD)));
+        }
+        if let Some(pause) = &mut self.pause {
+            ready!(pause.as_mut().poll(cx));
+            self.pause = None;
+        }
+        Poll::Ready(STRANGER_BYTES - self.strange_bytes)
     }
 
     fn is_late(&mut self, cx: &mut Context<'_>) -> bool {
@@ -480,10 +543,17 @@ impl AsyncRead for ControlStream {
         into: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         self.check(cx)?;
-        let before = into.filled().len();
-        ready!(Pin::new(&mut self.tcp).poll_read(cx, into))?;
+        let allowed = ready!(self.poll_allowance(cx)).min(into.remaining());
+        let unfilled = into.initialize_unfilled_to(allowed);
+        let mut piece = ReadBuf::new(unfilled);
+        ready!(Pin::new(&mut self.tcp).poll_read(cx, &mut piece))?;
+        let read = piece.filled().len();
+        into.advance(read);
+        if self.caller.activity.is_strange() {
+            self.strange_bytes += read;
+        }
         if self.preface_left > 0 {
-            self.preface_left = self.preface_left.saturating_sub(into.filled().len() - before);
+            self.preface_left = self.preface_left.saturating_sub(read);
             if self.preface_left == 0 {
                 self.look_again();
             }
@@ -683,6 +753,50 @@ mod tests {
         run(async {
             let (stream, _client) = connect(&Gate::with(PATIENT), 1).await;
             assert!(stream.unwrap().tcp.nodelay().unwrap());
+        });
+    }
+
+    #[test]
+    fn a_connection_without_the_token_is_read_slowly_and_closed_after_a_few_refused_calls() {
+        run(async {
+            let gate = Gate::with(PATIENT);
+            let (stream, mut client) = connect(&gate, 1).await;
+            let mut stream = stream.unwrap();
+            client.write_all(&vec![b'x'; 2 * STRANGER_BYTES]).await.unwrap();
+            let mut read = 0;
+            let began = Instant::now();
+            while read < 2 * STRANGER_BYTES {
+                read += stream.read(&mut [0; 4096]).await.unwrap();
+            }
+            assert!(began.elapsed() >= STRANGER_PERIOD, "the second half came later");
+
+            let mut request = Request::new(());
+            request.extensions_mut().insert(stream.connect_info());
+            let before = CLOSED_REFUSED.get();
+            (1..MAX_REFUSED).for_each(|_| note_refused(&request));
+            client.write_all(b"x").await.unwrap();
+            assert_eq!(stream.read(&mut [0; 64]).await.unwrap(), 1);
+            note_refused(&request);
+            assert!(is_cut(&mut stream).await && CLOSED_REFUSED.get() == before + 1);
+        });
+    }
+
+    #[test]
+    fn a_connection_with_the_token_is_neither_slowed_nor_closed() {
+        run(async {
+            let gate = Gate::with(PATIENT);
+            let (stream, mut client) = connect(&gate, 1).await;
+            let mut stream = stream.unwrap();
+            drop(call(&stream).unwrap());
+            let mut request = Request::new(());
+            request.extensions_mut().insert(stream.connect_info());
+            (0..2 * MAX_REFUSED).for_each(|_| note_refused(&request));
+            client.write_all(&vec![b'x'; 2 * STRANGER_BYTES]).await.unwrap();
+            let mut read = 0;
+            while read < 2 * STRANGER_BYTES {
+                read += stream.read(&mut [0; 4096]).await.unwrap();
+            }
+            assert!(stream.pause.is_none() && stream.strange_bytes == 0);
         });
     }
 
