@@ -214,7 +214,8 @@ const FLOORS: &[(&str, &str)] = &[
          waiter
          fault
          capture: clock
-         paces: clock
+         local_files
+         paces: clock local_files
          interfaces: sockaddr
          congestion: interfaces
          pool: clock

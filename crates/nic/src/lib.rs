@@ -40,6 +40,7 @@ pub mod fault;
 pub mod interfaces;
 mod link;
 pub mod loaded;
+pub mod local_files;
 pub mod mappings;
 pub mod movable;
 pub mod neighbours;

@@ -46,10 +46,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use roce::world::{Path, RxFrame, TxFrame};
 use roce::{Duration, Time};
-use rustix::fs::{FlockOperation, flock};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use crate::clock;
+use crate::local_files::{self, LockError, make_shared_folder};
 
 /// Environment variable with the folder; empty for no paces.
 pub const VARIABLE: &str = "DQUANT_PACES";
@@ -729,21 +729,23 @@ pub struct PaceTable {
     rates: Mapped<Rates>,
     /// Not mapped: who may write it may truncate it, and that would end the agent.
     buckets: Mutex<File>,
-    /// Holds the lock: one agent keeps a folder.
-    folder: File,
+    /// One agent keeps a folder.
+    _lock: File,
 }
 
 impl PaceTable {
     /// Opens the folder's files, and makes what is missing: readable by everyone, `buckets` writable by the owner and the
-    /// folder's group. Files of another form are replaced.
+    /// folder's group, and `lock` for the owner alone. Files of another form are replaced.
     ///
     /// # Errors
     /// When the folder cannot be written; [`io::ErrorKind::WouldBlock`] if another process keeps it.
     pub fn open(folder: &FilePath) -> io::Result<PaceTable> {
-        make_folder(folder)?;
-        let locked = File::open(folder)?;
-        flock(&locked, FlockOperation::NonBlockingLockExclusive)?;
-        let group = locked.metadata()?.gid();
+        make_shared_folder(folder)?;
+        let lock = local_files::lock(&folder.join("lock")).map_err(|error| match error {
+            held @ LockError::Held(_) => io::Error::new(io::ErrorKind::WouldBlock, held),
+            LockError::Failed(error) => error,
+        })?;
+        let group = fs::metadata(folder)?.gid();
         // Senders look for `rates`: whoever finds it finds the buckets, too.
         let buckets = match opened(&folder.join("buckets")) {
             Ok(found) => found,
@@ -757,7 +759,7 @@ impl PaceTable {
             _ => Mapped::new(&make(folder, "rates", 0o644, group, &MAGIC.to_ne_bytes())?, both)?,
         };
         let (path, buckets) = (folder.to_path_buf(), Mutex::new(buckets));
-        let table = PaceTable { path, rates, buckets, folder: locked };
+        let table = PaceTable { path, rates, buckets, _lock: lock };
         table.follow_clock();
         Ok(table)
     }
@@ -836,7 +838,7 @@ impl PaceTable {
         if buckets.metadata()?.len() == FILE_BYTES {
             return Ok(false);
         }
-        let group = self.folder.metadata()?.gid();
+        let group = fs::metadata(&self.path)?.gid();
         *buckets = make(&self.path, "buckets", 0o660, group, &[])?;
         Ok(true)
     }
@@ -868,18 +870,6 @@ fn by_dscp<T: Copy>(named: impl IntoIterator<Item = (u8, T)>) -> [Option<T>; COD
         }
     }
     all
-}
-
-/// Makes the folder, readable by everyone whatever the umask says, if it is not there.
-fn make_folder(folder: &FilePath) -> io::Result<()> {
-    if let Some(parent) = folder.parent() {
-        fs::create_dir_all(parent)?;
-    }
-    match fs::create_dir(folder) {
-        Ok(()) => fs::set_permissions(folder, fs::Permissions::from_mode(0o755)),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        Err(error) => Err(error),
-    }
 }
 
 /// A file of the right size.
@@ -1404,8 +1394,22 @@ mod tests {
         let table = folder.table();
         let second = PaceTable::open(&folder.0).expect_err("it is kept");
         assert_eq!(second.kind(), io::ErrorKind::WouldBlock);
+        let own = format!("process {} (", std::process::id());
+        assert!(second.to_string().starts_with(&own), "{second}");
         drop(table);
         folder.table();
+    }
+
+    #[test]
+    fn a_lock_of_the_folder_itself_keeps_no_agent_out() {
+        let folder = Folder::new("stranger");
+        drop(folder.table());
+        // Whoever may list the folder can lock it.
+        let stranger = File::open(&folder.0).expect("everyone may read it");
+        stranger.try_lock().expect("nobody else has it");
+        let _table = folder.table();
+        let mode = fs::metadata(folder.0.join("lock")).expect("it is there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
     }
 
     #[test]
@@ -1441,6 +1445,6 @@ mod tests {
             fs::metadata(folder.0.join(name)).expect("it is there").permissions().mode() & 0o777
         };
         assert_eq!((mode("rates"), mode("buckets")), (0o644, 0o660));
-        assert_eq!(fs::read_dir(&folder.0).expect("a folder").count(), 2);
+        assert_eq!(fs::read_dir(&folder.0).expect("a folder").count(), 3, "and the lock");
     }
 }

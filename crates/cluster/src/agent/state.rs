@@ -5,11 +5,12 @@
 //! written beside, made durable, renamed. So the lock that keeps a second agent away is that of another file, `PATH.lock`,
 //! which stays; the kernel gives it back when the agent ends, however it ends.
 
-use std::fs::{self, File, TryLockError};
-use std::io::{self, Read, Write};
+use std::fs::{self, File};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use engine::error::Error;
+use nic::local_files::{self, LockError};
 use parfait::agent::Saved;
 use prost::Message;
 
@@ -40,42 +41,22 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// Takes the lock of a state file. The file of the lock has the process that took it, for people.
+/// Takes the lock of a state file.
 ///
 /// # Errors
-/// When another agent has it: two agents with one file would each forget what the other was told.
+/// When another process has it: two agents with one file would each forget what the other was told.
 fn lock(path: &Path) -> Result<File, Error> {
     let name = with_suffix(path, ".lock");
-    let failed = |error: io::Error| {
-        Error::because(name.display(), &error)
-            .hint("--state needs a folder that exists and that this user may write to")
-    };
-    let mut file = File::options()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .open(&name)
-        .map_err(failed)?;
-    match file.try_lock() {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => {
-            let mut holder = String::new();
-            // Another agent may not have written its number yet.
-            let _ = file.take(32).read_to_string(&mut holder);
-            let process = match holder.trim().parse::<u32>() {
-                Ok(process) => format!("process {process}"),
-                Err(_) => "another process".to_owned(),
-            };
-            return Err(Error::invalid(format!("{}: {process} uses it", path.display())).hint(
-                "each agent has a file of its own: end that agent, or choose another --state",
-            ));
+    local_files::lock(&name).map_err(|error| match error {
+        LockError::Held(holder) if holder.is_foreign() => {
+            Error::invalid(format!("{}: {holder} has locked it", name.display()))
+                .hint("end that process: no other user can open the file from now on")
         }
-        Err(TryLockError::Error(error)) => return Err(failed(error)),
-    }
-    // The number is for people alone: an agent on a full disk puts its last plan into force all the same.
-    let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
-    Ok(file)
+        LockError::Held(holder) => Error::invalid(format!("{}: {holder} uses it", path.display()))
+            .hint("each agent has a file of its own: end that agent, or choose another --state"),
+        LockError::Failed(error) => Error::because(name.display(), &error)
+            .hint("--state needs a folder that exists and that this user may write to"),
+    })
 }
 
 impl StateFile {
@@ -175,6 +156,8 @@ pub(super) fn saved(state: &proto::AgentState) -> Result<Saved, convert::Malform
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use parfait::agent::{Objection, Phase, Position, Share};
     use parfait::job::Latency;
     use parfait::queues::Dscp;
@@ -232,7 +215,10 @@ mod tests {
         // Saving replaces the file, and the lock stays.
         file.save(&example(), |_| String::new()).expect("written");
         let (why, hint) = StateFile::open(&path, "host1").expect_err("in use").parts();
-        assert!(why.contains(&format!("state: process {} uses it", std::process::id())), "{why}");
+        let own = format!("state: process {} (", std::process::id());
+        assert!(why.contains(&own) && why.contains(") uses it"), "{why}");
+        let mode = fs::metadata(folder.join("state.lock")).expect("there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "others cannot open it, so they cannot lock it");
         assert!(hint.is_some_and(|hint| hint.contains("another --state")));
         drop(file);
         let (_file, state) = StateFile::open(&path, "host1").expect("free again");
@@ -247,7 +233,7 @@ mod tests {
         std::os::unix::fs::symlink("/dev/full", folder.join("state.lock")).expect("a new link");
         let (file, _) = StateFile::open(&path, "host1").expect("nothing has to be written");
         let (why, _) = StateFile::open(&path, "host1").expect_err("in use").parts();
-        assert!(why.contains("state: another process uses it"), "{why}");
+        assert!(why.contains(" uses it"), "{why}");
         drop(file);
         fs::remove_dir_all(folder).expect("removed");
     }

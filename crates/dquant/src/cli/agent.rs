@@ -15,6 +15,7 @@ use cluster::enforce::{EnforceError, Enforcer, Nothing, link};
 use cluster::local::{self, Membership, Refusal};
 use cluster::words::counted;
 use engine::error::Error;
+use nic::local_files::make_shared_folder;
 use nic::paces::PaceTable;
 use parfait::queues::Scheme;
 use serde::Serialize;
@@ -214,7 +215,7 @@ impl Choice {
         };
         let (why, hint) = match error.kind() {
             io::ErrorKind::WouldBlock => (
-                "another agent keeps it".to_owned(),
+                format!("{error}: one agent keeps a folder"),
                 "each agent has a folder of its own: name another one by --paces",
             ),
             _ => (
@@ -310,7 +311,7 @@ impl AgentCommand {
 fn serve_local(path: &Path, jobs: Jobs) -> Result<local::Server, Error> {
     if let Some(folder) = path.parent() {
         // Where that fails, so does what follows, with the path.
-        let _ = std::fs::create_dir_all(folder);
+        let _ = make_shared_folder(folder);
     }
     let answer = move |_: &local::Asker, name: &str| {
         let known = jobs.named(name).ok_or_else(|| Refusal {
@@ -398,7 +399,7 @@ mod tests {
         let table = Choice::None.table(Some(&folder)).expect("a temporary folder");
         assert!(table.is_some());
         let busy = Choice::Htb.table(Some(&folder)).expect_err("one agent keeps it");
-        assert!(busy.to_string().contains("another agent keeps it"), "{busy}");
+        assert!(busy.to_string().contains(") has locked it: one agent keeps a folder"), "{busy}");
         drop(table);
         std::fs::remove_dir_all(&folder).expect("it is ours");
         // A file in its place cannot be written into by root either.
