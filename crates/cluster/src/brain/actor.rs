@@ -251,17 +251,17 @@ impl<S: Store> Actor<S> {
                 }
             }
             Input::Claimed { holder: Err(error), .. } => {
-                log::line(format_args!("the lease: {error}"));
+                self.report_failure("the lease", &error);
             }
             Input::Opened { ticket, opened } => {
                 if let Err(error) = &opened {
-                    log::line(format_args!("opening the log: {error}"));
+                    self.report_failure("opening the log", error);
                 }
                 self.brain.handle_opened(ticket, opened, now_ns);
             }
             Input::Stored { ticket, stored } => {
                 if let Err(error) = &stored {
-                    log::line(format_args!("writing the log: {error}"));
+                    self.report_failure("writing the log", error);
                 }
                 self.brain.handle_stored(ticket, stored, now_ns);
                 self.is_changed = true;
@@ -285,6 +285,14 @@ impl<S: Store> Actor<S> {
                 self.reply(node, number, reply, note);
                 self.links(node, &down, now_ns);
             }
+        }
+    }
+
+    /// Reports a call of the store that failed, with the store's reason.
+    fn report_failure(&self, what: &str, error: &StorageError) {
+        match self.store.report().last_failure {
+            Some(why) => log::line(format_args!("{what}: {error}: {why}")),
+            None => log::line(format_args!("{what}: {error}")),
         }
     }
 

@@ -9,14 +9,23 @@
 //! says. After a failed write the file is closed and with it the lease given up: the next claim opens it again, in a new
 //! term, and finds what is really there.
 //!
+//! The file has mode 0600: a user who may read a file may lock it. A file that was removed or replaced while a brain had it is
+//! not that brain's any more, whatever lock it holds: another brain may lead with the file that is at the path now. So the
+//! path is compared with the open file before each write and each renewal, and a file that was there and is missing is
+//! not made anew.
+//!
 //! A new file is made under another name and moved to its place when it is whole, so `PATH` never is half a database.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};
 
+use nic::local_files::{Holder as LockHolder, hide_at};
 use parfait::brain::{Image, Lease, StorageError};
+use redb::backends::FileBackend;
 use redb::{
     Builder, Database, DatabaseError, ReadableDatabase, ReadableTable, TableDefinition, TableError,
 };
@@ -46,10 +55,15 @@ pub struct FileStore {
 struct Shared {
     path: PathBuf,
     /// This brain, while it has the lease. Claims read it without waiting for a write.
-    held: Mutex<Option<Holder>>,
+    held: Mutex<Option<(Holder, Identity)>>,
     log: Mutex<Log>,
     tally: Tally,
+    /// Whether the file has existed since this process began.
+    has_existed: AtomicBool,
 }
+
+/// Device and inode of a file.
+type Identity = (u64, u64);
 
 #[derive(Debug, Default)]
 struct Log {
@@ -70,6 +84,7 @@ impl FileStore {
             held: Mutex::default(),
             log: Mutex::default(),
             tally: Tally::default(),
+            has_existed: AtomicBool::new(false),
         };
         match shared.open_existing() {
             Ok(_) | Err(Refusal::Locked | Refusal::Missing) => {
@@ -98,7 +113,7 @@ impl Store for FileStore {
     async fn claim(&self, candidate: &Candidate) -> Result<Holder, StorageError> {
         let held = lock(&self.shared.held).clone();
         let claimed = match held {
-            Some(holder) => Ok(holder),
+            Some(_) => self.blocking(|shared| shared.keep_lease()).await,
             None => {
                 let candidate = candidate.clone();
                 self.blocking(move |shared| shared.take_lease(&candidate)).await
@@ -166,12 +181,22 @@ impl Shared {
                 return Err(Failure::unavailable("the call before is not done"));
             }
         };
-        if let Some(holder) = &*lock(&self.held) {
+        if let Some((holder, _)) = &*lock(&self.held) {
             return Ok(holder.clone());
         }
+        // A file that was given up without the log's lock, as a write may take long.
+        log.database = None;
+        let mut before = self.identity();
         let opened = match self.open_existing() {
+            Err(Refusal::Missing) if self.has_existed.load(Ordering::Relaxed) => {
+                return Err(Failure::unavailable(format!(
+                    "{} was removed: put it back, or start the brain again to begin without jobs",
+                    self.path.display()
+                )));
+            }
             Err(Refusal::Missing) => {
                 self.create(candidate.number)?;
+                before = self.identity();
                 self.open_existing()
             }
             other => other,
@@ -183,19 +208,62 @@ impl Shared {
             Err(Refusal::Unusable(error)) => return Err(Failure::unavailable(error.to_string())),
             Err(Refusal::Failed(failure)) => return Err(failure),
         };
+        let identity = self.identity()?;
+        if before.ok() != Some(identity) {
+            return Err(self.replaced());
+        }
         let term = raise_term(&database).map_err(failure)?;
         let lease = Lease { holder: candidate.number, term };
         let holder = Holder { lease, address: candidate.address.clone() };
         *log = Log { database: Some(database), opening: log.opening };
-        *lock(&self.held) = Some(holder.clone());
+        *lock(&self.held) = Some((holder.clone(), identity));
         self.tally.count(|counters| counters.leases_taken += 1);
         // Without it the others know that someone has the lease, and no more.
         let _ = self.write_holder(&holder);
         Ok(holder)
     }
 
+    /// The lease, if the file at the path is still the one that is open.
+    fn keep_lease(&self) -> Result<Holder, Failure> {
+        let held = lock(&self.held).clone();
+        let Some((holder, identity)) = held else {
+            return Err(Failure::unavailable("the lease was given up"));
+        };
+        match self.identity() {
+            Ok(found) if found == identity => Ok(holder),
+            _ => {
+                *lock(&self.held) = None;
+                Err(self.replaced())
+            }
+        }
+    }
+
+    fn identity(&self) -> Result<Identity, Failure> {
+        let found = fs::metadata(&self.path);
+        found.map(|found| (found.dev(), found.ino())).map_err(|_| self.replaced())
+    }
+
+    fn replaced(&self) -> Failure {
+        Failure::unavailable(format!(
+            "{} was removed or replaced while this brain had it: it leads no more",
+            self.path.display()
+        ))
+    }
+
     fn open_existing(&self) -> Result<Database, Refusal> {
+        let opened = self.open_file();
+        if !matches!(opened, Err(Refusal::Missing)) {
+            self.has_existed.store(true, Ordering::Relaxed);
+        }
+        opened
+    }
+
+    fn open_file(&self) -> Result<Database, Refusal> {
         let path = self.path.clone();
+        // Where that fails, opening says why. A file of something else stays as it is.
+        if is_database(&path) {
+            let _ = hide_at(&path);
+        }
         let opened = Builder::new()
             .set_cache_size(CACHE_BYTES)
             .set_check_integrity_on_open(true)
@@ -262,18 +330,27 @@ impl Shared {
 
     /// Who has the lease, if another has: the file may be missing, or that of the holder before.
     fn other_holder(&self, candidate: &Candidate) -> Result<Holder, Failure> {
+        let process = fs::metadata(&self.path)
+            .map_or_else(|_| LockHolder::default(), |found| LockHolder::of(&found));
+        if process.is_foreign() {
+            let path = self.path.display();
+            return Err(Failure::unavailable(format!(
+                "{process} has locked {path}: end that process, no other user can open the file from now on"
+            )));
+        }
         let mut text = String::new();
         let read = File::open(self.holder_path())
             .and_then(|file| file.take(MAX_HOLDER_BYTES).read_to_string(&mut text));
         let holder = read.ok().and_then(|_| parse_holder(&text));
         holder
             .filter(|holder| holder.lease.holder != candidate.number)
-            .ok_or_else(|| Failure::unavailable("another process has the file"))
+            .ok_or_else(|| Failure::unavailable(format!("{process} has the file")))
     }
 
     fn resign(&self, number: u64) -> Result<(), Failure> {
         let mut log = lock(&self.log);
-        if lock(&self.held).as_ref().is_some_and(|holder| holder.lease.holder == number) {
+        let held = lock(&self.held).clone();
+        if held.is_some_and(|(holder, _)| holder.lease.holder == number) {
             let _ = fs::remove_file(self.holder_path());
             self.give_up(&mut log);
         }
@@ -288,7 +365,7 @@ impl Shared {
 
     fn open_log(&self, term: u64, opening: u64) -> Result<Image, Failure> {
         let mut log = lock(&self.log);
-        let held = lock(&self.held).as_ref().map(|holder| holder.lease.term);
+        let held = lock(&self.held).as_ref().map(|(holder, _)| holder.lease.term);
         if held != Some(term) {
             return Err(Failure::fenced(format!("the lease of term {term} is lost")));
         }
@@ -317,7 +394,11 @@ impl Shared {
             Some(database) if log.opening == Some(opening) => database,
             _ => return Err(Failure::fenced(format!("opening {opening} is over"))),
         };
-        let written = write(database);
+        let held = lock(&self.held).as_ref().map(|(_, identity)| *identity);
+        let written = match self.identity() {
+            Ok(found) if held == Some(found) => write(database),
+            _ => Err(self.replaced()),
+        };
         if written.is_err() {
             self.give_up(&mut log);
         }
@@ -357,7 +438,9 @@ fn failure(error: impl Into<redb::Error>) -> Failure {
 }
 
 fn create(path: &Path) -> Result<(), redb::Error> {
-    let database = Builder::new().set_cache_size(CACHE_BYTES).create(path)?;
+    let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
+    let backend = FileBackend::new(file)?;
+    let database = Builder::new().set_cache_size(CACHE_BYTES).create_with_backend(backend)?;
     let transaction = database.begin_write()?;
     {
         let mut meta = transaction.open_table(META)?;
@@ -379,6 +462,12 @@ fn format(database: &Database) -> Result<u64, redb::Error> {
         other => other?,
     };
     Ok(meta.get("format")?.map_or(0, |format| format.value()))
+}
+
+/// Whether a file begins as databases of this kind do.
+fn is_database(path: &Path) -> bool {
+    let mut start = [0; 4];
+    File::open(path).and_then(|mut file| file.read_exact(&mut start)).is_ok() && start == *b"redb"
 }
 
 fn raise_term(database: &Database) -> Result<u64, redb::Error> {

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Lines, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
@@ -64,6 +65,84 @@ fn files_of_others_are_refused_and_not_changed() {
     let report = store.report();
     assert!(report.last_failure.is_some_and(|reason| reason.contains("No such file")));
     assert_eq!(report.counters.unavailable, 1);
+}
+
+fn why(store: &FileStore) -> String {
+    store.report().last_failure.unwrap_or_default()
+}
+
+#[tokio::test]
+async fn a_brain_whose_file_is_removed_or_replaced_writes_and_leads_no_more() {
+    for is_replaced in [false, true] {
+        let folder = Folder::new();
+        let first = folder.handle();
+        let term = take_lease(&first, &candidate(1)).await;
+        first.open(term, 1).await.expect("it leads");
+        first.append(1, 0, b"one".to_vec()).await.expect("its file is there");
+        fs::remove_file(folder.file()).expect("it is there");
+        let second = is_replaced.then(|| folder.handle());
+        if let Some(second) = &second {
+            let held = second.claim(&candidate(2)).await.expect("a file of its own");
+            assert_eq!(held.lease.holder, 2);
+        }
+        let written = first.append(1, 3, b"two".to_vec()).await;
+        assert_eq!(written, Err(StorageError::Unavailable));
+        assert!(
+            why(&first).contains("was removed or replaced while this brain had it"),
+            "{}",
+            why(&first)
+        );
+        match second {
+            // The other one leads.
+            Some(_) => {
+                let found = first.claim(&candidate(1)).await.expect("it is named");
+                assert_eq!(found.lease.holder, 2);
+            }
+            // It does not begin anew: nobody said that there are no jobs.
+            None => {
+                first.claim(&candidate(1)).await.expect_err("there is no file");
+                assert!(why(&first).contains("was removed: put it back"), "{}", why(&first));
+                assert!(!folder.file().exists());
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_lease_ends_with_its_file_though_nothing_is_written() {
+    let folder = Folder::new();
+    let store = folder.handle();
+    let term = take_lease(&store, &candidate(1)).await;
+    let aside = folder.0.path().join("aside");
+    fs::rename(folder.file(), &aside).expect("it is there");
+    store.claim(&candidate(1)).await.expect_err("the file is gone");
+    fs::rename(&aside, folder.file()).expect("it is there");
+    let again = store.claim(&candidate(1)).await.expect("it is back").lease;
+    assert!(again.holder == 1 && again.term > term, "{again:?}");
+}
+
+#[tokio::test]
+async fn other_users_can_not_open_the_file_and_so_not_lock_it() {
+    let folder = Folder::new();
+    let mode = || fs::metadata(folder.file()).expect("it is there").permissions().mode() & 0o777;
+    take_lease(&folder.handle(), &candidate(1)).await;
+    assert_eq!(mode(), 0o600);
+    // As an earlier version left it.
+    fs::set_permissions(folder.file(), fs::Permissions::from_mode(0o644)).expect("it is ours");
+    take_lease(&folder.handle(), &candidate(2)).await;
+    assert_eq!(mode(), 0o600);
+    // A lock that somebody took before keeps the brain out, and is named.
+    let stranger = fs::File::open(folder.file()).expect("it is ours");
+    stranger.try_lock().expect("nobody has it");
+    fs::remove_file(folder.0.path().join("brain.state.holder")).ok();
+    let store = folder.handle();
+    store.claim(&candidate(3)).await.expect_err("it is locked");
+    let own = format!("process {} (", std::process::id());
+    assert!(
+        why(&store).starts_with(&own) && why(&store).ends_with(" has the file"),
+        "{}",
+        why(&store)
+    );
 }
 
 #[test]
