@@ -237,7 +237,7 @@ pub fn down(message: Option<&proto::Down>) -> Result<Names, Malformed> {
     let Some(proto::Down { nodes, links }) = message else { return Ok(Names::default()) };
     let link = |link: &proto::LinkEnd| Ok((link.node.clone(), port(link.port)?));
     let links = links.iter().map(link).collect::<Result<_, Malformed>>()?;
-    Ok(Names { nodes: nodes.clone(), links })
+    Ok(Names { nodes: nodes.clone(), links, carriers: Vec::new() })
 }
 
 /// An admitted job, on a network that has its hosts.

@@ -1032,13 +1032,23 @@ fn put_place(body: &mut Vec<u8>, order: Order, pieces: &[Piece]) {
     }
 }
 
+/// In the number of nodes that are down: there is a list of carriers behind that of links.
+const HAS_CARRIERS: u32 = 1 << 31;
+
 fn put_names(body: &mut Vec<u8>, down: &Names) {
-    put_u32(body, down.nodes.len() as u32);
+    let flag = if down.carriers.is_empty() { 0 } else { HAS_CARRIERS };
+    put_u32(body, down.nodes.len() as u32 | flag);
     down.nodes.iter().for_each(|name| put_text(body, name));
-    put_u32(body, down.links.len() as u32);
-    for (name, port) in &down.links {
-        put_text(body, name);
-        body.push(*port);
+    let mut put_links = |links: &[(String, u8)]| {
+        put_u32(body, links.len() as u32);
+        for (name, port) in links {
+            put_text(body, name);
+            body.push(*port);
+        }
+    };
+    put_links(&down.links);
+    if flag != 0 {
+        put_links(&down.carriers);
     }
 }
 
@@ -1136,10 +1146,16 @@ impl<'a> Reader<'a> {
 
     fn names(&mut self) -> Option<Names> {
         let node = |reader: &mut Self| Some(reader.text()?.to_string());
-        let nodes = (0..self.u32()?).map(|_| node(self)).collect::<Option<_>>()?;
+        let count = self.u32()?;
+        let nodes = (0..count & !HAS_CARRIERS).map(|_| node(self)).collect::<Option<_>>()?;
+        let links = self.links()?;
+        let carriers = if count & HAS_CARRIERS == 0 { Vec::new() } else { self.links()? };
+        Some(Names { nodes, links, carriers })
+    }
+
+    fn links(&mut self) -> Option<Vec<(String, u8)>> {
         let link = |reader: &mut Self| Some((reader.text()?.to_string(), reader.u8()?));
-        let links = (0..self.u32()?).map(|_| link(self)).collect::<Option<_>>()?;
-        Some(Names { nodes, links })
+        (0..self.u32()?).map(|_| link(self)).collect()
     }
 
     fn released(&mut self) -> Option<(JobId, Vec<JobId>)> {

@@ -22,6 +22,8 @@ pub enum Part {
     Node(NodeId),
     /// A link, in both directions.
     Link(LinkId),
+    /// The same, because an agent lost or found its carrier.
+    Carrier(LinkId),
 }
 
 /// Tries for each job that has to move.
@@ -158,6 +160,7 @@ pub fn outage(
         is_new |= match part {
             Part::Node(node) => outage.set_node(*node, is_down),
             Part::Link(link) => outage.set_link(*link, is_down),
+            Part::Carrier(link) => outage.set_carrier(*link, is_down),
         };
     }
     if !is_new {

@@ -17,6 +17,8 @@ pub struct Names {
     pub nodes: Vec<String>,
     /// Links, each by the node and port of one of its ends.
     pub links: Vec<(String, u8)>,
+    /// Those of the links that are down because an agent saw no carrier there, named in the same way.
+    pub carriers: Vec<(String, u8)>,
 }
 
 impl Names {
@@ -31,6 +33,8 @@ impl Names {
 pub struct Outage {
     nodes: BTreeSet<NodeId>,
     links: BTreeSet<LinkId>,
+    /// Those of the links that an agent's word put here: an agent's word takes them out again.
+    carriers: BTreeSet<LinkId>,
 }
 
 impl Outage {
@@ -56,6 +60,9 @@ impl Outage {
                 continue;
             };
             outage.links.insert(link);
+            if names.carriers.contains(&(name.to_string(), *port)) {
+                outage.carriers.insert(link);
+            }
         }
         (outage, unknown)
     }
@@ -63,9 +70,12 @@ impl Outage {
     /// The names of all that is down.
     pub fn names(&self, topology: &Topology) -> Names {
         let name = |node: NodeId| topology.node(node).name().to_string();
-        let links = self.links.iter().filter_map(|link| topology.link(*link));
-        let links = links.map(|link| (name(link.ends[0].node), link.ends[0].port));
-        Names { nodes: self.nodes.iter().map(|node| name(*node)).collect(), links: links.collect() }
+        let ends = |links: &BTreeSet<LinkId>| {
+            let links = links.iter().filter_map(|link| topology.link(*link));
+            links.map(|link| (name(link.ends[0].node), link.ends[0].port)).collect()
+        };
+        let nodes = self.nodes.iter().map(|node| name(*node)).collect();
+        Names { nodes, links: ends(&self.links), carriers: ends(&self.carriers) }
     }
 
     /// A host or switch goes down, or comes back; whether that is new.
@@ -75,7 +85,20 @@ impl Outage {
 
     /// A link goes down, in both directions, or comes back; whether that is new.
     pub fn set_link(&mut self, link: LinkId, is_down: bool) -> bool {
-        if is_down { self.links.insert(link) } else { self.links.remove(&link) }
+        if is_down {
+            return self.links.insert(link);
+        }
+        self.carriers.remove(&link);
+        self.links.remove(&link)
+    }
+
+    /// The same where an agent lost or found the link's carrier.
+    pub fn set_carrier(&mut self, link: LinkId, is_down: bool) -> bool {
+        let is_new = self.set_link(link, is_down);
+        if is_new && is_down {
+            self.carriers.insert(link);
+        }
+        is_new
     }
 
     /// Whether nothing is down.
@@ -91,6 +114,11 @@ impl Outage {
     /// Links that are down themselves; those of nodes that are down are not among them.
     pub fn links(&self) -> impl Iterator<Item = LinkId> + '_ {
         self.links.iter().copied()
+    }
+
+    /// Those of the links that are down because an agent saw no carrier.
+    pub fn carriers(&self) -> impl Iterator<Item = LinkId> + '_ {
+        self.carriers.iter().copied()
     }
 
     /// Whether a node is down.

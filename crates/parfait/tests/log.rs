@@ -234,7 +234,7 @@ fn broken() -> (Vec<u8>, Vec<u8>) {
     let topology = drawn(false, &["spine0", "spine1"]);
     let node = |name: &str| topology.named(name).expect("it is there");
     let link = topology.node(node("spine1")).link_at(2).expect("a cable");
-    let parts = [Part::Node(node("spine0")), Part::Node(node("host7")), Part::Link(link)];
+    let parts = [Part::Node(node("spine0")), Part::Node(node("host7")), Part::Carrier(link)];
     let mut book = Book::new(ground(topology.clone()));
     let lead = Change::Lead { hosts: parfait::log::fingerprint(book.ledger().network()) };
     let mut entries = Vec::new();
@@ -302,7 +302,8 @@ fn what_was_down_and_is_gone_from_the_topology_is_left_out_and_said() {
 
 #[test]
 fn an_outage_is_written_as_documented_and_names_that_do_not_end_are_malformed() {
-    let down = Names { nodes: vec!["host7".to_string()], links: vec![("leaf1".to_string(), 6)] };
+    let links = vec![("leaf1".to_string(), 6)];
+    let down = Names { nodes: vec!["host7".to_string()], links, carriers: Vec::new() };
     let change = Change::Outage { down, moved: 2, degraded: 1 };
     let entries = vec![Entry { client: 5, sequence: 9, change }];
     let record = Batch { term: 3, first: 8, entries }.encode();
@@ -316,6 +317,21 @@ fn an_outage_is_written_as_documented_and_names_that_do_not_end_are_malformed() 
     body.extend(b"leaf1");
     body.extend([6, 2, 0, 0, 0, 1, 0, 0, 0]);
     assert_eq!(record, sealed(VERSION, 0, &body));
+    // A link without a carrier is in a list of its own, which a bit in the count of nodes announces.
+    let carriers = vec![("leaf1".to_string(), 6)];
+    let down = Names { nodes: Vec::new(), links: carriers.clone(), carriers };
+    let change = Change::Outage { down, moved: 0, degraded: 0 };
+    let entries = vec![Entry { client: 5, sequence: 9, change }];
+    let record = Batch { term: 3, first: 8, entries }.encode();
+    let mut carried = body[..36].to_vec();
+    carried.extend([4, 0, 0, 0, 128]);
+    for _ in 0..2 {
+        carried.extend([1, 0, 0, 0, 5, 0, 0, 0]);
+        carried.extend(b"leaf1");
+        carried.push(6);
+    }
+    carried.extend([0; 8]);
+    assert_eq!(record, sealed(VERSION, 0, &carried));
     // The count of nodes, and the length of a name.
     for at in [37, 41] {
         let mut body = body.clone();

@@ -228,7 +228,7 @@ fn a_job_that_gets_no_dscp_keeps_no_other_from_its_guarantee() {
     assert!(matches!(mended[..], [Change::Outage { moved: 0, degraded: 1, .. }]), "{mended:?}");
     // One spine carries one of the large jobs, and the only slots for the other job are where all DSCPs are taken.
     let nodes = vec!["spine1".to_string(), "host2".to_string()];
-    let down = Names { nodes, links: Vec::new() };
+    let down = Names { nodes, ..Names::default() };
     written.write(vec![Change::Outage { down, moved: 0, degraded: 3 }]);
     assert_eq!(written.degraded(), [fits, small, stuck]);
     let outcome = written.write(mending::release(&written.book, small));

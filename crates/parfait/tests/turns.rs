@@ -158,7 +158,7 @@ fn a_job_without_its_guarantee_takes_no_turns() {
     let mut book = Book::new(ground(1_000_000));
     let (a, b) = (admit(&mut book, 1, RING, &[0, 1]), admit(&mut book, 2, RING, &[0, 1]));
     let mut turns = Turns::of(&book);
-    let down = Names { nodes: vec!["host1".to_string()], links: Vec::new() };
+    let down = Names { nodes: vec!["host1".to_string()], ..Names::default() };
     let change = Change::Outage { down, moved: 0, degraded: 0 };
     book.apply(1, &Entry { client: 3, sequence: 1, change }).expect("it is known");
     let changed: Vec<JobId> = turns.update(&book).into_iter().collect();

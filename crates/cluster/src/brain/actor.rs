@@ -444,7 +444,7 @@ impl<S: Store> Actor<S> {
         }
         self.unsettled.remove(&link);
         self.own_sequence += 1;
-        let ask = Ask::Outage { parts: vec![Part::Link(link)], is_down, most_moved: MOST_MOVED };
+        let ask = Ask::Outage { parts: vec![Part::Carrier(link)], is_down, most_moved: MOST_MOVED };
         let request = Request { client: self.candidate.number, sequence: self.own_sequence, ask };
         let name = self.cluster.topology.node(node).name();
         let word = if is_down { "has no carrier" } else { "has a carrier again" };
@@ -576,6 +576,10 @@ impl<S: Store> Actor<S> {
                 log::line(&text);
                 self.events.note("leading", None, text);
                 self.note_unknown_parts();
+                // Carriers that agents saw go under another leader are back when agents no longer say that they are gone.
+                let lost =
+                    self.brain.book().into_iter().flat_map(|(book, _)| book.outage().carriers());
+                self.reported = lost.map(|link| (link, BTreeSet::new())).collect();
             }
             State::Standby if self.state != State::Standby => {
                 let why =

@@ -1,7 +1,7 @@
 //! A brain's daemon over a store in memory, with callers and agents that are hostile, slow or wrong.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -37,6 +37,8 @@ const PATIENCE: Duration = Duration::from_secs(8);
 struct Memory {
     image: Mutex<Image>,
     is_lost: AtomicBool,
+    /// How often the lease was taken back, times two.
+    taken_back: AtomicU64,
     hangs: AtomicBool,
 }
 
@@ -45,7 +47,10 @@ impl Store for Memory {
         Ok(match self.is_lost.load(Ordering::SeqCst) {
             true => Holder { lease: Lease { holder: 99, term: 2 }, address: "other:1".to_owned() },
             false => Holder {
-                lease: Lease { holder: candidate.number, term: 1 },
+                lease: Lease {
+                    holder: candidate.number,
+                    term: 1 + self.taken_back.load(Ordering::SeqCst),
+                },
                 address: candidate.address.clone(),
             },
         })
@@ -86,6 +91,7 @@ struct Running {
     inputs: mpsc::Sender<Input>,
     view: watch::Receiver<Arc<View>>,
     events: Arc<EventLog>,
+    leading: watch::Receiver<bool>,
     service: Service,
 }
 
@@ -119,7 +125,8 @@ impl Running {
         in_time(leading.wait_for(|is_leading| *is_leading)).await.expect("it runs");
         let (inputs, view) = (handle.inputs.clone(), handle.view.clone());
         let events = Arc::clone(&handle.events);
-        Running { store, cluster, inputs, view, events, service: Service::new(handle) }
+        let leading = handle.leading.clone();
+        Running { store, cluster, inputs, view, events, leading, service: Service::new(handle) }
     }
 
     async fn submit(&self, name: &str, job: &str) -> Result<u64, tonic::Status> {
@@ -208,7 +215,7 @@ struct Agent {
 }
 
 fn fresh_number() -> u64 {
-    static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1000);
+    static NEXT: AtomicU64 = AtomicU64::new(1000);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
@@ -408,6 +415,16 @@ impl Running {
         proto::TopologyReply::decode(reply.bytes()).expect("a reply")
     }
 
+    /// Another brain leads for a while; then this one again, as a brain that was started again.
+    async fn lead_again(&self) {
+        let mut leading = self.leading.clone();
+        self.store.is_lost.store(true, Ordering::SeqCst);
+        in_time(leading.wait_for(|is_leading| !*is_leading)).await.expect("it runs");
+        self.store.taken_back.fetch_add(2, Ordering::SeqCst);
+        self.store.is_lost.store(false, Ordering::SeqCst);
+        in_time(leading.wait_for(|is_leading| *is_leading)).await.expect("it runs");
+    }
+
     fn links_down(&self) -> usize {
         self.view.borrow().links.iter().filter(|link| link.is_down).count()
     }
@@ -426,6 +443,34 @@ fn a_link_that_people_took_down_stays_down_though_it_has_a_carrier() {
         say(&brain, &[(&host, &[port])], Duration::from_millis(500)).await;
         say(&brain, &[(&host, &[])], Duration::from_millis(2_500)).await;
         brain.view("the link is up", |view| view.links.iter().all(|link| !link.is_down)).await;
+    });
+}
+
+#[test]
+fn a_carrier_that_returns_while_brains_change_is_up_and_what_people_took_down_is_not() {
+    run(async {
+        let brain = Running::leading().await;
+        let (host, _commands) = brain.attach("host0", 1).await;
+        let port = brain.cluster.topology.node(host.node).links().next().expect("a link").0;
+        brain.outage("host1:1", true).await;
+        say(&brain, &[(&host, &[port])], Duration::from_millis(2_500)).await;
+        let is_down = |links: usize| {
+            move |view: &View| view.links.iter().filter(|link| link.is_down).count() == links
+        };
+        brain.view("both links are down", is_down(4)).await;
+        brain.lead_again().await;
+        brain.view("the ledger has both as down", is_down(4)).await;
+        let (host, _commands) = brain.attach("host0", 2).await;
+        let (other, _more) = brain.attach("host1", 3).await;
+        say(&brain, &[(&host, &[]), (&other, &[])], Duration::from_millis(3_000)).await;
+        brain.view("the link with a carrier is up", is_down(2)).await;
+        // While it is still gone, a change of brains changes nothing.
+        say(&brain, &[(&host, &[port]), (&other, &[])], Duration::from_millis(2_500)).await;
+        brain.view("it is down again", is_down(4)).await;
+        brain.lead_again().await;
+        let (host, _commands) = brain.attach("host0", 4).await;
+        say(&brain, &[(&host, &[port])], Duration::from_millis(3_000)).await;
+        assert_eq!(brain.links_down(), 4);
     });
 }
 

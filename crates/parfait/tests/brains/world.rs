@@ -816,7 +816,8 @@ fn broken(site: Option<&Site>, choice: usize) -> Ask {
         }
         _ => {
             let links: Vec<LinkId> = topology.links().map(|(id, _)| id).collect();
-            Part::Link(links[choice / 8 % links.len()])
+            let link = links[choice / 8 % links.len()];
+            if choice % 4 == 1 { Part::Carrier(link) } else { Part::Link(link) }
         }
     };
     // More comes back than goes, so that most is up.
