@@ -10,19 +10,19 @@ use std::time::{Duration, Instant};
 use engine::log;
 use fabric::topology::{LinkId, NodeId};
 use parfait::agent::Reply;
-use parfait::brain::{Ask, Brain, Denial, Effect, Image, Request, State, StorageError, place_job};
+use parfait::brain::{Ask, Brain, Denial, Effect, Image, Request, State, StorageError};
 use parfait::job::Job;
-use parfait::log::{Book, Held, Label, Outcome};
+use parfait::log::{Book, Label, Outcome};
 use parfait::mending::Part;
-use parfait::placement::search::Memory;
 use parfait::spread::Ecmp;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
+use super::Cluster;
 use super::core::Parts;
 use super::events::Events;
 use super::picture::{Picture, state_name};
-use super::{Cluster, ITERATIONS};
+use super::placing::{self, Caller, NoTrial, Placed, Placing, Waiting};
 use crate::convert::{position_message, share_message};
 use crate::kubernetes::nodes_by_rank;
 use crate::proto::{self, Serialised};
@@ -59,9 +59,6 @@ const MAX_NAMED: usize = 8;
 /// What becomes of a request.
 pub(super) type Answer = Result<Outcome, Denial>;
 
-/// Where a job would go, and the entry since which that holds; `None` from a brain that does not lead.
-pub(super) type Placing = Option<(Result<proto::Held, String>, u64)>;
-
 /// The nodes of a placed job's workers by rank, if there is such a job; `None` from a brain that does not lead.
 pub(super) type Found = Option<Option<Vec<String>>>;
 
@@ -72,7 +69,8 @@ pub(super) enum Input {
     Opened { ticket: u64, opened: Result<Image, StorageError> },
     Stored { ticket: u64, stored: Result<(), StorageError> },
     Ask { request: Request, answer: oneshot::Sender<Answer> },
-    Place { label: Label, job: Job, answer: oneshot::Sender<Placing> },
+    Place { caller: Caller, label: Label, job: Job, answer: oneshot::Sender<Placed> },
+    Tried,
     Topology { answer: oneshot::Sender<Option<Serialised>> },
     Show { answer: oneshot::Sender<()> },
     Find { name: String, answer: oneshot::Sender<Found> },
@@ -144,7 +142,11 @@ pub(super) struct Actor<S> {
     /// How often that reply was made.
     serialised: u64,
     events: Arc<Events>,
-    memory: Memory,
+    placing: Placing,
+    /// Trials that were refused because too many wait.
+    refused_trials: u64,
+    /// Requests whose caller was gone when their turn came.
+    abandoned: u64,
     /// Since when links differ from what is known.
     unsettled: BTreeMap<LinkId, Instant>,
     /// Links that agents said are down, and those who still say so.
@@ -193,7 +195,9 @@ impl<S: Store> Actor<S> {
             topology: None,
             serialised: 0,
             events,
-            memory: Memory::new(),
+            placing: Placing::new(),
+            refused_trials: 0,
+            abandoned: 0,
             unsettled: BTreeMap::new(),
             reported: BTreeMap::new(),
             own_sequence: 0,
@@ -226,6 +230,7 @@ impl<S: Store> Actor<S> {
                 self.brain.handle_timeout(now_ns);
             }
             self.carry_out();
+            self.try_next();
             self.note_state();
             self.show();
             // Claims that this turn began are tasks of the same thread as long as no other one takes them.
@@ -267,8 +272,10 @@ impl<S: Store> Actor<S> {
                 self.is_changed = true;
             }
             Input::Ask { request, answer } => self.ask(request, answer, now_ns),
+            Input::Place { caller, label, job, answer } => self.place(caller, label, job, answer),
+            // The next trial follows.
+            Input::Tried => {}
             // Who asked may be gone.
-            Input::Place { label, job, answer } => drop(answer.send(self.place(label, job))),
             Input::Topology { answer } => drop(answer.send(self.topology())),
             Input::Show { answer } => self.showing.push(answer),
             Input::Find { name, answer } => drop(answer.send(self.find(&name))),
@@ -297,6 +304,11 @@ impl<S: Store> Actor<S> {
     }
 
     fn ask(&mut self, request: Request, answer: oneshot::Sender<Answer>, now_ns: u64) {
+        // Who went while the request waited here asks again, or does not want it any more.
+        if answer.is_closed() {
+            self.abandoned += 1;
+            return;
+        }
         let key = (request.client, request.sequence);
         self.waiting.entry(key).or_default().push(answer);
         self.brain.handle_request(request, now_ns);
@@ -309,13 +321,25 @@ impl<S: Store> Actor<S> {
         }
     }
 
-    fn place(&mut self, label: Label, job: Job) -> Placing {
-        let mut book = self.leading_book()?.clone();
-        let since = book.changed_index();
-        let abstraction = parfait::demand::Abstraction::Parfait;
-        let placed = place_job(&mut book, abstraction, ITERATIONS, &mut self.memory, label, job);
-        let network = self.brain.network();
-        Some((placed.map(|held: Held| crate::convert::held_message(0, &held, network)), since))
+    /// Has a trial wait for its turn.
+    fn place(&mut self, caller: Caller, label: Label, job: Job, answer: oneshot::Sender<Placed>) {
+        if self.leading_book().is_none() {
+            let _ = answer.send(Err(NoTrial::NotLeading));
+        } else if !self.placing.push(caller, Waiting { label, job, answer }) {
+            self.refused_trials += 1;
+        }
+    }
+
+    /// Begins the next trial, if none runs.
+    fn try_next(&mut self) {
+        let Some((trial, lent)) = self.placing.next() else { return };
+        let Some(book) = self.leading_book().cloned() else { return };
+        let sender = self.sender.clone();
+        self.calls.spawn_blocking(move || {
+            placing::place(trial, book, lent);
+            // An actor that has no room for it looks soon.
+            let _ = sender.try_send(Input::Tried);
+        });
     }
 
     /// The topology and all jobs, serialised once for all who ask before the jobs change.
@@ -598,6 +622,7 @@ impl<S: Store> Actor<S> {
             self.topology = None;
             // What was being stored may or may not be: whoever waits for it asks again, at once.
             self.waiting.clear();
+            self.placing.clear();
         }
         self.state = state;
         self.is_changed = true;
@@ -661,6 +686,9 @@ impl<S: Store> Actor<S> {
         let mut view = Picture { brain: &self.brain, topology, agents, about }.view();
         self.views += 1;
         view.counters.insert("brain.views".to_owned(), self.views);
+        view.counters
+            .insert("requests.abandoned".to_owned(), self.abandoned + self.placing.abandoned);
+        view.counters.insert("requests.refused_trials".to_owned(), self.refused_trials);
         view.counters.insert("brain.topologies_serialised".to_owned(), self.serialised);
         self.view.send_replace(Arc::new(view));
         self.view_cost = begun.elapsed();

@@ -54,11 +54,13 @@ impl Asking {
         let label = || Label { name: wanted.name.clone(), owner: OWNER.to_owned() };
         let job = || wanted.job.clone();
         // A refusal that the log need not have: pods are asked about again and again.
-        let placing = self.tell(|answer| Input::Place { label: label(), job: job(), answer })?;
+        let caller = (None, OWNER.to_owned());
+        let placing =
+            self.tell(|answer| Input::Place { caller, label: label(), job: job(), answer })?;
         match placing {
-            None => return Err(HookError::Unavailable("this brain does not lead".to_owned())),
-            Some((Err(reason), _)) => return Ok(State::Refused(reason)),
-            Some((Ok(_), _)) => {}
+            Err(why) => return Err(HookError::Unavailable(why.to_string())),
+            Ok((Err(reason), _)) => return Ok(State::Refused(reason)),
+            Ok((Ok(_), _)) => {}
         }
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
         let ask = Ask::Admit { label: label(), job: job(), unchanged_since: None };

@@ -5,6 +5,7 @@
 //! | `events` | what happens, numbered |
 //! | `picture` | the view of the cluster, made from the book and from what agents report |
 //! | `actor` | the one task that owns the state machine |
+//! | `placing` | trials of placements, beside the actor |
 //! | `core` | a brain without a network |
 //! | `service` | gRPC |
 //! | `extender` | what the scheduler of Kubernetes asks, over HTTP |
@@ -14,6 +15,7 @@ mod core;
 mod events;
 mod extender;
 mod picture;
+mod placing;
 mod service;
 #[cfg(test)]
 mod tests;

@@ -19,6 +19,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::Cluster;
 use super::actor::{Answer, Attached, Input, MAX_COMMANDS, NotAttached};
+use super::placing::NoTrial;
 use crate::convert;
 use crate::proto::brain_server::Brain;
 use crate::proto::{self, Port, Serialised};
@@ -238,11 +239,15 @@ impl Brain for Service {
         &self,
         call: Request<proto::PlaceRequest>,
     ) -> Result<Response<proto::PlaceReply>, Status> {
-        let _under_way = Call::of(&call);
+        let under_way = Call::of(&call);
         let proto::PlaceRequest { name, owner, job: text } = call.into_inner();
+        let caller = (under_way.as_ref().map(|call| call.origin()), owner.clone());
         let (label, job) = (Label { name, owner }, job(&text)?);
-        let placed = self.tell(|answer| Input::Place { label, job, answer }).await?;
-        let (placed, unchanged_since) = placed.ok_or_else(|| self.not_leading())?;
+        let placed = self.tell(|answer| Input::Place { caller, label, job, answer }).await?;
+        let (placed, unchanged_since) = placed.map_err(|why| match why {
+            NoTrial::NotLeading => self.not_leading(),
+            NoTrial::Busy => Status::resource_exhausted(why.to_string()),
+        })?;
         use proto::place_reply::Result;
         let result = Some(placed.map_or_else(Result::Refused, Result::Held));
         Ok(Response::new(proto::PlaceReply { result, unchanged_since }))

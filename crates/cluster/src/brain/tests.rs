@@ -9,6 +9,7 @@ use fabric::shape::Shape;
 use fabric::topology::{Capacity, NodeId};
 use parfait::agent::{Measure, Objection, Position, Reply};
 use parfait::brain::{Image, Lease, StorageError};
+use parfait::log::Label;
 use parfait::outage::Outage;
 use parfait::spread::Ecmp;
 use prost::Message;
@@ -18,6 +19,7 @@ use tonic::{Code, Request};
 
 use super::actor::{Answer, Attached, Input};
 use super::core::{Core, Parts};
+use super::placing::NoTrial;
 use super::service::Service;
 use super::{Cluster, MAX_INPUTS, machine_config};
 use crate::convert;
@@ -475,6 +477,62 @@ fn a_carrier_that_returns_while_brains_change_is_up_and_what_people_took_down_is
 }
 
 #[test]
+fn trials_of_one_caller_neither_stop_the_brain_nor_those_of_others() {
+    run(async {
+        let brain = Running::on("fat-tree:16").await;
+        let place = |caller: &str, job: &str| {
+            let (answer, answered) = oneshot::channel();
+            let label = Label { name: "x".to_owned(), owner: caller.to_owned() };
+            let (caller, job) = ((None, caller.to_owned()), job.parse().expect("a job"));
+            (Input::Place { caller, label, job, answer }, answered)
+        };
+        // More work than the test has time for.
+        let mut flood = Vec::new();
+        for _ in 0..200 {
+            let (input, answered) = place("mallory", "mesh:2000@1k");
+            brain.tell(input).await;
+            flood.push(answered);
+        }
+        brain.submit("honest", "ring:2@1M").await.expect("there is room");
+        let (input, answered) = place("ana", "ring:2@1M");
+        brain.tell(input).await;
+        let (placed, _) = in_time(answered).await.expect("it runs").expect("it leads");
+        placed.expect("there is room");
+        // What is above the share of a caller is refused at once.
+        let refused = flood.iter_mut().filter_map(|answered| answered.try_recv().ok());
+        assert!(refused.filter(|answer| *answer == Err(NoTrial::Busy)).count() > 150);
+        // Whoever is gone is not worked for.
+        drop(flood);
+        let (input, answered) = place("zoe", "ring:2@1M");
+        brain.tell(input).await;
+        in_time(answered).await.expect("it runs").expect("it leads").0.expect("there is room");
+        let is_told = |view: &View| {
+            view.counters["requests.abandoned"] > 0
+                && view.counters["requests.refused_trials"] > 150
+        };
+        brain.view("both are counted", is_told).await;
+    });
+}
+
+#[test]
+fn a_request_whose_caller_is_gone_is_not_executed() {
+    run(async {
+        let brain = Running::leading().await;
+        let (answer, gone) = oneshot::channel::<Answer>();
+        drop(gone);
+        let label = Label { name: "gone".to_owned(), owner: String::new() };
+        let job = "ring:2@1M".parse().expect("a job");
+        let ask = parfait::brain::Ask::Admit { label, job, unchanged_since: None };
+        let request = parfait::brain::Request { client: 5, sequence: 1, ask };
+        brain.tell(Input::Ask { request, answer }).await;
+        brain.submit("next", "ring:2@1M").await.expect("there is room");
+        let view = brain.view("the next one is there", |view| !view.jobs.is_empty()).await;
+        assert_eq!(view.jobs.len(), 1);
+        assert_eq!(view.counters["requests.abandoned"], 1);
+    });
+}
+
+#[test]
 fn who_asks_for_the_topology_hears_what_is_down_and_who_is_degraded() {
     run(async {
         let brain = Running::leading().await;
@@ -606,23 +664,34 @@ fn a_thousand_callers_cost_one_serialisation() {
     });
 }
 
-/// Sends questions as fast as there is room for them; counts the answers, and those of a brain that does not lead.
-fn flood(brain: &Running, job: &'static str) -> Arc<(AtomicUsize, AtomicUsize)> {
-    let counts = Arc::new((AtomicUsize::new(0), AtomicUsize::new(0)));
+/// What became of questions.
+#[derive(Debug, Default)]
+struct Counts {
+    placed: AtomicUsize,
+    busy: AtomicUsize,
+    /// By a brain that does not lead.
+    lost: AtomicUsize,
+}
+
+/// Sends questions as fast as there is room for them, each of another caller.
+fn flood(brain: &Running, job: &'static str) -> Arc<Counts> {
+    let counts = Arc::new(Counts::default());
     let (inputs, counted) = (brain.inputs.clone(), Arc::clone(&counts));
     tokio::spawn(async move {
         for number in 0_u64.. {
-            let label = parfait::log::Label { name: format!("job{number}"), owner: String::new() };
+            let label = Label { name: format!("job{number}"), owner: String::new() };
             let (answer, placed) = oneshot::channel();
             let job = job.parse().expect("a job");
-            if inputs.send(Input::Place { label, job, answer }).await.is_err() {
+            let caller = (None, label.name.clone());
+            if inputs.send(Input::Place { caller, label, job, answer }).await.is_err() {
                 return;
             }
             let counted = Arc::clone(&counted);
             tokio::spawn(async move {
                 match placed.await {
-                    Ok(Some(_)) => counted.0.fetch_add(1, Ordering::SeqCst),
-                    _ => counted.1.fetch_add(1, Ordering::SeqCst),
+                    Ok(Ok(_)) => counted.placed.fetch_add(1, Ordering::SeqCst),
+                    Ok(Err(NoTrial::Busy)) => counted.busy.fetch_add(1, Ordering::SeqCst),
+                    _ => counted.lost.fetch_add(1, Ordering::SeqCst),
                 }
             });
         }
@@ -635,14 +704,12 @@ fn a_flood_of_questions_does_not_cost_the_lease() {
     run(async {
         let brain = Running::on("fat-tree:16").await;
         let counts = flood(&brain, "ring:2000@1M");
-        let length = LEASE * 3;
-        tokio::time::sleep(length).await;
-        let answered = counts.0.load(Ordering::SeqCst);
-        // Who comes last waits for longer than the lease holds: what keeps it must not wait there.
-        let queued = MAX_INPUTS - brain.inputs.capacity();
-        let wait = length * queued as u32 / answered.max(1) as u32;
-        assert!(wait > LEASE, "{answered} answers, {queued} wait: ask for larger jobs");
-        assert_eq!(counts.1.load(Ordering::SeqCst), 0, "it leads all the time");
+        tokio::time::sleep(LEASE * 3).await;
+        let Counts { placed, busy, lost } = &*counts;
+        let [placed, busy, lost] = [placed, busy, lost].map(|count| count.load(Ordering::SeqCst));
+        // More came than there is room for, all the time: trials and refusals alike must not keep the lease waiting.
+        assert!(placed > 0 && busy > MAX_INPUTS, "{placed} placed, {busy} refused");
+        assert_eq!(lost, 0, "it leads all the time");
         assert_eq!(brain.event_count("leading"), 1);
     });
 }

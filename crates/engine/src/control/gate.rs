@@ -347,6 +347,11 @@ impl Call {
         call.inspect(|call| call.heard.store(true, Ordering::Relaxed))
     }
 
+    /// What counts as the address that it comes from.
+    pub fn origin(&self) -> IpAddr {
+        origin(self.caller.peer.ip())
+    }
+
     /// The call of `request`, which may still wait for its message and will do work, if there is room for
     /// that.
     pub(crate) fn work<T>(request: &Request<T>) -> Result<Option<Arc<Call>>, Status> {
