@@ -243,10 +243,11 @@ const FLOORS: &[(&str, &str)] = &[
          codecs
          kernels: codecs
          descriptors
+         text
          wasm
          attach
          process
-         ring: attach process
+         ring: attach process text
          root: scratch
          disk: root scratch",
     ),
@@ -359,7 +360,7 @@ const FLOORS: &[(&str, &str)] = &[
          profiling
          proof: chart
          demo: exit
-         perf: exit paces
+         perf: exit input paces
          replay: exit perf
          cli: *",
     ),

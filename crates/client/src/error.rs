@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use host::attach::AttachError;
 use host::descriptors::{DESCRIPTORS_HINT, lacks_descriptors};
 use host::ring::{RingError, codes};
+use host::text::{lines, one_line};
 use thiserror::Error;
 
 use crate::proto::Failure;
@@ -276,6 +277,8 @@ impl From<Failure> for Error {
             3 => Reason::Unreachable,
             _ => Reason::Invalid,
         };
+        // Exceptions and errors end on terminals. Mistakes in plans are shown below the plan's line.
+        let (message, hint) = (lines(&message).into_owned(), one_line(&hint).into_owned());
         Error::Refused { reason, message, hint: Some(hint).filter(|hint| !hint.is_empty()) }
     }
 }

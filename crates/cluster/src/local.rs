@@ -23,6 +23,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use std::{env, fs};
 
+use engine::text::one_line;
 use rustix::net::sockopt::socket_peercred;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -174,7 +175,10 @@ pub fn ask(path: &Path, job: &str) -> Result<Membership, AskError> {
             Err(nonsense(format!("it was asked about '{job}', not '{}'", found.name)))
         }
         Answer::Membership(found) => Ok(found),
-        Answer::Refusal(refusal) => Err(AskError::Refused(refusal)),
+        Answer::Refusal(Refusal { error, hint }) => {
+            let (error, hint) = (one_line(&error).into_owned(), one_line(&hint).into_owned());
+            Err(AskError::Refused(Refusal { error, hint }))
+        }
     }
 }
 

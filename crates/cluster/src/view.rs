@@ -1,6 +1,9 @@
 //! The whole cluster at one moment, as its leading brain knows it: what `dquant job list`, `dquant top --cluster`, the web
 //! page and its JSON show. Plain data; whoever makes or shows it decides nothing by it.
 
+use std::borrow::Cow;
+
+use engine::text::one_line;
 use serde::{Deserialize, Serialize};
 
 /// See the module's text.
@@ -20,6 +23,33 @@ pub struct View {
     pub alarms: Vec<Alarm>,
     /// What the brain has counted, by name.
     pub counters: std::collections::BTreeMap<String, u64>,
+}
+
+impl View {
+    /// The same with all texts as single lines that a terminal shows and does not obey: for a view that another process
+    /// made.
+    #[must_use]
+    pub fn cleaned(mut self) -> View {
+        let BrainView { address, state, leader, store, .. } = &mut self.brain;
+        [address, state, store].into_iter().chain(leader).for_each(clean);
+        for NodeView { name, kind, agent, note, .. } in &mut self.nodes {
+            [name, kind, agent].into_iter().chain(note).for_each(clean);
+        }
+        for JobView { name, owner, request, state, cycle, .. } in &mut self.jobs {
+            let why = cycle.as_mut().and_then(|cycle| cycle.why.as_mut());
+            [name, owner, request, state].into_iter().chain(why).for_each(clean);
+        }
+        for Alarm { level, text, hint } in &mut self.alarms {
+            [level, text, hint].into_iter().for_each(clean);
+        }
+        self
+    }
+}
+
+fn clean(text: &mut String) {
+    if let Cow::Owned(line) = one_line(text) {
+        *text = line;
+    }
 }
 
 /// A brain.
@@ -178,4 +208,46 @@ pub struct ClusterEvent {
     pub job: Option<u64>,
     /// What happened, in a sentence.
     pub text: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_text_of_a_view_moves_a_cursor_or_begins_a_line() {
+        let bad = || "a\u{1b}[2J\nerror: b".to_owned();
+        let view = View {
+            brain: BrainView {
+                address: bad(),
+                state: bad(),
+                leader: Some(bad()),
+                store: bad(),
+                ..BrainView::default()
+            },
+            nodes: vec![NodeView {
+                name: bad(),
+                kind: bad(),
+                agent: bad(),
+                note: Some(bad()),
+                ..NodeView::default()
+            }],
+            jobs: vec![JobView {
+                name: bad(),
+                owner: bad(),
+                request: bad(),
+                state: bad(),
+                cycle: Some(CycleView { why: Some(bad()), ..CycleView::default() }),
+                ..JobView::default()
+            }],
+            alarms: vec![Alarm { level: bad(), text: bad(), hint: bad() }],
+            ..View::default()
+        };
+        let count = |view: &View| {
+            let json = serde_json::to_string(view).expect("plain data");
+            (json.matches("\\u001b").count(), json.matches("\\n").count())
+        };
+        assert_eq!(count(&view), (16, 16), "every text of a view is here");
+        assert_eq!(count(&view.cleaned()), (0, 0));
+    }
 }

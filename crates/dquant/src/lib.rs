@@ -10,7 +10,7 @@
 //! | [`demo`] | the main job in one command, verified and measured |
 //! | [`cli`] | the verbs of the command line: what a person types and reads |
 //! | [`exit`] | exit codes and errors with hints |
-//! | [`input`] | files that are read as a whole |
+//! | [`input`] | files that are read as a whole, and what other processes say as JSON |
 //! | [`perf`] | latency and bandwidth of a fabric, client and server |
 //! | [`planning`] | where the stages of a plan run and what they cost |
 //! | [`replay`] | a training job's exchanges without its computing |

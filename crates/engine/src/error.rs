@@ -9,6 +9,7 @@ use std::error::Error as Cause;
 use std::fmt;
 
 pub use host::descriptors::{DESCRIPTORS_HINT, lacks_descriptors};
+use host::text::{lines, one_line};
 use thiserror::Error;
 
 /// Kind of failure. The numbers are sent over the local socket; 1, a failed check, does not occur here.
@@ -72,7 +73,13 @@ impl Error {
 
     fn new(kind: Kind, message: impl fmt::Display) -> Error {
         let (message, hint) = split_hint(message);
-        Error { message, hint, kind, transient: kind == Kind::Unreachable }
+        // Mistakes in plans are shown below the plan's line.
+        let message = lines(&message).into_owned();
+        let error = Error { message, hint: None, kind, transient: kind == Kind::Unreachable };
+        match hint {
+            Some(hint) => error.hint(hint),
+            None => error,
+        }
     }
 
     /// Adds the next thing to try.
@@ -82,7 +89,7 @@ impl Error {
         if self.hint.as_deref() == Some(DESCRIPTORS_HINT) {
             return self;
         }
-        Error { hint: Some(text.to_string()), ..self }
+        Error { hint: Some(one_line(&text.to_string()).into_owned()), ..self }
     }
 
     /// Adds what helps against the cause, where that is known.

@@ -42,5 +42,6 @@ pub mod selection;
 pub mod signals;
 pub mod status;
 pub mod stream;
+pub use host::text;
 
 pub use error::Error;

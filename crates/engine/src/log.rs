@@ -14,6 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use host::text::one_line;
+
 use crate::status::Event;
 
 /// Lines written in one window; more are counted.
@@ -71,10 +73,9 @@ fn write(pace: &Mutex<Pace>, text: impl Display) {
     let _ = writeln!(out, "dquant: {text}");
 }
 
-/// A single line without control characters, whatever text of a peer it contains.
+/// A single line, whatever text of a peer it contains.
 fn printable(text: &str) -> String {
-    let show = |char: char| if char.is_control() { '\u{fffd}' } else { char };
-    text.chars().take(MAX_CHARS).map(show).collect()
+    one_line(text).chars().take(MAX_CHARS).collect()
 }
 
 /// Lines that were not written since the last one.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use engine::control::gate::Call;
 use engine::log;
+use engine::text::one_line;
 use fabric::topology::Topology;
 use parfait::brain::{Ask, Denial, Request as Wish, Which};
 use parfait::job::Job;
@@ -205,8 +206,9 @@ fn event_message(event: &ClusterEvent) -> proto::Event {
     proto::Event { number, unix_ms, kind, job, text }
 }
 
-/// At most so many bytes of a text.
-fn cut(mut text: String, bytes: usize) -> String {
+/// At most so many bytes of what a caller says, as a single line that a terminal shows and does not obey.
+fn cut(text: &str, bytes: usize) -> String {
+    let mut text = one_line(text).into_owned();
     let end = (0..=bytes.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
     text.truncate(end.unwrap_or(0));
     text
@@ -391,18 +393,18 @@ impl Brain for Service {
         let agent = Attached {
             number,
             commands,
-            enforcer: cut(hello.enforcer, 32),
-            note: cut(hello.note, MAX_NOTE_BYTES),
+            enforcer: cut(&hello.enforcer, 32),
+            note: cut(&hello.note, MAX_NOTE_BYTES),
             heard: Instant::now(),
             ports: hello
                 .ports
                 .into_iter()
                 .take(MAX_PORTS)
-                .map(|port| Port { interface: cut(port.interface, MAX_INTERFACE_BYTES), ..port })
+                .map(|port| Port { interface: cut(&port.interface, MAX_INTERFACE_BYTES), ..port })
                 .collect(),
             faults: Vec::new(),
         };
-        let name = cut(hello.node, 256);
+        let name = cut(&hello.node, 256);
         let attached = self.tell(|answer| Input::Attached { name, agent, answer }).await?;
         let node = match attached {
             Ok(node) => node,
@@ -441,7 +443,7 @@ async fn listen(
                 return;
             }
         };
-        let note = cut(message.note, MAX_NOTE_BYTES);
+        let note = cut(&message.note, MAX_NOTE_BYTES);
         let down =
             message.down_ports.into_iter().filter_map(|port| u8::try_from(port).ok()).collect();
         if inputs.send(Input::Reply { node, number, reply, note, down }).await.is_err() {
@@ -455,6 +457,14 @@ mod tests {
     use tonic::Code;
 
     use super::*;
+
+    #[test]
+    fn what_a_caller_says_is_one_short_line_that_no_terminal_obeys() {
+        let attack = "\u{1b}[2Jnote\n  12  admitted  job 99";
+        assert_eq!(cut(attack, 512), "\u{fffd}[2Jnote\u{fffd}  12  admitted  job 99");
+        assert_eq!(cut("Grüße", 3), "Gr");
+        assert_eq!(cut("\u{7}\u{7}", 4), "\u{fffd}");
+    }
 
     #[test]
     fn a_brain_that_does_not_lead_names_another_one_and_never_itself() {

@@ -1,13 +1,15 @@
 //! Output of a command: results on stdout, narration on stderr.
 //!
 //! A result is a [`Report`]: one value with both its text for people and its JSON for programs, so the two cannot
-//! differ. Colour appears on a terminal only, and `NO_COLOR` and `CLICOLOR_FORCE` are honoured. A reader that closes
-//! the pipe ends the command quietly ([`CliError::PipeClosed`]).
+//! differ. Whatever text of others is in it, a terminal finds nothing to obey ([`engine::text`]). Colour appears on a
+//! terminal only, and `NO_COLOR` and `CLICOLOR_FORCE` are honoured. A reader that closes the pipe ends the command quietly
+//! ([`CliError::PipeClosed`]).
 
 use std::env;
 use std::fmt::Display;
 use std::io::{self, BufWriter, IsTerminal, Stderr, Stdout, Write};
 
+use engine::text;
 use serde::Serialize;
 
 use crate::exit::CliError;
@@ -57,12 +59,12 @@ impl Console {
     pub fn report<R: Report>(&mut self, report: &R) -> Result<(), CliError> {
         self.clear_progress();
         if !self.json {
-            return self.line(report);
+            return self.line(&text::lines(&report.to_string()));
         }
         let envelope = Envelope { schema: R::SCHEMA, report };
-        let text = serde_json::to_string(&envelope)
+        let json = serde_json::to_string(&envelope)
             .map_err(|error| CliError::usage(format_args!("cannot write JSON: {error}")))?;
-        self.line(&text)
+        self.line(&text::json(&json))
     }
 
     /// Rows of the terminal that results go to, without the last one, where the cursor rests; `None` where they go
@@ -83,13 +85,13 @@ impl Console {
     pub fn redraw<R: Report>(&mut self, report: &R) -> Result<(), CliError> {
         self.clear_progress();
         // To the top; each line is cleared and written; what is below goes. The screen is never empty in between.
-        let text = report.to_string().replace('\n', "\r\n\x1b[2K");
+        let text = text::lines(&report.to_string()).replace('\n', "\r\n\x1b[2K");
         let written =
             write!(self.out, "\x1b[H\x1b[2K{text}\r\n\x1b[J").and_then(|()| self.out.flush());
         written.map_err(|error| CliError::from_output(&error))
     }
 
-    fn line(&mut self, text: &dyn Display) -> Result<(), CliError> {
+    fn line(&mut self, text: &str) -> Result<(), CliError> {
         let written = writeln!(self.out, "{text}").and_then(|()| self.out.flush());
         written.map_err(|error| CliError::from_output(&error))
     }
@@ -97,13 +99,13 @@ impl Console {
     /// Writes narration beside the results. Its loss is no reason to stop.
     pub fn note(&mut self, text: impl Display) {
         self.clear_progress();
-        let _ = writeln!(self.err, "{text}");
+        let _ = writeln!(self.err, "{}", text::lines(&text.to_string()));
     }
 
     /// Replaces the progress line; nothing happens where stderr is no terminal.
     pub fn progress(&mut self, text: impl Display) {
         if self.err.is_terminal() {
-            let _ = write!(self.err, "\r\x1b[K{text}");
+            let _ = write!(self.err, "\r\x1b[K{}", text::one_line(&text.to_string()));
             let _ = self.err.flush();
             self.progress_shown = true;
         }
@@ -114,11 +116,12 @@ impl Console {
         let CliError::Failed { message, hint, .. } = error else {
             return;
         };
+        self.clear_progress();
         let label = self.paint("error:", "1;31");
-        self.note(format_args!("{label} {message}"));
+        let _ = writeln!(self.err, "{label} {}", text::lines(message));
         if let Some(hint) = hint {
             let label = self.paint("hint:", "1;36");
-            self.note(format_args!("{label} {hint}"));
+            let _ = writeln!(self.err, "{label} {}", text::one_line(hint));
         }
     }
 

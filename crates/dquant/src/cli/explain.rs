@@ -12,6 +12,7 @@ use std::io::ErrorKind;
 use std::time::Duration;
 
 use clap::Args;
+use engine::text::one_line;
 use serde::Serialize;
 
 use super::{Console, Report};
@@ -89,8 +90,7 @@ impl Report for Explained {
 
 impl fmt::Display for Explained {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = text::of(&self.document);
-        f.write_str(&text::printable(&text))
+        f.write_str(&text::of(&self.document))
     }
 }
 
@@ -128,7 +128,7 @@ impl fmt::Display for Listed {
         let plural = if *queue_pairs == 1 { "" } else { "s" };
         let line =
             format!("process {pid:>7}  {device:<16} {program}: {queue_pairs} queue pair{plural}");
-        f.write_str(&text::printable(&line))?;
+        f.write_str(&one_line(&line))?;
         if *failed > 0 { write!(f, ", {failed} failed") } else { Ok(()) }
     }
 }

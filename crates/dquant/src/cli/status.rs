@@ -13,6 +13,7 @@ use crate::units::{Bytes, Count};
 use engine::control::CONTROL_PORT;
 use engine::control::status::daemon_status;
 use engine::proto::StatusReply;
+use engine::text::one_line;
 
 /// Show the state and the counters of a storage target or a DPU
 ///
@@ -55,17 +56,18 @@ struct DaemonStatus {
 
 impl DaemonStatus {
     fn new(reply: StatusReply) -> DaemonStatus {
+        let line = |text: &String| one_line(text).into_owned();
         DaemonStatus {
-            role: reply.role,
-            version: reply.version,
-            control: reply.control_address,
-            roce: reply.roce_address,
+            role: line(&reply.role),
+            version: line(&reply.version),
+            control: line(&reply.control_address),
+            roce: line(&reply.roce_address),
             sessions: reply.sessions,
             cpu_user_ns: reply.cpu_user_ns,
             cpu_system_ns: reply.cpu_system_ns,
             resident_bytes: reply.resident_bytes,
-            counters: reply.counters.into_iter().collect(),
-            notes: reply.notes,
+            counters: reply.counters.iter().map(|(name, value)| (line(name), *value)).collect(),
+            notes: reply.notes.iter().map(line).collect(),
         }
     }
 }

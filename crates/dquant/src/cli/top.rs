@@ -96,7 +96,7 @@ impl Top {
         let interval = Some(self.interval).filter(|_| !self.once);
         let Some(from) = &self.from else {
             return watch(console, interval, || {
-                self.brains.call(async |client| client.view().await)
+                self.brains.call(async |client| Ok(client.view().await?.cleaned()))
             });
         };
         let (token, url) = (self.brains.token()?, fetch::Url::parse(from)?);

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::test::Test;
 use crate::exit::CliError;
+use crate::input;
 
 /// Version of the messages.
 pub const VERSION: u32 = 2;
@@ -244,7 +245,7 @@ impl<M: Serialize + DeserializeOwned> Control<M> {
             let is_long = self.received.len() > MAX_LINE;
             return if is_long { Err(nonsense("a line without end")) } else { Ok(None) };
         };
-        let message = serde_json::from_slice(&self.received[..end]);
+        let message = input::heard(&self.received[..end]);
         self.received.drain(..=end);
         message.map(Some).map_err(|error| nonsense(&error.to_string()))
     }

@@ -40,7 +40,7 @@ impl Endpoint {
     /// Its document for each open device.
     pub(super) fn ask(self) -> io::Result<Vec<Document>> {
         let text = local::fetch(&format!("{PREFIX}{}", self.pid))?;
-        let answer: Answer = serde_json::from_slice(&text)
+        let answer: Answer = crate::input::heard(&text)
             .map_err(|error| io::Error::new(ErrorKind::InvalidData, error.to_string()))?;
         Ok(answer.documents())
     }

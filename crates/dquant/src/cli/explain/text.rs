@@ -141,11 +141,6 @@ const WIRE_ADVICE: &[(&str, &str)] = &[
     ("fifo_unfit", "packets longer than any MTU: report it"),
 ];
 
-/// The text without control sequences for a terminal.
-pub(super) fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() && c != '\n' { '?' } else { c }).collect()
-}
-
 /// The whole document, without a final line end.
 pub(super) fn of(document: &Document) -> String {
     let mut out = head(document);
@@ -620,11 +615,6 @@ mod tests {
         let text = of(&Document { wire_counters, ..Document::default() });
         let wanted = "\nshared memory: 7 packets sent, 0 received\n  fifo broken 1: a neighbour";
         assert!(text.contains(wanted), "{text}");
-    }
-
-    #[test]
-    fn nothing_reaches_the_terminal_as_a_command() {
-        assert_eq!(printable("a\u{1b}[2J\nb\u{9b}"), "a?[2J\nb?");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use clap::Args;
+use engine::text::one_line;
 use serde::Serialize;
 
 use super::caller;
@@ -88,7 +89,7 @@ impl Cancel {
             Ok((outcome, held))
         })?;
         let released = outcome.map_err(|reason| {
-            CliError::check_failed(reason)
+            CliError::check_failed(one_line(&reason))
                 .hint("`dquant job list` shows jobs and owners; --force releases any")
         })?;
         let restored = released.restored.iter().map(|job| {

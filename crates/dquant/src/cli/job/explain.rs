@@ -327,7 +327,7 @@ impl fmt::Display for Explanation {
 
 impl Explain {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
-        let view = self.brains.call(async |client| client.view().await)?;
+        let view = self.brains.call(async |client| Ok(client.view().await?.cleaned()))?;
         let number = self.job.parse::<u64>().ok();
         let job = view.jobs.iter().find(|job| Some(job.id) == number || job.name == self.job);
         let job = job.ok_or_else(|| {

@@ -128,7 +128,7 @@ fn shortened(hosts: &[String]) -> String {
 
 impl List {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
-        let view = self.brains.call(async |client| client.view().await)?;
+        let view = self.brains.call(async |client| Ok(client.view().await?.cleaned()))?;
         console.report(&Jobs::new(&view))?;
         Ok(Exit::Good)
     }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use cluster::convert;
 use cluster::proto::Held;
+use engine::text::one_line;
 use fabric::topology::Capacity;
 use parfait::job::Job;
 use parfait::outage::Outage;
@@ -175,7 +176,7 @@ fn refused(reason: String) -> CliError {
     } else {
         "ask for less, cancel another job (`dquant job list`), or wait for one to end"
     };
-    CliError::check_failed(format!("not admitted: {reason}")).hint(hint)
+    CliError::check_failed(format!("not admitted: {}", one_line(&reason))).hint(hint)
 }
 
 /// Where a job is, or would be.
@@ -200,11 +201,11 @@ struct Workers {
 impl PlacedReport {
     fn new(job: Option<u64>, held: &Held) -> PlacedReport {
         let workers = held.pieces.iter().map(|piece| Workers {
-            host: piece.host.clone(),
+            host: one_line(&piece.host).into_owned(),
             first: piece.first,
             last: (piece.first + piece.count).saturating_sub(1),
         });
-        let (name, order) = (held.name.clone(), held.order.clone());
+        let (name, order) = (one_line(&held.name).into_owned(), one_line(&held.order).into_owned());
         PlacedReport { job, name, dscp: held.dscp, order, workers: workers.collect() }
     }
 }

@@ -5,6 +5,7 @@ use std::fmt;
 use clap::Args;
 use cluster::client::{Client, Watch as Watching};
 use cluster::proto::Event;
+use engine::text::one_line;
 use serde::Serialize;
 
 use crate::cli::cluster::BrainsArgs;
@@ -58,6 +59,8 @@ impl Watch {
         let mut left = self.count.unwrap_or(u64::MAX);
         while left > 0 {
             let Event { number, unix_ms, kind, job, text } = runtime.block_on(watch.next())?;
+            // Notes of agents are in it.
+            let (kind, text) = (one_line(&kind).into_owned(), one_line(&text).into_owned());
             console.report(&Happened { number, unix_ms, kind, job, text })?;
             left -= 1;
         }

@@ -91,10 +91,11 @@ pub(super) fn view(url: &Url, token: Option<&str>) -> Result<View, CliError> {
 /// # Errors
 /// When it is none.
 pub(super) fn parse(json: &[u8], origin: &str) -> Result<View, CliError> {
-    serde_json::from_slice(json).map_err(|error| {
+    let view: View = serde_json::from_slice(json).map_err(|error| {
         CliError::usage(format_args!("{origin}: this is no view of a cluster: {error}"))
             .hint("is it of this version, and whole?")
-    })
+    })?;
+    Ok(view.cleaned())
 }
 
 fn get(url: &Url, token: Option<&str>) -> std::io::Result<(u16, Vec<u8>)> {

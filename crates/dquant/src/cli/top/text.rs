@@ -7,6 +7,7 @@ use std::cmp::Reverse;
 use std::fmt::Write;
 
 use cluster::view::{Alarm, JobView, LinkJob, LinkView, NodeView, View};
+use engine::text::one_line;
 
 use crate::units::Count;
 
@@ -271,16 +272,14 @@ fn width(letter: char) -> usize {
     }
 }
 
-/// Text in exactly so many columns, without what would move the cursor or turn the text around it.
+/// Text in exactly so many columns.
 fn fit(text: &str, columns: usize) -> String {
-    let is_odd = |c: char| {
-        c.is_control()
-            || matches!(c, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
-    };
+    // What a terminal obeys takes no column.
+    let text = one_line(text);
     let mut out = String::new();
     let (mut used, whole) = (0, text.chars().map(width).sum::<usize>() <= columns);
     let room = if whole { columns } else { columns.saturating_sub(1) };
-    for letter in text.chars().map(|letter| if is_odd(letter) { '?' } else { letter }) {
+    for letter in text.chars() {
         if used + width(letter) > room {
             break;
         }
