@@ -156,6 +156,9 @@ pub enum MarkError {
     /// Nothing says which pods are of its job.
     #[error("it has {JOB}, but no group: annotate its pods with {GROUP}")]
     NoGroup,
+    /// Nothing says whose its job is.
+    #[error("it has {JOB}, but no namespace")]
+    NoNamespace,
     /// Its group is no name.
     #[error(
         "'{0}' is no name of a job: at most {MAX_NAME_BYTES} letters, digits, '.', '_' and '-'"
@@ -213,8 +216,13 @@ pub fn wanted(pod: &Pod) -> Result<Option<Wanted>, MarkError> {
     let job: Job = text.parse()?;
     let batch = || BATCH_NAMES.iter().find_map(|key| label(key));
     let group = annotation(GROUP).or_else(|| label(GROUP)).or_else(batch);
-    let name = format!("{namespace}.{}", group.ok_or(MarkError::NoGroup)?);
-    if !is_name(&name) {
+    let group = group.filter(|group| !group.is_empty()).ok_or(MarkError::NoGroup)?;
+    if namespace.is_empty() {
+        return Err(MarkError::NoNamespace);
+    }
+    let name = format!("{namespace}.{group}");
+    // Namespaces have no '.', so no two pairs of namespace and group are one name.
+    if !is_name(&name) || namespace.contains('.') {
         return Err(MarkError::Name(name));
     }
     let workers = job.pattern.workers().map_err(JobError::from)?;

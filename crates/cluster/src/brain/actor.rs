@@ -59,8 +59,17 @@ const MAX_NAMED: usize = 8;
 /// What becomes of a request.
 pub(super) type Answer = Result<Outcome, Denial>;
 
-/// The nodes of a placed job's workers by rank, if there is such a job; `None` from a brain that does not lead.
-pub(super) type Found = Option<Option<Vec<String>>>;
+/// A placed job, if there is one of that name; `None` from a brain that does not lead.
+pub(super) type Found = Option<Option<FoundJob>>;
+
+/// A job that was looked for by its name.
+#[derive(Debug)]
+pub(super) struct FoundJob {
+    pub(super) owner: String,
+    pub(super) job: Job,
+    /// The nodes of its workers, by rank.
+    pub(super) nodes: Vec<String>,
+}
 
 /// Something that happened outside.
 #[derive(Debug)]
@@ -379,11 +388,12 @@ impl<S: Store> Actor<S> {
         let book = self.leading_book()?;
         let network = self.brain.network();
         let held = book.job_named(name).and_then(|job| book.jobs().get(&job));
-        let nodes = held.map(|held| {
+        let found = held.map(|held| {
             let name_of = |host| network.host_name(host);
-            nodes_by_rank(&held.job.pattern, held.order, &held.pieces, name_of)
+            let nodes = nodes_by_rank(&held.job.pattern, held.order, &held.pieces, name_of);
+            FoundJob { owner: held.label.owner.clone(), job: held.job.clone(), nodes }
         });
-        Some(nodes)
+        Some(found)
     }
 
     fn attach(

@@ -16,7 +16,7 @@ use parfait::brain::{Ask, Denial, Request};
 use parfait::log::{Label, Outcome};
 use tokio::sync::{mpsc, oneshot};
 
-use super::actor::Input;
+use super::actor::{FoundJob, Input};
 use crate::kubernetes::{self, ExtenderArgs, MarkError, State, Wanted};
 use crate::web::{Hook, HookError};
 
@@ -40,16 +40,33 @@ impl Asking {
         receiver.blocking_recv().map_err(|_| gone())
     }
 
-    fn placed(&self, name: &str) -> Result<Option<Vec<String>>, HookError> {
-        let name = name.to_owned();
+    /// Where the job of a pod is, if there is one of its name. It has to be the pod's: one that came this way, and the same.
+    fn placed(&self, wanted: &Wanted) -> Result<Option<State>, HookError> {
+        let name = wanted.name.clone();
         let found = self.tell(|answer| Input::Find { name, answer })?;
-        found.ok_or_else(|| HookError::Unavailable("this brain does not lead".to_owned()))
+        let found =
+            found.ok_or_else(|| HookError::Unavailable("this brain does not lead".to_owned()))?;
+        Ok(found.map(|FoundJob { owner, job, nodes }| {
+            if owner != OWNER {
+                let whose = if owner.is_empty() { "nobody".to_owned() } else { format!("'{owner}'") };
+                return State::Refused(format!(
+                    "a job of that name belongs to {whose}, not to Kubernetes: cancel it, or name the pods' group otherwise"
+                ));
+            }
+            if job != wanted.job {
+                return State::Refused(format!(
+                    "its first pod asked for '{job}', and this one for '{}': all pods of a group say the same",
+                    wanted.job
+                ));
+            }
+            State::Placed(nodes)
+        }))
     }
 
     /// Where a job is; one that is nowhere is submitted.
     fn state(&self, wanted: &Wanted) -> Result<State, HookError> {
-        if let Some(nodes) = self.placed(&wanted.name)? {
-            return Ok(State::Placed(nodes));
+        if let Some(state) = self.placed(wanted)? {
+            return Ok(state);
         }
         let label = || Label { name: wanted.name.clone(), owner: OWNER.to_owned() };
         let job = || wanted.job.clone();
@@ -66,9 +83,7 @@ impl Asking {
         let ask = Ask::Admit { label: label(), job: job(), unchanged_since: None };
         let request = Request { client: self.client, sequence, ask };
         match self.tell(|answer| Input::Ask { request, answer })? {
-            Ok(Outcome::Admitted(_)) => {
-                Ok(self.placed(&wanted.name)?.map_or(State::Waiting, State::Placed))
-            }
+            Ok(Outcome::Admitted(_)) => Ok(self.placed(wanted)?.unwrap_or(State::Waiting)),
             Ok(Outcome::Refused(reason)) => Ok(State::Refused(reason)),
             // Two requests of this client overtook each other: it is asked again.
             Ok(_) | Err(Denial::Stale { .. } | Denial::Busy) => Ok(State::Waiting),

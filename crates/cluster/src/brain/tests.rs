@@ -19,6 +19,7 @@ use tonic::{Code, Request};
 
 use super::actor::{Answer, Attached, Input};
 use super::core::{Core, Parts};
+use super::extender;
 use super::placing::NoTrial;
 use super::service::Service;
 use super::{Cluster, MAX_INPUTS, machine_config};
@@ -529,6 +530,37 @@ fn a_request_whose_caller_is_gone_is_not_executed() {
         let view = brain.view("the next one is there", |view| !view.jobs.is_empty()).await;
         assert_eq!(view.jobs.len(), 1);
         assert_eq!(view.counters["requests.abandoned"], 1);
+    });
+}
+
+#[test]
+fn pods_get_only_the_place_of_a_job_that_is_theirs() {
+    run(async {
+        let brain = Running::leading().await;
+        let hooks = extender::hooks(brain.inputs.clone(), 77);
+        let ask = async |namespace: &str, job: &str| -> serde_json::Value {
+            let filter = Arc::clone(&hooks["/kubernetes/filter"]);
+            let annotations = serde_json::json!({ "dquant.dev/job": job, "dquant.dev/group": "train", "dquant.dev/rank": "0" });
+            let pod = serde_json::json!({ "metadata": { "name": "p", "namespace": namespace, "annotations": annotations } });
+            let nodes = ["host0", "host1", "host2", "host3"];
+            let args = serde_json::json!({ "Pod": pod, "NodeNames": nodes });
+            let body = serde_json::to_vec(&args).expect("JSON");
+            let answer = tokio::task::spawn_blocking(move || filter(&body));
+            let answer = in_time(answer).await.expect("no panic").expect("an answer");
+            serde_json::from_slice(&answer).expect("JSON")
+        };
+        let why = |answer: &serde_json::Value| answer["FailedNodes"]["host0"].to_string();
+        // Another user was there first.
+        brain.submit("research.train", "ring:1@1M").await.expect("there is room");
+        let squatted = ask("research", "ring:4@1M").await;
+        assert_eq!(squatted["NodeNames"], serde_json::json!([]));
+        assert!(why(&squatted).contains("belongs to nobody, not to Kubernetes"), "{squatted}");
+        // A job of the pods' own is found again, and not by pods that want another one.
+        let own = ask("other", "ring:2@1M").await;
+        assert_eq!(own["NodeNames"].as_array().map(Vec::len), Some(1), "{own}");
+        assert_eq!(ask("other", "ring:2@1M").await, own);
+        let differs = ask("other", "ring:4@9M").await;
+        assert!(why(&differs).contains("its first pod asked for 'ring:2@1M'"), "{differs}");
     });
 }
 

@@ -129,12 +129,20 @@ fn marks_that_are_wrong_are_refused_with_the_reason() {
     let marked = |job: &str, group: &str, rank: &str| {
         pod(json!({ "dquant.dev/job": job, "dquant.dev/group": group, "dquant.dev/rank": rank }))
     };
+    let of_namespace = |namespace: &str| {
+        let mut pod = marked("ring:4@1G", "g", "0");
+        pod.metadata.namespace = namespace.to_owned();
+        pod
+    };
     for (pod, reason) in [
         (marked("star:4@1G", "g", "0"), "annotation dquant.dev/job: unknown pattern 'star'"),
         (marked("ring:4@1G", "a b", "0"), "'n.a b' is no name of a job"),
         (marked("ring:4@1G", &"g".repeat(70), "0"), "'n.ggg"),
         (marked("ring:4@1G", "g", "4"), "rank '4' is none of 4 workers"),
         (marked("ring:4@1G", "g", "+1"), "rank '+1' is none of 4 workers"),
+        (marked("ring:4@1G", "", "0"), "it has dquant.dev/job, but no group"),
+        (of_namespace(""), "it has dquant.dev/job, but no namespace"),
+        (of_namespace("a.b"), "'a.b.g' is no name of a job"),
         (pod(json!({ "dquant.dev/job": "ring:4@1G" })), "it has dquant.dev/job, but no group"),
     ] {
         let error: MarkError = wanted(&pod).expect_err(reason);
