@@ -10,15 +10,16 @@
 //! ```
 //!
 //! Either side may be slow, silent or hostile. Lines are bounded by [`MAX_LINE_BYTES`], a whole exchange by [`TIME_LIMIT`], and
-//! what the agent does at the same time by [`MAX_CONNECTIONS`]; who comes on top is refused with the reason. Every user may
-//! connect: whether one may join a job is the agent's decision, which gets the kernel's word on who asks ([`Asker`]).
+//! what the agent does at the same time by [`MAX_CONNECTIONS`], of which one user has [`MAX_OF_USER`]; who comes on top is
+//! refused with the reason. Every user may connect: whether one may join a job is the agent's decision, which gets the kernel's word on who asks ([`Asker`]).
 
+use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use std::{env, fs};
@@ -41,7 +42,10 @@ pub const MAX_LINE_BYTES: usize = 4096;
 pub const TIME_LIMIT: Duration = Duration::from_secs(2);
 
 /// Connections that an agent serves at the same time.
-pub const MAX_CONNECTIONS: usize = 16;
+pub const MAX_CONNECTIONS: usize = 64;
+
+/// Those of them that one user may have.
+pub const MAX_OF_USER: usize = 16;
 
 /// Highest DSCP.
 const MAX_DSCP: u8 = 63;
@@ -195,7 +199,7 @@ pub struct Counters {
     pub malformed: AtomicU64,
     /// Connections that ended or were too slow before their question was there, or their answer taken.
     pub lost: AtomicU64,
-    /// Connections above [`MAX_CONNECTIONS`].
+    /// Connections above [`MAX_CONNECTIONS`] and [`MAX_OF_USER`].
     pub busy: AtomicU64,
 }
 
@@ -275,38 +279,78 @@ fn accept(
     counters: &Arc<Counters>,
     answer: &Arc<Answerer>,
 ) {
-    let active = Arc::new(AtomicUsize::new(0));
+    let places = Arc::new(Places::default());
     while !stops.load(Ordering::Acquire) {
         let Ok((stream, _)) = listener.accept() else {
             // Out of descriptors, for example: trying at once would only burn the processor.
             std::thread::sleep(Duration::from_millis(10));
             continue;
         };
-        if active.fetch_add(1, Ordering::AcqRel) >= MAX_CONNECTIONS {
-            active.fetch_sub(1, Ordering::AcqRel);
-            counters.busy.fetch_add(1, Ordering::Relaxed);
-            refuse_busy(&stream);
-            continue;
-        }
-        let (mine, told, answer) = (Arc::clone(&active), Arc::clone(counters), Arc::clone(answer));
+        let user = asker(&stream).map_or(u32::MAX, |asker| asker.uid);
+        let place = match places.take(user) {
+            Ok(place) => place,
+            Err(why) => {
+                counters.busy.fetch_add(1, Ordering::Relaxed);
+                refuse_busy(&stream, why);
+                continue;
+            }
+        };
+        let (told, answer) = (Arc::clone(counters), Arc::clone(answer));
         let work = move || {
+            let _place = place;
             serve(&stream, &told, &*answer);
-            mine.fetch_sub(1, Ordering::AcqRel);
         };
         let spawned = std::thread::Builder::new().name("dquant-local-1".into()).spawn(work);
         if spawned.is_err() {
-            active.fetch_sub(1, Ordering::AcqRel);
             counters.busy.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
 
+/// Connections by user.
+#[derive(Debug, Default)]
+struct Places(Mutex<BTreeMap<u32, usize>>);
+
+/// The place of a connection; dropping it frees the place.
+struct Place(Arc<Places>, u32);
+
+impl Places {
+    /// A place for a connection of that user.
+    ///
+    /// # Errors
+    /// Says why there is none.
+    fn take(self: &Arc<Places>, user: u32) -> Result<Place, String> {
+        let mut taken = self.taken();
+        let own = taken.get(&user).copied().unwrap_or(0);
+        if own >= MAX_OF_USER {
+            return Err(format!("the agent answers {own} programs of user {user} at the moment"));
+        }
+        if taken.values().sum::<usize>() >= MAX_CONNECTIONS {
+            return Err(format!("the agent answers {MAX_CONNECTIONS} programs at the moment"));
+        }
+        taken.insert(user, own + 1);
+        Ok(Place(Arc::clone(self), user))
+    }
+
+    fn taken(&self) -> MutexGuard<'_, BTreeMap<u32, usize>> {
+        // Nothing panics while it is held.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut taken = self.0.taken();
+        match taken.get_mut(&self.1) {
+            Some(own) if *own > 1 => *own -= 1,
+            _ => drop(taken.remove(&self.1)),
+        }
+    }
+}
+
 /// The line fits the empty buffer of a new connection, so this does not wait.
-fn refuse_busy(stream: &UnixStream) {
-    let refusal = Refusal {
-        error: format!("the agent answers {MAX_CONNECTIONS} programs at the moment"),
-        hint: "try again".to_owned(),
-    };
+fn refuse_busy(stream: &UnixStream, error: String) {
+    let refusal = Refusal { error, hint: "try again".to_owned() };
     let _ = send_line(stream, &Answer::Refusal(refusal), Instant::now() + TIME_LIMIT);
 }
 
@@ -495,12 +539,12 @@ mod tests {
     fn silent_programs_neither_block_others_for_long_nor_pile_up() {
         let folder = Folder::new("local-silent");
         let server = folder.server();
-        let silent: Vec<UnixStream> = (0..MAX_CONNECTIONS)
+        let silent: Vec<UnixStream> = (0..MAX_OF_USER)
             .map(|_| UnixStream::connect(folder.socket()).expect("it listens"))
             .collect();
         let began = Instant::now();
         let refused = ask(&folder.socket(), "llm").expect_err("all places are taken").to_string();
-        assert!(refused.contains("16 programs at the moment"), "{refused}");
+        assert!(refused.contains("16 programs of user "), "{refused}");
         assert!(began.elapsed() < TIME_LIMIT / 2);
         assert_eq!(count(&server.counters().busy), 1);
         while ask(&folder.socket(), "llm").is_err() {
@@ -508,11 +552,24 @@ mod tests {
             std::thread::sleep(Duration::from_millis(20));
         }
         // One was left at least; the others follow within the time that all of them have.
-        while count(&server.counters().lost) < MAX_CONNECTIONS as u64 {
+        while count(&server.counters().lost) < MAX_OF_USER as u64 {
             assert!(began.elapsed() < 5 * TIME_LIMIT, "some silent ones are never left");
             std::thread::sleep(Duration::from_millis(20));
         }
         drop(silent);
+    }
+
+    #[test]
+    fn a_user_has_a_share_of_the_places() {
+        let places = Arc::new(Places::default());
+        let of = |user: u32| (0..100).map_while(|_| places.take(user).ok()).collect::<Vec<_>>();
+        let taken = [of(1), of(2), of(3)];
+        assert_eq!(taken.each_ref().map(Vec::len), [MAX_OF_USER; 3]);
+        let rest: Vec<_> = (4..100).filter_map(|user| places.take(user).ok()).collect();
+        assert_eq!(rest.len(), MAX_CONNECTIONS - 3 * MAX_OF_USER);
+        assert!(places.take(200).is_err_and(|why| why.contains("64 programs")));
+        drop((taken, rest));
+        assert!(places.taken().is_empty());
     }
 
     #[test]

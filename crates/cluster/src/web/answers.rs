@@ -20,7 +20,7 @@ use tokio::time::{sleep, timeout};
 use super::access;
 use super::counters::Count;
 use super::events::Position;
-use super::gate::Admission;
+use super::gate::{Admission, Rate};
 use super::{HookError, Server, metrics};
 
 pub(super) type Body = UnsyncBoxBody<Bytes, Infallible>;
@@ -103,7 +103,12 @@ async fn checked(
     }
     // Calls of programs with the token are bounded by how many are under way, not by how often they come.
     let is_call = has_token && server.hooks.contains_key(request.uri().path());
-    if !is_call && !server.gate.may_ask(place.origin, has_token, Instant::now()) {
+    let rate = match has_token {
+        _ if request.uri().path() == "/healthz" => Rate::Probe,
+        true => Rate::User,
+        false => Rate::Stranger,
+    };
+    if !is_call && !server.gate.may_ask(place.origin, rate, Instant::now()) {
         sleep(REFUSAL_DELAY).await;
         let hint = "ask less often: the limit is per address, and the page asks once a second";
         return Err(Refusal::new(

@@ -4,7 +4,8 @@
 //! oldest connection gives way that never carried a request with the token: a flood of silent connections displaces only
 //! itself. Requests are limited by a token bucket per address; those with the token and those without have buckets of
 //! their own, so strangers behind one address do not keep its users out. All requests without the token share a further
-//! bucket, whatever their address.
+//! bucket, whatever their address. Questions for the health have buckets of their own, too: a balancer that asks regularly is
+//! answered whatever strangers do.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -103,6 +104,19 @@ struct State {
     users: Buckets,
     /// Of those who have not.
     strangers: Buckets,
+    /// Of those who ask for the health.
+    probes: Buckets,
+}
+
+/// What a request asks for, as far as its rate is concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rate {
+    /// Anything, with the token.
+    User,
+    /// Anything but the health, without it.
+    Stranger,
+    /// The health.
+    Probe,
 }
 
 /// Buckets of addresses, and one that they share.
@@ -152,6 +166,7 @@ impl Gate {
                 own: BTreeMap::new(),
                 shared: Bucket::full(limits.strangers, now),
             },
+            probes: Buckets { own: BTreeMap::new(), shared: Bucket::full(limits.strangers, now) },
         };
         Arc::new(Gate { limits, state: Mutex::new(state) })
     }
@@ -191,11 +206,12 @@ impl Gate {
     }
 
     /// Whether a request may be answered now.
-    pub(super) fn may_ask(&self, origin: IpAddr, has_token: bool, now: Instant) -> bool {
+    pub(super) fn may_ask(&self, origin: IpAddr, rate: Rate, now: Instant) -> bool {
         let mut state = self.state();
-        match has_token {
-            true => state.users.take_user(origin, self.limits.per_client, now),
-            false => state.strangers.take_stranger(origin, &self.limits, now),
+        match rate {
+            Rate::User => state.users.take_user(origin, self.limits.per_client, now),
+            Rate::Stranger => state.strangers.take_stranger(origin, &self.limits, now),
+            Rate::Probe => state.probes.take_probe(origin, &self.limits, now),
         }
     }
 
@@ -242,6 +258,19 @@ impl Buckets {
         if let Some(own) = self.own.get_mut(&origin) {
             return own.take(per_client, now) && self.shared.take(strangers, now);
         }
+        self.take_new(origin, limits, now)
+    }
+
+    /// As [`Buckets::take_stranger`], but an address that has a bucket needs nothing of the shared one.
+    fn take_probe(&mut self, origin: IpAddr, limits: &Limits, now: Instant) -> bool {
+        match self.own.get_mut(&origin) {
+            Some(own) => own.take(limits.per_client, now),
+            None => self.take_new(origin, limits, now),
+        }
+    }
+
+    fn take_new(&mut self, origin: IpAddr, limits: &Limits, now: Instant) -> bool {
+        let Limits { per_client, strangers, .. } = *limits;
         if !self.shared.take(strangers, now) {
             return false;
         }
@@ -311,19 +340,18 @@ mod tests {
     #[test]
     fn a_client_has_its_rate_and_a_burst_and_the_token_a_bucket_of_its_own() {
         let (gate, _, now) = gate(4);
-        let asked =
-            |has_token, now| (0..100).filter(|_| gate.may_ask(ip(1), has_token, now)).count();
-        assert_eq!(asked(false, now), 30);
-        assert_eq!(asked(true, now), 30);
-        assert_eq!(asked(true, now + Duration::from_secs(1)), 10);
-        assert_eq!(asked(true, now + Duration::from_secs(100)), 30);
+        let asked = |rate, now| (0..100).filter(|_| gate.may_ask(ip(1), rate, now)).count();
+        assert_eq!(asked(Rate::Stranger, now), 30);
+        assert_eq!(asked(Rate::User, now), 30);
+        assert_eq!(asked(Rate::User, now + Duration::from_secs(1)), 10);
+        assert_eq!(asked(Rate::User, now + Duration::from_secs(100)), 30);
     }
 
     #[test]
     fn many_small_steps_of_time_gain_as_much_as_one() {
         let (gate, _, now) = gate(4);
         let steps = (0..40_000_u64).map(|us| now + Duration::from_micros(us * 100));
-        let asked = steps.filter(|now| gate.may_ask(ip(1), true, *now)).count();
+        let asked = steps.filter(|now| gate.may_ask(ip(1), Rate::User, *now)).count();
         assert!((68..=70).contains(&asked), "30 at once and 10 in each of 4 s, not {asked}");
     }
 
@@ -331,13 +359,15 @@ mod tests {
     fn many_addresses_without_the_token_share_a_rate_and_the_table_has_a_bound() {
         let (gate, _, now) = gate(4);
         let from = |n: u32| IpAddr::from((n + (11 << 24)).to_be_bytes());
-        let asked = (0..100_000).filter(|n| gate.may_ask(from(*n), false, now)).count();
+        let asked = (0..100_000).filter(|n| gate.may_ask(from(*n), Rate::Stranger, now)).count();
         assert_eq!(asked, 300);
-        assert!(gate.may_ask(from(1), true, now), "users are others");
+        assert!(gate.may_ask(from(1), Rate::User, now), "users are others");
         // Slowly, so that all are let in.
         let later = |n: u32| now + Duration::from_millis(u64::from(n) * 20);
-        assert!((0..10_000).all(|n| gate.may_ask(from(n), false, later(n + 500))));
-        assert!((0..10_000).filter(|n| gate.may_ask(from(*n), true, now)).count() > MAX_BUCKETS);
+        assert!((0..10_000).all(|n| gate.may_ask(from(n), Rate::Stranger, later(n + 500))));
+        assert!(
+            (0..10_000).filter(|n| gate.may_ask(from(*n), Rate::User, now)).count() > MAX_BUCKETS
+        );
         let state = gate.state();
         assert!(state.strangers.own.len() <= MAX_BUCKETS && state.users.own.len() <= MAX_BUCKETS);
     }
@@ -345,8 +375,27 @@ mod tests {
     #[test]
     fn a_stranger_that_floods_takes_nothing_of_the_others() {
         let (gate, _, now) = gate(4);
-        assert_eq!((0..10_000).filter(|_| gate.may_ask(ip(1), false, now)).count(), 30);
-        assert_eq!((2..200).filter(|last| gate.may_ask(ip(*last), false, now)).count(), 198);
+        assert_eq!((0..10_000).filter(|_| gate.may_ask(ip(1), Rate::Stranger, now)).count(), 30);
+        assert_eq!(
+            (2..200).filter(|last| gate.may_ask(ip(*last), Rate::Stranger, now)).count(),
+            198
+        );
+    }
+
+    #[test]
+    fn strangers_do_not_keep_those_out_who_ask_for_the_health() {
+        let (gate, _, now) = gate(4);
+        let from = |n: u32| IpAddr::from((n + (11 << 24)).to_be_bytes());
+        assert!(gate.may_ask(ip(1), Rate::Probe, now));
+        // Two floods from many addresses take all of the shared buckets.
+        for rate in [Rate::Stranger, Rate::Probe] {
+            assert!((0..1000).any(|n| !gate.may_ask(from(n), rate, now)));
+        }
+        assert!(!gate.may_ask(ip(1), Rate::Stranger, now));
+        let seconds = (0..60).map(|second| now + Duration::from_secs(second));
+        assert!(seconds.into_iter().all(|now| gate.may_ask(ip(1), Rate::Probe, now)));
+        let last = now + Duration::from_secs(60);
+        assert_eq!((0..100).filter(|_| gate.may_ask(ip(1), Rate::Probe, last)).count(), 30);
     }
 
     #[test]

@@ -6,8 +6,10 @@
 //! are done, so that nobody takes away queue pairs that others still need.
 //!
 //! Whoever reaches rank 0 can say that he is a rank, so he must come from that rank's address; nobody can make the others send
-//! to a third.
+//! to a third. Connections that say nothing keep nobody out: rank 0 listens to all of them at the same time, and ends the
+//! oldest where there are too many.
 
+use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::BorrowedFd;
@@ -24,8 +26,11 @@ const VERSION: u32 = 1;
 /// Port of rank 0 unless another is given.
 pub const JOB_PORT: u16 = 4793;
 
-/// How long a new connection may take to say who it is: others wait meanwhile.
+/// How long a new connection may take to say who it is.
 const INTRODUCTION_LIMIT: Duration = Duration::from_secs(2);
+
+/// Connections that have not said who they are, and are listened to at the same time.
+const MAX_STRANGERS: usize = 256;
 
 /// How often rank 0 is tried, and looked for connections.
 const TRY_EVERY: Duration = Duration::from_millis(20);
@@ -133,10 +138,15 @@ impl Meeting {
             done: vec![false; peers.len()],
             is_over: false,
         };
+        let mut strangers = Strangers::default();
         while seats.iter().any(Option::is_none) {
-            match listener.accept() {
-                Ok((stream, from)) => meeting.admit(stream, from, terms, &mut seats),
-                Err(_) => std::thread::sleep(TRY_EVERY),
+            strangers.accept(listener);
+            let introduced = strangers.introduced();
+            if introduced.is_empty() {
+                std::thread::sleep(TRY_EVERY);
+            }
+            for (control, from, message) in introduced {
+                meeting.admit(control, from, message, terms, &mut seats);
             }
             if Instant::now() >= until {
                 let missing = seats.iter().enumerate().filter(|(_, seat)| seat.is_none());
@@ -153,20 +163,16 @@ impl Meeting {
         Ok((meeting, seats))
     }
 
-    /// One connection; what is wrong with it is said to it.
+    /// One connection that said who it is; what is wrong with it is said to it.
     fn admit(
         &mut self,
-        stream: TcpStream,
+        mut control: Control<Message>,
         from: SocketAddr,
+        message: Message,
         terms: &Terms,
         seats: &mut [Option<Seat>],
     ) {
-        let Ok(mut control) = Control::<Message>::new(stream) else { return };
-        let Ok(Message::Join { version, rank, terms: theirs, seat }) =
-            control.receive_within(INTRODUCTION_LIMIT)
-        else {
-            return;
-        };
+        let Message::Join { version, rank, terms: theirs, seat } = message else { return };
         let expected = self.peers.get(rank as usize).filter(|_| rank > 0);
         let is_from = |peer: &SocketAddr| peer.ip().to_canonical() == from.ip().to_canonical();
         let refusal = match (expected, seats.get(rank as usize)) {
@@ -338,6 +344,41 @@ impl Meeting {
             }
         }
         Ok(())
+    }
+}
+
+/// Connections that have not said who they are; the oldest comes first.
+#[derive(Debug, Default)]
+struct Strangers(VecDeque<(Control<Message>, SocketAddr, Instant)>);
+
+impl Strangers {
+    /// Takes the connections that wait.
+    fn accept(&mut self, listener: &TcpListener) {
+        for _ in 0..MAX_STRANGERS {
+            // None waits, or the system lacks something: the caller comes again.
+            let Ok((stream, from)) = listener.accept() else { return };
+            let Ok(control) = Control::new(stream) else { continue };
+            if self.0.len() >= MAX_STRANGERS {
+                self.0.pop_front();
+            }
+            self.0.push_back((control, from, Instant::now()));
+        }
+    }
+
+    /// Those that have said something. Those that are gone, talk nonsense or are silent for too long are ended.
+    fn introduced(&mut self) -> Vec<(Control<Message>, SocketAddr, Message)> {
+        let mut introduced = Vec::new();
+        for _ in 0..self.0.len() {
+            let Some((mut control, from, since)) = self.0.pop_front() else { break };
+            match control.poll() {
+                Ok(Some(message)) => introduced.push((control, from, message)),
+                Ok(None) if since.elapsed() < INTRODUCTION_LIMIT => {
+                    self.0.push_back((control, from, since));
+                }
+                Ok(None) | Err(_) => {}
+            }
+        }
+        introduced
     }
 }
 

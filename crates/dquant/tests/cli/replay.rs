@@ -1,6 +1,6 @@
 //! `dquant job replay`: every pattern over loopback, ranks as processes in any order, and how a job ends when a rank does.
 
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -186,6 +186,33 @@ fn ranks_come_in_any_order_and_begin_at_a_time() {
     }
     let after = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("later");
     assert!(after.as_secs_f64() > at + 0.01 + 4.0 * 0.02, "it began too early");
+}
+
+#[test]
+fn strangers_that_say_nothing_do_not_keep_ranks_from_beginning() {
+    let folder = Folder::new("replay-strangers");
+    let host = format!("127.78.6.1:{}", free_port());
+    let peers = format!("{host},127.78.6.2");
+    let rank = |rank: &str| {
+        let args = ["job", "replay", "ring:2@100M", "--rank", rank, "--peers", &peers];
+        let more = ["--iterations", "2", "--compute", "1ms", "--bytes-per-edge", "4KiB"];
+        start(folder.command(&[&args[..], &more, &["--wait", "20s"]].concat()))
+    };
+    let first = rank("0");
+    let begun = Instant::now();
+    // One after another, each with its time to introduce itself, they would take longer than ranks wait.
+    let mut strangers = Vec::new();
+    while strangers.len() < 40 {
+        assert!(begun.elapsed() < Duration::from_secs(20), "rank 0 does not listen");
+        match TcpStream::connect(&host) {
+            Ok(stranger) => strangers.push(stranger),
+            Err(_) => std::thread::sleep(Duration::from_millis(20)),
+        }
+    }
+    for child in [rank("1"), first] {
+        ended(child).good();
+    }
+    drop(strangers);
 }
 
 #[test]
