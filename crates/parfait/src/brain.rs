@@ -1064,7 +1064,15 @@ fn senders(book: &Book, job: JobId) -> BTreeSet<NodeId> {
     let network = book.ledger().network();
     let loads = book.ledger().admissions().get(&job).map_or(&[][..], |admission| &admission.loads);
     let links = loads.iter().flat_map(|load| network.links_of(load.trunk));
-    links.map(|link| network.ends(*link).0.node).collect()
+    let mut nodes: BTreeSet<NodeId> = links.map(|link| network.ends(*link).0.node).collect();
+    nodes.extend(hosts_of(book, job));
+    nodes
+}
+
+/// The nodes of a job's workers.
+fn hosts_of(book: &Book, job: JobId) -> impl Iterator<Item = NodeId> + '_ {
+    let pieces = book.jobs().get(&job).map_or(&[][..], |held| &held.pieces);
+    pieces.iter().map(|piece| book.ledger().network().node_of(piece.host))
 }
 
 /// The plans of nodes; one that has no jobs has an empty one. A job's time is that of those who send, its workers' hosts.
@@ -1084,6 +1092,35 @@ fn plans(book: &Book, turns: &Turns, nodes: &BTreeSet<NodeId>) -> BTreeMap<NodeI
             Some(Share { port: from.port, job, dscp, bps, burst_bytes, latency, phase })
         }));
     }
+    add_local_jobs(book, &mut plans);
     plans.values_mut().for_each(|plan| plan.sort_unstable_by_key(|share| (share.port, share.job)));
     plans
+}
+
+/// Adds shares of nothing for jobs whose workers on a host send nothing beyond it: its agent has to know that they are
+/// there. Degraded jobs are left out, and those whose DSCP another job has at that host.
+fn add_local_jobs(book: &Book, plans: &mut BTreeMap<NodeId, Plan>) {
+    let network = book.ledger().network();
+    let mut ports: BTreeMap<NodeId, u8> = BTreeMap::new();
+    for (link, _) in network.links() {
+        let from = network.ends(link).0;
+        if !plans.contains_key(&from.node) {
+            continue;
+        }
+        let port = ports.entry(from.node).or_insert(from.port);
+        *port = from.port.min(*port);
+    }
+    for (job, held) in book.jobs().iter().filter(|(job, _)| !book.is_degraded(**job)) {
+        let Job { burst_bytes, latency, .. } = held.job;
+        for node in hosts_of(book, *job) {
+            let (Some(plan), Some(port)) = (plans.get_mut(&node), ports.get(&node)) else {
+                continue;
+            };
+            if plan.iter().any(|share| share.job == *job || share.dscp == held.dscp) {
+                continue;
+            }
+            let (port, job, dscp) = (*port, *job, held.dscp);
+            plan.push(Share { port, job, dscp, bps: 0, burst_bytes, latency, phase: None });
+        }
+    }
 }

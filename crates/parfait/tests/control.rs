@@ -434,6 +434,39 @@ fn plans_have_the_times_of_jobs_that_take_turns_until_one_is_released() {
 }
 
 #[test]
+fn the_agent_of_a_host_knows_jobs_that_send_nothing_beyond_it() {
+    let mut brain = leading();
+    brain.handle_request(request(1, 1, "ring:2@1G"), 50);
+    let sync = ticket_of(&drain(&mut brain));
+    brain.handle_stored(sync, Ok(()), 60);
+    let commands: Vec<Command> = drain(&mut brain)
+        .into_iter()
+        .filter_map(|effect| match effect {
+            Effect::Send { command, .. } => Some(command),
+            _ => None,
+        })
+        .collect();
+    let [Command { plan, .. }] = &commands[..] else { panic!("{commands:?}") };
+    let [Share { job: 1, bps: 0, phase: None, dscp, port, .. }] = plan[..] else {
+        panic!("{plan:?}")
+    };
+    let held = &brain.book().expect("it leads").0.jobs()[&1];
+    assert_eq!((held.pieces.len(), held.dscp, port), (1, dscp, 1), "both workers are on one host");
+    // Its agent takes the plan, and forgets the job when it is over.
+    let mut agent = agent(100, Saved::default());
+    assert_eq!(tell(&mut agent, commands[0].clone()).verdict, Ok(()));
+    assert_eq!(agent.plan().len(), 1);
+    let ask = Ask::Release { job: Which::Number(1), owner: None };
+    brain.handle_request(Request { client: 1, sequence: 2, ask }, 100);
+    let sync = ticket_of(&drain(&mut brain));
+    brain.handle_stored(sync, Ok(()), 110);
+    let gone = drain(&mut brain).into_iter().any(|effect| {
+        matches!(effect, Effect::Send { command: Command { plan, .. }, .. } if plan.is_empty())
+    });
+    assert!(gone, "the host's agent hears it");
+}
+
+#[test]
 fn a_brain_that_cannot_read_the_log_leaves_the_lease_to_others() {
     let (mut brain, open) = opening();
     // Version 99, an empty batch.

@@ -360,6 +360,10 @@ fn port_plans(
         };
         let guarantees: Vec<Guarantee> =
             shares.iter().filter(|share| share.bps > 0).map(guarantee).collect();
+        // Jobs that send nothing beyond this host leave its port as it is without jobs.
+        if guarantees.is_empty() {
+            continue;
+        }
         let own = Port {
             rate_bps: port.rate_bps,
             queues: config.queues,
