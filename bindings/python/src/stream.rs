@@ -319,21 +319,49 @@ impl Stream {
             let how = dataset_difference(theirs, info)?;
             differences.extend(how.map(|how| format!("dataset {}: {how}", info.name)));
         }
-        if let Some(info) = &self.opened.table {
-            let theirs =
-                state.get_item("table")?.and_then(|table| table.cast_into::<PyDict>().ok());
-            let how = match theirs {
-                Some(theirs) => dataset_difference(&theirs, info)?,
-                None => Some("it is not in the state".to_owned()),
-            };
-            differences.extend(how.map(|how| format!("table {}: {how}", info.name)));
+        let table = state.get_item("table")?.filter(|table| !table.is_none());
+        match (&self.opened.table, table) {
+            (None, None) => {}
+            (None, Some(_)) => differences.push("a table in the state, none here".to_owned()),
+            (Some(info), theirs) => {
+                let how = match theirs.and_then(|table| table.cast_into::<PyDict>().ok()) {
+                    Some(theirs) => dataset_difference(&theirs, info)?,
+                    None => Some("it is not in the state".to_owned()),
+                };
+                differences.extend(how.map(|how| format!("table {}: {how}", info.name)));
+            }
         }
-        match state.get_item("next_sample")? {
-            Some(next_sample) if differences.is_empty() => saved("next_sample", &next_sample),
-            Some(_) => Err(refuse(&differences)),
-            None => Err(refuse(&["no next_sample in the state".to_owned()])),
-        }
+        let next_sample = match state.get_item("next_sample")? {
+            Some(next_sample) if differences.is_empty() => saved("next_sample", &next_sample)?,
+            Some(_) => return Err(refuse(&differences)),
+            None => return Err(refuse(&["no next_sample in the state".to_owned()])),
+        };
+        check_batch(state, theirs_size(state)?, next_sample)?;
+        Ok(next_sample)
     }
+}
+
+/// Samples of a batch in the plan of a state.
+fn theirs_size(state: &Bound<'_, PyDict>) -> PyResult<Option<u64>> {
+    let plan = state.get_item("plan")?.and_then(|plan| plan.extract::<String>().ok());
+    let size = plan.as_deref().and_then(|plan| plan.rsplit_once(" | batch(")).map(|(_, size)| size);
+    Ok(size.and_then(|size| size.strip_suffix(')')?.parse().ok()).filter(|size| *size > 0))
+}
+
+/// The position is that of `next_sample`; a `next_batch` that says another one was changed by hand, and would be ignored.
+fn check_batch(state: &Bound<'_, PyDict>, size: Option<u64>, next_sample: u64) -> PyResult<()> {
+    let (Some(next_batch), Some(size)) = (state.get_item("next_batch")?, size) else {
+        return Ok(());
+    };
+    let next_batch: u64 = saved("next_batch", &next_batch)?;
+    if next_batch == next_sample / size {
+        return Ok(());
+    }
+    let message = format!(
+        "next_batch {next_batch} of {size} samples is not where next_sample {next_sample} of the state is"
+    );
+    Err(Class::State
+        .error(message, Some("change both, or leave next_batch out: next_sample is the position")))
 }
 
 /// A value of a state, which may come from a damaged checkpoint.
@@ -356,6 +384,15 @@ fn dataset_difference(state: &Bound<'_, PyDict>, ours: &DatasetInfo) -> PyResult
     // States of earlier versions lack some.
     let number = |name: &str| state.get_item(name)?.map_or(Ok(0), |value| saved(name, &value));
     let (name, dtype) = (text("name")?, text("dtype")?);
+    let ours_format = ours.format.as_str();
+    if let Some(format) = state.get_item("format")?
+        && saved::<String>("format", &format)? != ours_format
+    {
+        return Ok(Some(format!(
+            "its format is {} in the state, {ours_format} here",
+            format.repr()?
+        )));
+    }
     let then = Identity {
         name: &name,
         dtype: &dtype,

@@ -178,7 +178,7 @@ class Ranks(World):
     def test_a_position_between_batches_ends_before_the_last_sample(self):
         state = self.stream(self.folder_url, PLAN.replace("batch(8)", "batch(4)")).state_dict()
         stream = self.stream(self.folder_url, PLAN, batches=3)
-        stream.load_state_dict({**state, "next_sample": 4})
+        stream.load_state_dict({**state, "next_sample": 4, "next_batch": 1})
         samples = b"".join(self.whole(3))
         size = 64 * 2
         got = [batch.numpy().tobytes() for batch in stream]

@@ -204,6 +204,9 @@ class Position(World):
             ({}, {"version": 1}, ["version is 1 in the state, 2 here"]),
             ({}, {"datasets": []}, ["0 datasets in the state, 1 here"]),
             ({}, {"next_sample": None, "plan": 3}, ["plan is 3"]),
+            ({}, {"next_batch": 7}, ["next_batch 7 of 32 samples is not where next_sample 0"]),
+            ({}, {"table": state["datasets"][0]}, ["a table in the state, none here"]),
+            ({}, {"datasets": [{**state["datasets"][0], "format": "npy"}]}, ["its format is 'npy' in the state"]),
         )
         for here, changes, parts in cases:
             with self.subTest(parts=parts):
@@ -222,7 +225,8 @@ class Position(World):
         dataset = state["datasets"][0]
         junk = ("x", -1, 1.5, 2**70, [], {}, [1], [[1]], [[1, 2, 3]], [["a", "b"]], b"\0", object())
         places = [("datasets", lambda value: {"datasets": value}), ("next_sample", lambda value: {"next_sample": value})]
-        places += [("leave_out", lambda value: {"leave_out": value})]
+        places += [("leave_out", lambda value: {"leave_out": value}), ("next_batch", lambda value: {"next_batch": value})]
+        places += [("table", lambda value: {"table": value})]
         places += [(name, lambda value, name=name: {"datasets": [{**dataset, name: value}]}) for name in dataset]
         stream = self.stream()
         for name, change in places:
@@ -237,7 +241,7 @@ class Position(World):
                     else:
                         # What does not identify a file is not compared.
                         self.assertIn(name, dataset)
-                        self.assertNotIn(name, ("name", "dtype", "tokens", "data_offset", "fingerprint", "content", "documents"))
+                        self.assertNotIn(name, ("name", "format", "dtype", "tokens", "data_offset", "fingerprint", "content", "documents"))
         for wrong in ([[5, 3]], [[2 * at, 2 * at + 1] for at in range(65)]):
             with self.subTest(leave_out=wrong), self.assertRaises(dquant.StateError):
                 stream.load_state_dict({**state, "leave_out": wrong})
@@ -250,7 +254,7 @@ class Position(World):
         state = stream.state_dict()
         dpu.kill()
         with self.assertRaises(dquant.Error):
-            stream.load_state_dict({**state, "next_sample": 7 * 32 + 5})
+            stream.load_state_dict({**state, "next_sample": 7 * 32 + 5, "next_batch": 7})
         self.assertEqual(stream.state_dict(), state)
 
 
