@@ -430,7 +430,7 @@ fn repaired(reply: proto::RepairReply) -> Result<Result<proto::Repaired, String>
 pub(crate) fn refusal(address: &str, status: &Status) -> Error {
     // What failed below a call is in its causes: its own message is "transport error" then.
     let text = match status.source() {
-        Some(_) => root_cause(status),
+        Some(_) => tls::said_plainly(root_cause(status)),
         None => status.message().to_owned(),
     };
     let (message, hint) = match text.split_once('\n') {

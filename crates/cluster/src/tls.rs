@@ -63,6 +63,17 @@ pub fn hint(cause: &str) -> Option<&'static str> {
     known.iter().find(|(words, _)| cause.contains(words)).map(|(_, hint)| *hint)
 }
 
+/// What a failure below a call means. The alert with which a server of TLS refuses plain HTTP/2 looks like a frame of a
+/// megabyte.
+pub(crate) fn said_plainly(cause: String) -> String {
+    match cause.as_str() {
+        "frame with invalid size" => {
+            "it does not answer in plain HTTP/2, as a brain with TLS does not".to_owned()
+        }
+        _ => cause,
+    }
+}
+
 fn read(path: &Path) -> Result<Vec<u8>, Error> {
     let failed = |error: std::io::Error| {
         Error::because(path.display(), &error)

@@ -247,16 +247,16 @@ impl Picture<'_> {
     }
 
     fn outage_alarms(&self, book: &Book) -> Vec<Alarm> {
-        let down = book.outage().nodes().map(|node| self.topology.node(node).name().to_owned());
+        let nodes = book.outage().nodes().map(|node| self.topology.node(node).name().to_owned());
         let links = book.outage().links().filter_map(|link| self.topology.link(link));
         let links = links.map(|link| {
             let [a, b] = link.ends.map(|end| self.topology.node(end.node).name());
-            format!("the link between {a} and {b}")
+            (format!("the link between {a} and {b}"), format!("{a}:{}", link.ends[0].port))
         });
-        let down = down.chain(links).map(|what| Alarm {
+        let down = nodes.map(|name| (name.clone(), name)).chain(links).map(|(what, name)| Alarm {
             level: "error".to_owned(),
             text: format!("{what} is down"),
-            hint: "`dquant job up` when it is back, if no agent sees it".to_owned(),
+            hint: format!("`dquant job up {name}` when it is back, if no agent sees it"),
         });
         down.collect()
     }

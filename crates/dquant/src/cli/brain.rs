@@ -322,6 +322,7 @@ fn serve_page(
     };
     let listener = std::net::TcpListener::bind(address).map_err(failed)?;
     let sources = Sources { view: looks.view, events: looks.events };
+    let needs_token = token.is_some();
     let server = WebServer::start(
         listener,
         sources,
@@ -329,6 +330,12 @@ fn serve_page(
     );
     let server = server.map_err(failed)?;
     engine::log::line(format_args!("the page is at http://{}/", server.address()));
+    if needs_token && !server.address().ip().is_loopback() {
+        engine::log::line(
+            "the page has no TLS: its token goes over the network in clear, also with --tls-cert; \
+             a proxy with TLS before --http 127.0.0.1 helps",
+        );
+    }
     Ok(server)
 }
 

@@ -146,6 +146,12 @@ impl Console {
     }
 }
 
+/// Warns where no console is at hand: of what a command goes on with.
+pub(super) fn warn(message: &str, hint: &str) {
+    let (message, hint) = (text::one_line(message), text::one_line(hint));
+    let _ = writeln!(io::stderr(), "warning: {message}\nhint: {hint}");
+}
+
 fn wants_colour(terminal: bool) -> bool {
     let is_set = |name| env::var_os(name).is_some_and(|value| !value.is_empty());
     if is_set("NO_COLOR") {

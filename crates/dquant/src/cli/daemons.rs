@@ -4,7 +4,9 @@
 use std::fmt;
 use std::io::Read;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Once;
 use std::time::Duration;
 
 use clap::Args;
@@ -12,7 +14,7 @@ use roce::endpoint::Mtu;
 use roce::wire::ROCE_PORT;
 use serde::Serialize;
 
-use super::Report;
+use super::{Report, console};
 use crate::exit::CliError;
 use crate::units;
 use engine::control::peer::{check_port, with_port};
@@ -62,6 +64,7 @@ impl TokenArgs {
         };
         let mut text = String::new();
         let file = std::fs::File::open(path).map_err(failed)?;
+        warn_of_readers(path, file.metadata().map_err(failed)?.mode());
         file.take(MAX_TOKEN_BYTES).read_to_string(&mut text).map_err(failed)?;
         Ok(Some(text.trim().to_owned()))
     }
@@ -78,6 +81,16 @@ impl TokenArgs {
                 "set DQUANT_TOKEN or --token-file: daemons and those who call them share it, and `openssl rand -hex 16` makes one",
             )),
         }
+    }
+}
+
+/// Warns, once, of a token file that every user of the machine may read.
+fn warn_of_readers(path: &Path, mode: u32) {
+    static WARNED: Once = Once::new();
+    if mode & 0o004 != 0 {
+        let path = path.display();
+        let text = format!("token file {path}: every user of this machine can read it");
+        WARNED.call_once(|| console::warn(&text, &format!("`chmod 600 {path}`")));
     }
 }
 

@@ -4,6 +4,7 @@
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -254,6 +255,37 @@ fn a_flood_of_calls_without_the_token_is_cut_off() {
 }
 
 #[test]
+fn secrets_that_others_may_read_are_warned_of() {
+    let folder = Folder::new("cluster-secrets");
+    folder.write("token", TOKEN);
+    let brain =
+        Daemon::brain(&folder, "brain", &["--listen", "127.0.0.1:0", "--http", "0.0.0.0:0"]);
+    brain.says("its token goes over the network in clear");
+    let list = |mode: u32| {
+        let token = fs::Permissions::from_mode(mode);
+        fs::set_permissions(folder.0.join("token"), token).expect("it is ours");
+        run(&folder, &["job", "list", "--brain", brain.address(), "--token-file", "token"]).good()
+    };
+    let warned = list(0o644).stderr;
+    let warning = "warning: token file token: every user of this machine can read it\n\
+                   hint: `chmod 600 token`\n";
+    assert_eq!(warned, warning);
+    assert_eq!(list(0o600).stderr, "");
+    assert_eq!(list(0o640).stderr, "", "a group may be meant to");
+}
+
+#[test]
+fn a_ledger_that_cannot_be_written_is_reported_with_the_systems_reason() {
+    let folder = Folder::new("cluster-ledger");
+    // Nobody can make files there, root included.
+    let args = ["brain", "--topology", "leaf-spine:2x2x2", "--state", "/proc/self/brain.redb"];
+    let brain =
+        Daemon::start(&folder, "brain", &[&args[..], &["--listen", "127.0.0.1:0"]].concat());
+    brain.says("the lease: the log cannot be reached: ");
+    brain.says("(os error ");
+}
+
+#[test]
 fn each_failure_of_tls_names_what_to_check() {
     let folder = Folder::new("cluster-tls");
     let Some(()) = certificates(&folder) else { return };
@@ -280,6 +312,7 @@ fn each_failure_of_tls_names_what_to_check() {
     let closed = list(open.address(), &[]);
     assert!(matches!(closed.exit, Some(2 | 3)), "{closed:?}");
     assert!(closed.stderr.contains("hint: if the brain speaks TLS, give --tls-ca"), "{closed:?}");
+    assert!(!closed.stderr.contains("frame with invalid size"), "{closed:?}");
     drop(open);
 
     let strict = Daemon::brain(&folder, "strict", &[&listen[..], &own, &ca].concat());
