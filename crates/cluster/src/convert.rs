@@ -129,6 +129,7 @@ pub fn objection(message: &proto::Objection) -> Result<Objection, Malformed> {
     Ok(match *kind {
         Kind::LowerTerm(seen) => Objection::LowerTerm { seen },
         Kind::Overtaken(seen) => Objection::Overtaken { seen },
+        Kind::Leap(seen) => Objection::Leap { seen },
         Kind::TooManyShares(shares) => Objection::TooManyShares(shares as usize),
         Kind::Unsorted(job) => Objection::Unsorted(job),
         Kind::SharedDscp(proto::SharedDscp { port: at, dscp: shared }) => {
@@ -148,6 +149,7 @@ pub fn objection_message(objection: Objection) -> proto::Objection {
     let kind = match objection {
         Objection::LowerTerm { seen } => Kind::LowerTerm(seen),
         Objection::Overtaken { seen } => Kind::Overtaken(seen),
+        Objection::Leap { seen } => Kind::Leap(seen),
         Objection::TooManyShares(shares) => Kind::TooManyShares(shares as u32),
         Objection::Unsorted(job) => Kind::Unsorted(job),
         Objection::SharedDscp { port, dscp } => {

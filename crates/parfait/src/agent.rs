@@ -6,6 +6,8 @@
 //!   with a lower sequence.
 //! - A2: a repeated command gets the same answer and changes nothing.
 //! - A3: if nobody answers, or a plan is refused, the last good plan stays in force (fail static).
+//! - A4: from one command to the next, term and sequence grow by [`MAX_STEP`] at most, so a damaged number cannot shut out
+//!   all commands after it.
 //!
 //! The caller makes [`Saved`] durable before it enforces a plan or sends an answer, and starts again from it; an agent
 //! that forgets its term cannot keep to A1.
@@ -23,6 +25,10 @@ use crate::shifts::MAX_PERIOD_NS;
 
 /// Most shares of a plan: 255 ports, on each of which jobs differ by one of 61 DSCPs.
 pub const MAX_SHARES: usize = 255 * 61;
+
+/// Most by which a term, or a sequence within a term, exceeds the one before. Terms may be revisions of etcd: 30,000 writes
+/// a second reach this after 290 years.
+pub const MAX_STEP: u64 = 1 << 48;
 
 /// What a job is guaranteed at a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +103,14 @@ pub enum Objection {
     #[error("overtaken by command {seen} of the same term")]
     Overtaken {
         /// Its sequence.
+        seen: u64,
+    },
+    /// The term or the sequence is too far beyond the last one.
+    #[error(
+        "its term or sequence is more than {MAX_STEP} beyond {seen}, the last one here: it is damaged"
+    )]
+    Leap {
+        /// The term or sequence that was seen.
         seen: u64,
     },
     /// The plan has too many shares.
@@ -182,6 +196,8 @@ pub struct Counters {
     pub lower_term: u64,
     /// Commands that a later one overtook.
     pub overtaken: u64,
+    /// Commands whose term or sequence was too far beyond the last one.
+    pub leaps: u64,
     /// Commands with an impossible plan.
     pub impossible: u64,
     /// Plans that the node could not enforce.
@@ -277,6 +293,7 @@ impl Agent {
         if let Err(objection) = self.check_position(position) {
             match objection {
                 Objection::LowerTerm { .. } => self.counters.lower_term += 1,
+                Objection::Leap { .. } => self.counters.leaps += 1,
                 _ => self.counters.overtaken += 1,
             }
             return Step::Answer(self.reply(position, Err(objection)));
@@ -327,6 +344,13 @@ impl Agent {
         let is_overtaken = position.term == seen.term && position.sequence < seen.sequence;
         if is_overtaken && !self.planted.is(Bug::OvertakenAccepted) {
             return Err(Objection::Overtaken { seen: seen.sequence });
+        }
+        // The sequence begins anew with each term.
+        let sequence = if position.term == seen.term { seen.sequence } else { 0 };
+        for (number, seen) in [(position.term, seen.term), (position.sequence, sequence)] {
+            if number.saturating_sub(seen) > MAX_STEP {
+                return Err(Objection::Leap { seen });
+            }
         }
         Ok(())
     }

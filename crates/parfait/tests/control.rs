@@ -3,7 +3,8 @@
 use fabric::shape::Shape;
 use fabric::topology::Capacity;
 use parfait::agent::{
-    Agent, Command, MAX_SHARES, Measure, Objection, Phase, Position, Reply, Saved, Share, Step,
+    Agent, Command, MAX_SHARES, MAX_STEP, Measure, Objection, Phase, Position, Reply, Saved, Share,
+    Step,
 };
 use parfait::brain::{
     Ask, Brain, Config, Denial, Effect, Image, Lease, MAX_WAITING, Request, State, StorageError,
@@ -69,6 +70,27 @@ fn an_agent_follows_positions_and_answers_repetitions_the_same() {
     );
     assert_eq!(agent.plan(), [share(2, 7)], "it stays in force, however long nobody is heard");
     assert_eq!(agent.counters().lower_term, 1);
+}
+
+#[test]
+fn an_agent_is_not_shut_out_by_a_damaged_term_or_sequence() {
+    let mut agent = agent(100, Saved::default());
+    assert_eq!(tell(&mut agent, command(4, 1, vec![share(1, 60)])).verdict, Ok(()));
+    for (term, sequence, seen) in [
+        (u64::MAX, u64::MAX, 4),
+        (4 + MAX_STEP + 1, 1, 4),
+        (4, u64::MAX, 1),
+        (4, 1 + MAX_STEP + 1, 1),
+        (5, MAX_STEP + 1, 0),
+    ] {
+        let refused = tell(&mut agent, command(term, sequence, vec![])).verdict;
+        assert_eq!(refused, Err(Objection::Leap { seen }), "{term} {sequence}");
+        assert_eq!(agent.plan(), [share(1, 60)]);
+    }
+    assert_eq!(agent.counters().leaps, 5);
+    assert_eq!(tell(&mut agent, command(4, 2, vec![share(2, 7)])).verdict, Ok(()));
+    assert_eq!(tell(&mut agent, command(5, MAX_STEP, vec![share(3, 7)])).verdict, Ok(()));
+    assert_eq!(tell(&mut agent, command(5 + MAX_STEP, 1, vec![])).verdict, Ok(()));
 }
 
 #[test]
