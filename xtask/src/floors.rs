@@ -151,7 +151,9 @@ const FLOORS: &[(&str, &str)] = &[
         "crates/cluster/src",
         "words
          proto
-         convert: proto
+         keys
+         convert: proto keys
+         handshake: proto keys
          tls
          store
          enforce
@@ -160,9 +162,9 @@ const FLOORS: &[(&str, &str)] = &[
          local
          view
          web: view
-         brain: words proto convert tls store kubernetes view web
-         client: proto tls view brain
-         agent: words proto convert enforce client local",
+         brain: words proto convert keys handshake tls store kubernetes view web
+         client: proto keys handshake tls view brain
+         agent: words proto convert keys enforce client local",
     ),
     (
         "crates/cluster/src/store",

@@ -2,19 +2,27 @@
 //!
 //! A [`Client`] knows several brains and finds the leader among them: one that does not lead says who does. Requests that
 //! change something have a number, so that asking again, also another brain, executes them once.
+//!
+//! Nothing is asked on a connection before its other end has proven that it knows the token ([`crate::handshake`]).
 
 use std::error::Error as _;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use engine::control::auth::AddToken;
 use engine::control::peer::{check_port, root_cause, with_port};
 use engine::error::Error;
 use engine::seed::fresh_seed;
-use tonic::service::interceptor::InterceptedService;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
 use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
 use tonic::{Code, Response, Status};
+use tower::service_fn;
 
 use crate::brain::{BRAIN_PORT, LEADER_ENTRY};
+use crate::handshake::{Unproven, prove};
+use crate::keys::Keys;
 use crate::proto;
 use crate::proto::brain_client::BrainClient;
 use crate::tls;
@@ -22,6 +30,9 @@ use crate::view::View;
 
 /// How long a connection may take to be made.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long a brain may take to prove that it is one.
+const PROOF_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long one brain may take to answer.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -45,15 +56,15 @@ pub const PATIENCE: Duration = Duration::from_secs(8);
 const MAX_ANSWER_BYTES: usize = 256 << 20;
 
 /// A brain's stub.
-pub type Stub = BrainClient<InterceptedService<Channel, AddToken>>;
+pub type Stub = BrainClient<Channel>;
 
 /// Who the brains are, and how they are spoken to.
 #[derive(Clone, Debug)]
 pub struct Brains {
     /// `HOST:PORT` of each.
     pub addresses: Vec<String>,
-    /// The cluster's token.
-    pub token: String,
+    /// What follows from the cluster's token.
+    pub keys: Keys,
     tls: Option<ClientTlsConfig>,
 }
 
@@ -72,19 +83,44 @@ impl Brains {
             check_port(address)?;
         }
         let addresses = addresses.iter().map(|address| with_port(address, BRAIN_PORT)).collect();
-        Ok(Brains { addresses, token: token.to_owned(), tls: tls.client()? })
+        Ok(Brains { addresses, keys: Keys::of_token(token), tls: tls.client()? })
     }
 
-    /// Connects to one of them.
+    /// Connects to one of them, and lets both sides prove that they know the token.
+    ///
+    /// A stub whose connection has ended makes no other one, which would have proven nothing.
     ///
     /// # Errors
-    /// When the address is none, or nobody answers.
+    /// When the address is none, nobody answers, or who answers is no brain of this cluster.
     pub async fn connect(&self, address: &str) -> Result<Stub, Error> {
+        self.greet(address, self.dial(address).await?).await
+    }
+
+    /// Lets both ends of a connection prove that they know the token.
+    pub(crate) async fn greet(&self, address: &str, dialed: Dialed) -> Result<Stub, Error> {
+        let Dialed { channel, reached } = dialed;
+        let to = reached.filter(|_| self.tls.is_none());
+        let proven = prove(channel.clone(), &self.keys, to);
+        let impostor = |why: &str| {
+            Error::unreachable(format!("brain {address}: who listens there {why}"))
+                .hint("it was told nothing: look who listens at that address, and whether --brain names a brain of this cluster and version")
+        };
+        match tokio::time::timeout(PROOF_TIMEOUT, proven).await {
+            Ok(Ok(())) => {}
+            Ok(Err(Unproven::Refused(status))) => return Err(refusal(address, &status)),
+            Ok(Err(Unproven::Impostor(why))) => return Err(impostor(why)),
+            Ok(Err(Unproven::Failed(error))) => return Err(error),
+            Err(_) => return Err(impostor("does not prove that it knows the token: it is silent")),
+        }
+        Ok(BrainClient::new(channel).max_decoding_message_size(MAX_ANSWER_BYTES))
+    }
+
+    /// Makes a connection, of whose other end nothing is known yet.
+    pub(crate) async fn dial(&self, address: &str) -> Result<Dialed, Error> {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let endpoint = Endpoint::from_shared(format!("{scheme}://{address}"))
             .map_err(|_| Error::invalid(format!("{address:?} is not a HOST[:PORT]")))?
             .connect_timeout(CONNECT_TIMEOUT)
-            .tcp_nodelay(true)
             .http2_keep_alive_interval(Duration::from_secs(2))
             .keep_alive_timeout(Duration::from_secs(3))
             .keep_alive_while_idle(true);
@@ -92,23 +128,50 @@ impl Brains {
             Some(tls) => endpoint.tls_config(tls.clone()).map_err(Error::from_cause)?,
             None => endpoint,
         };
-        let channel = endpoint.connect().await.map_err(|error| {
-            let cause = root_cause(&error);
-            let text = format!("brain {address}: {cause}");
-            match tls::hint(&cause) {
-                // It does not pass by itself. Another brain may have a certificate that is right.
-                Some(hint) if self.addresses.len() > 1 => Error::unreachable(text).hint(hint),
-                Some(hint) => Error::invalid(text).hint(hint),
-                None if cause.starts_with("failed to lookup address") => Error::unreachable(text)
-                    .hint("name a machine in --brain that this one can resolve, or give its address"),
-                None => Error::unreachable(text).hint(format!(
-                    "is `dquant brain` running there? start it with --listen {address}, and let firewalls pass the port"
-                )),
+        let reached: Arc<OnceLock<SocketAddr>> = Arc::default();
+        let (to, seen) = (address.to_owned(), Arc::clone(&reached));
+        let mut is_made = false;
+        let once = service_fn(move |_| {
+            let is_again = std::mem::replace(&mut is_made, true);
+            let (to, seen) = (to.clone(), Arc::clone(&seen));
+            async move {
+                if is_again {
+                    return Err(io::Error::other("the connection has ended"));
+                }
+                let tcp = TcpStream::connect(to).await?;
+                // A socket that refuses is only slower.
+                let _ = tcp.set_nodelay(true);
+                let _ = seen.set(tcp.peer_addr()?);
+                Ok(TokioIo::new(tcp))
             }
-        })?;
-        let stub = BrainClient::with_interceptor(channel, AddToken::new(&self.token));
-        Ok(stub.max_decoding_message_size(MAX_ANSWER_BYTES))
+        });
+        let channel = endpoint.connect_with_connector(once).await;
+        let channel = channel.map_err(|error| self.not_reached(address, &error))?;
+        Ok(Dialed { channel, reached: reached.get().copied() })
     }
+
+    /// Why there is no connection.
+    fn not_reached(&self, address: &str, error: &tonic::transport::Error) -> Error {
+        let cause = root_cause(error);
+        let text = format!("brain {address}: {cause}");
+        match tls::hint(&cause) {
+            // It does not pass by itself. Another brain may have a certificate that is right.
+            Some(hint) if self.addresses.len() > 1 => Error::unreachable(text).hint(hint),
+            Some(hint) => Error::invalid(text).hint(hint),
+            None if cause.starts_with("failed to lookup address") => Error::unreachable(text)
+                .hint("name a machine in --brain that this one can resolve, or give its address"),
+            None => Error::unreachable(text).hint(format!(
+                "is `dquant brain` running there? start it with --listen {address}, and let firewalls pass the port"
+            )),
+        }
+    }
+}
+
+/// A connection, and the address that it has reached.
+#[derive(Debug)]
+pub(crate) struct Dialed {
+    channel: Channel,
+    reached: Option<SocketAddr>,
 }
 
 /// The leader that a refusal names.
@@ -464,17 +527,22 @@ pub(crate) fn refusal(address: &str, status: &Status) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
+    use engine::control::auth::{AddToken, CheckProof};
+    use engine::control::gate::Gate;
     use tokio::net::TcpListener;
     use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+    use tonic::service::interceptor::InterceptedService;
     use tonic::transport::Server;
     use tonic::{Request, Streaming};
 
     use super::*;
+    use crate::handshake::Door;
     use crate::proto::Serialised;
     use crate::proto::brain_server::{Brain, BrainServer};
+
+    const TOKEN: &str = "a-token-of-ours";
 
     /// A brain that never leads and names another one, or whose streams of events end at once.
     struct Odd {
@@ -549,8 +617,11 @@ mod tests {
     /// Serves an odd brain; the counter counts what it was asked.
     fn serve(listener: TcpListener, named: Option<String>, calls: &Arc<AtomicUsize>) {
         let brain = BrainServer::new(Odd { named, calls: Arc::clone(calls) });
-        let incoming = TcpListenerStream::new(listener);
-        tokio::spawn(Server::builder().add_service(brain).serve_with_incoming(incoming));
+        let brain = InterceptedService::new(brain, CheckProof);
+        let door = Door::new(Keys::of_token(TOKEN), "");
+        let incoming = Gate::new().accept(listener);
+        let server = Server::builder().add_service(door).add_service(brain);
+        tokio::spawn(server.serve_with_incoming(incoming));
     }
 
     async fn listen() -> (TcpListener, String) {
@@ -560,8 +631,7 @@ mod tests {
     }
 
     fn client(address: &str) -> Client {
-        let brains = Brains::new(&[address.to_owned()], "a-token", &tls::Files::default());
-        Client::new(brains.expect("an address")).expect("random numbers")
+        Client::new(brains(address, TOKEN)).expect("random numbers")
     }
 
     #[test]
@@ -601,5 +671,100 @@ mod tests {
         // At 0, 0.1, 0.3, 0.7 and 1.5 s.
         let calls = calls.load(Ordering::Relaxed);
         assert!((2..=4).contains(&calls), "asked {calls} times");
+    }
+
+    #[tokio::test]
+    async fn a_call_before_the_handshake_does_not_reach_the_brain() {
+        let (listener, address) = listen().await;
+        let calls = Arc::default();
+        serve(listener, None, &calls);
+        let channel = Endpoint::from_shared(format!("http://{address}")).expect("an address");
+        let channel = channel.connect().await.expect("it listens");
+        let mut bare = BrainClient::new(channel.clone());
+        let refused = bare.view(proto::ViewRequest::default()).await.expect_err("a stranger");
+        assert_eq!(refused.code(), Code::Unauthenticated);
+        assert!(refused.message().contains("has not proven"), "{refused}");
+        // As callers of older versions do.
+        let mut old = BrainClient::with_interceptor(channel, AddToken::new(TOKEN));
+        let refused =
+            old.view(proto::ViewRequest::default()).await.expect_err("it sends the token");
+        assert_eq!(refused.code(), Code::Unauthenticated);
+        assert!(refused.message().contains("use a program of the daemon's version"), "{refused}");
+        assert_eq!(calls.load(Ordering::Relaxed), 0);
+    }
+
+    /// Passes one connection after another on to another address, until it is aborted.
+    fn relay(listener: TcpListener, to: String) -> tokio::task::JoinHandle<()> {
+        tokio::spawn(async move {
+            while let Ok((mut from, _)) = listener.accept().await {
+                let mut to = TcpStream::connect(&to).await.expect("it listens");
+                let _ = tokio::io::copy_bidirectional(&mut from, &mut to).await;
+            }
+        })
+    }
+
+    fn brains(address: &str, token: &str) -> Brains {
+        Brains::new(&[address.to_owned()], token, &tls::Files::default()).expect("an address")
+    }
+
+    #[tokio::test]
+    async fn a_stub_whose_connection_has_ended_calls_nobody_who_came_after() {
+        let ((listener, behind), (front, address)) = (listen().await, listen().await);
+        let (calls, strangers) = (Arc::default(), Arc::default());
+        let brain = BrainServer::new(Odd { named: None, calls: Arc::clone(&calls) });
+        let brain = InterceptedService::new(brain, CheckProof);
+        let door = Door::new(Keys::of_token(TOKEN), &address);
+        let server = Server::builder().add_service(door).add_service(brain);
+        tokio::spawn(server.serve_with_incoming(Gate::new().accept(listener)));
+        let front = relay(front, behind);
+        let brains = brains(&address, TOKEN);
+        let mut stub = brains.connect(&address).await.expect("it is a brain");
+        let refused = stub.view(proto::ViewRequest::default()).await.expect_err("it never leads");
+        assert_eq!((refused.code(), calls.load(Ordering::Relaxed)), (Code::FailedPrecondition, 1));
+
+        // The brain is gone, and a stranger has its address.
+        front.abort();
+        let _ = front.await;
+        let stranger = TcpListener::bind(&address).await.expect("it is free");
+        let odd = BrainServer::new(Odd { named: None, calls: Arc::clone(&strangers) });
+        let stranger = TcpListenerStream::new(stranger);
+        tokio::spawn(Server::builder().add_service(odd).serve_with_incoming(stranger));
+        for _ in 0..3 {
+            let ended = stub.view(proto::ViewRequest::default()).await.expect_err("it has ended");
+            assert_ne!(ended.code(), Code::FailedPrecondition, "a stranger answered");
+        }
+        let refused = brains.connect(&address).await.expect_err("a stranger");
+        assert!(
+            refused.to_string().contains("does not prove that it knows the token"),
+            "{refused}"
+        );
+        assert!(refused.is_transient(), "the brain may come back");
+        assert_eq!(strangers.load(Ordering::Relaxed), 0, "it was asked nothing");
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_somebody_passes_on_to_a_brain_is_refused() {
+        let ((listener, behind), (front, address)) = (listen().await, listen().await);
+        let calls = Arc::default();
+        serve(listener, None, &calls);
+        relay(front, behind.clone());
+        let refused = brains(&address, TOKEN).connect(&address).await.expect_err("passed on");
+        let (text, hint) = refused.parts();
+        assert!(
+            text.contains(&format!("is 'tcp {address}' and arrives as 'tcp {behind}'")),
+            "{text}"
+        );
+        assert!(hint.is_some_and(|hint| hint.contains("--advertise")));
+        brains(&behind, TOKEN).connect(&behind).await.expect("its own address");
+    }
+
+    #[tokio::test]
+    async fn a_caller_and_a_brain_with_other_tokens_refuse_each_other() {
+        let (listener, address) = listen().await;
+        serve(listener, None, &Arc::default());
+        let refused = brains(&address, "a-token-of-theirs").connect(&address).await;
+        let (text, hint) = refused.expect_err("another token").parts();
+        assert!(text.contains("the token is not the one this daemon was started with"), "{text}");
+        assert!(hint.is_some_and(|hint| hint.contains("--token-file")));
     }
 }

@@ -10,8 +10,10 @@ use parfait::network::Network;
 use parfait::outage::Names;
 use parfait::queues::Dscp;
 use parfait::runs::Run;
+use prost::Message;
 use thiserror::Error;
 
+use crate::keys::{Key, Nonce};
 use crate::proto;
 use crate::proto::objection::Objection as Kind;
 
@@ -108,11 +110,45 @@ pub fn share_message(share: &Share, name: &str) -> proto::Share {
     }
 }
 
-/// A command.
+/// An order with a brain's signature.
+pub fn signed(order: &proto::Order, key: &Key) -> proto::Command {
+    let order = order.encode_to_vec();
+    let signature = key.sign(&[&order]).to_vec();
+    proto::Command { order, signature }
+}
+
+/// The order of a command that a brain has signed for this node and this connection of its agent.
+///
+/// # Errors
+/// When it is not signed so.
+pub fn order(
+    message: &proto::Command,
+    key: &Key,
+    node: &str,
+    nonce: &Nonce,
+) -> Result<proto::Order, Malformed> {
+    if message.signature.is_empty() {
+        return Err(Malformed::new("it is not signed"));
+    }
+    if !key.has_signed(&[&message.order], &message.signature) {
+        return Err(Malformed::new("it is not signed with the token of this cluster"));
+    }
+    let order = proto::Order::decode(&*message.order)
+        .map_err(|error| Malformed::new(format!("it is signed and malformed: {error}")))?;
+    if order.node != node {
+        return Err(Malformed::new(format!("it is signed for '{}'", order.node)));
+    }
+    if order.nonce != nonce {
+        return Err(Malformed::new("it is signed for another connection"));
+    }
+    Ok(order)
+}
+
+/// A command, from an order whose signature is right.
 ///
 /// # Errors
 /// When a share is malformed, or there are too many.
-pub fn command(message: &proto::Command) -> Result<Command, Malformed> {
+pub fn command(message: &proto::Order) -> Result<Command, Malformed> {
     if message.plan.len() > MAX_SHARES {
         return Err(Malformed::new(format!("a plan of {} shares", message.plan.len())));
     }
@@ -275,4 +311,51 @@ pub fn node_named(
 ) -> Option<NodeId> {
     let mut governed = governed;
     governed.find(|node| network.node_name(*node) == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keys::Keys;
+
+    const NONCE: Nonce = [3; 32];
+
+    fn key(token: &str) -> Key {
+        Keys::of_token(token).plan
+    }
+
+    fn example() -> proto::Order {
+        let position = Some(proto::Position { term: 4, sequence: 9 });
+        let share = proto::Share { port: 1, job: 2, dscp: 8, bps: 5, ..proto::Share::default() };
+        let (node, nonce) = ("host0".to_owned(), NONCE.to_vec());
+        proto::Order { node, nonce, position, plan: vec![share] }
+    }
+
+    #[test]
+    fn an_order_is_for_one_node_and_one_connection_and_of_those_who_know_the_token() {
+        let (ours, theirs) = (key("a-token-of-ours"), key("a-token-of-theirs"));
+        let command = signed(&example(), &ours);
+        let opened = |command: &proto::Command, node: &str, nonce: &Nonce| {
+            order(command, &ours, node, nonce).map_err(|Malformed(why)| why)
+        };
+        assert_eq!(opened(&command, "host0", &NONCE), Ok(example()));
+        let refused = |command: &proto::Command, node, nonce| {
+            opened(command, node, nonce).expect_err("it is not to be believed")
+        };
+        assert_eq!(refused(&command, "host1", &NONCE), "it is signed for 'host0'");
+        assert_eq!(refused(&command, "host0", &[4; 32]), "it is signed for another connection");
+        let unsigned = proto::Command { signature: Vec::new(), ..command.clone() };
+        assert_eq!(refused(&unsigned, "host0", &NONCE), "it is not signed");
+        assert_eq!(refused(&proto::Command::default(), "host0", &NONCE), "it is not signed");
+        let wrong = "it is not signed with the token of this cluster";
+        assert_eq!(refused(&signed(&example(), &theirs), "host0", &NONCE), wrong);
+        for bit in 0..command.order.len() * 8 {
+            let mut changed = command.clone();
+            changed.order[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(refused(&changed, "host0", &NONCE), wrong, "bit {bit}");
+        }
+        // A key for another purpose signs no plans.
+        let other = signed(&example(), &Keys::of_token("a-token-of-ours").state);
+        assert_eq!(refused(&other, "host0", &NONCE), wrong);
+    }
 }

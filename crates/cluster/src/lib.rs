@@ -8,6 +8,8 @@
 //! |---|---|
 //! | [`proto`] | the messages of the wire |
 //! | [`convert`] | between these and the types of `parfait` |
+//! | [`keys`] | what is derived from the cluster's token, and signatures |
+//! | [`handshake`] | how both ends of a connection prove that they know the token |
 //! | [`tls`] | certificates and keys |
 //! | [`store`] | the lease and the log of brains: in etcd, or in one file |
 //! | [`enforce`] | what makes a machine's ports keep a plan |
@@ -27,6 +29,8 @@ pub mod brain;
 pub mod client;
 pub mod convert;
 pub mod enforce;
+pub mod handshake;
+pub mod keys;
 pub mod kubernetes;
 pub mod local;
 pub mod proto;

@@ -34,6 +34,7 @@ use self::state::StateFile;
 use crate::client::{Brains, named_leader, refusal};
 use crate::convert;
 use crate::enforce::{Enforcer, PortPlan};
+use crate::keys::{Nonce, nonce};
 use crate::proto;
 use crate::proto::agent_message::Message;
 use crate::words::counted;
@@ -171,6 +172,9 @@ struct Body {
     begun: Instant,
     /// Why something does not work, for people.
     note: String,
+    /// Plans without the right signature, and what was wrong with the last one if none with it came since.
+    unsigned: u64,
+    stranger: Option<String>,
 }
 
 impl Body {
@@ -211,6 +215,7 @@ impl Body {
     /// Why something does not work, for people.
     fn note(&self) -> String {
         match &self.gates {
+            _ if self.stranger.is_some() => self.stranger.clone().unwrap_or_default(),
             _ if !self.note.is_empty() => self.note.clone(),
             Some(gates) => lock(gates).note(),
             None if self.agent.plan().iter().any(|share| share.phase.is_some()) => {
@@ -220,8 +225,29 @@ impl Body {
         }
     }
 
-    fn command(&mut self, message: &proto::Command) -> Result<Option<Reply>, Error> {
-        let command = match convert::command(message) {
+    /// The order of a command, if a brain signed it for this connection.
+    fn order(&mut self, message: &proto::Command, nonce: &Nonce) -> Option<proto::Order> {
+        let Config { node, brains, .. } = &self.config;
+        match convert::order(message, &brains.keys.plan, node, nonce) {
+            Ok(order) => {
+                self.stranger = None;
+                Some(order)
+            }
+            Err(error) => {
+                self.unsigned += 1;
+                let refused = counted(self.unsigned, "plan");
+                self.stranger = Some(format!("refused {refused} so far: {error}"));
+                log::refusal(format_args!(
+                    "a plan is refused: {error}; hint: agents and brains need the same token and version, and TLS where others reach their network"
+                ));
+                None
+            }
+        }
+    }
+
+    fn command(&mut self, message: &proto::Command, nonce: &Nonce) -> Result<Option<Reply>, Error> {
+        let Some(message) = self.order(message, nonce) else { return Ok(None) };
+        let command = match convert::command(&message) {
             Ok(command) => command,
             Err(error) => {
                 log::refusal(format_args!("a command that is impossible: {error}"));
@@ -392,7 +418,8 @@ pub fn run<E: From<Error>>(
     local: impl FnOnce(Jobs) -> Result<(), Error>,
     ready: impl FnOnce(&Ready) -> Result<(), E>,
 ) -> Result<(), E> {
-    let (file, state) = StateFile::open(&config.state, &config.node)?;
+    let (file, state) =
+        StateFile::open(&config.state, &config.node, config.brains.keys.state.clone())?;
     let saved = state::saved(&state)
         .map_err(|error| Error::invalid(format!("{}: {error}", config.state.display())))?;
     let ports_bps = config.ports.iter().map(|port| (port.port, port.rate_bps)).collect();
@@ -408,6 +435,8 @@ pub fn run<E: From<Error>>(
         measured: Instant::now(),
         begun: Instant::now(),
         note: String::new(),
+        unsigned: 0,
+        stranger: None,
         config,
     };
     let runtime = runtime::multi_thread()?;
@@ -457,10 +486,10 @@ async fn follow(body: &mut Body) -> Error {
             addresses[(next - 1) % addresses.len()].clone()
         });
         match attach(body, &address).await {
-            Ok((commands, replies)) => {
+            Ok(attached) => {
                 log::line(format_args!("follows brain {address}"));
                 let begun = Instant::now();
-                if let Err(error) = serve(body, commands, replies).await {
+                if let Err(error) = serve(body, attached).await {
                     return error;
                 }
                 log::line(format_args!("brain {address} is gone: its last plan stays in force"));
@@ -496,23 +525,32 @@ impl Pauses {
     }
 }
 
-type Commands = Streaming<proto::Command>;
-type Replies = mpsc::Sender<proto::AgentMessage>;
+/// A connection to a brain.
+struct Connection {
+    commands: Streaming<proto::Command>,
+    replies: mpsc::Sender<proto::AgentMessage>,
+    /// Plans for it are signed with this.
+    nonce: Nonce,
+}
 
 /// Attaches to a brain; or says why not, and who leads.
-async fn attach(
-    body: &Body,
-    address: &str,
-) -> Result<(Commands, Replies), (String, Option<String>)> {
+async fn attach(body: &Body, address: &str) -> Result<Connection, (String, Option<String>)> {
     let attached = async {
-        let mut stub =
-            body.config.brains.connect(address).await.map_err(|error| (error.to_line(), None))?;
+        let brains = &body.config.brains;
+        let dialed = brains.dial(address).await.map_err(|error| (error.to_line(), None))?;
+        let mut stub = brains.greet(address, dialed).await.map_err(|error| {
+            // That nobody is there is no news at once; that somebody else is there is.
+            log::refusal(error.to_line());
+            (error.to_line(), None)
+        })?;
+        let nonce = nonce().map_err(|error| (error.to_line(), None))?;
         let (replies, outgoing) = mpsc::channel(MAX_REPLIES);
         let hello = proto::Hello {
             node: body.config.node.clone(),
             enforcer: body.config.enforcer.clone(),
             note: body.note(),
             ports: body.config.ports.iter().map(PortConfig::message).collect(),
+            nonce: nonce.to_vec(),
         };
         let first = proto::AgentMessage { message: Some(Message::Hello(hello)) };
         // The channel is new.
@@ -526,7 +564,7 @@ async fn attach(
             }
             (why, leader)
         })?;
-        Ok((commands.into_inner(), replies))
+        Ok(Connection { commands: commands.into_inner(), replies, nonce })
     };
     let late = |_| (format!("brain {address} does not answer"), None);
     tokio::time::timeout(ATTACH_TIMEOUT, attached).await.map_err(late)?
@@ -536,13 +574,14 @@ async fn attach(
 ///
 /// # Errors
 /// When the state cannot be written.
-async fn serve(body: &mut Body, mut commands: Commands, replies: Replies) -> Result<(), Error> {
+async fn serve(body: &mut Body, attached: Connection) -> Result<(), Error> {
+    let Connection { mut commands, replies, nonce } = attached;
     let mut tick = tokio::time::interval(MEASURE_EVERY);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         let reply = tokio::select! {
             command = commands.message() => match command {
-                Ok(Some(command)) => body.command(&command)?,
+                Ok(Some(command)) => body.command(&command, &nonce)?,
                 Ok(None) | Err(_) => return Ok(()),
             },
             _ = tick.tick() => {

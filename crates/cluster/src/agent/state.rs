@@ -1,24 +1,33 @@
 //! What an agent must not forget, in one file: its position, so that no command of a former leader is ever accepted, and
 //! the plan in force.
 //!
-//! The file has a mark, the length and the CRC-32 of what follows, and the message `AgentState`. It is replaced as a whole:
-//! written beside, made durable, renamed. So the lock that keeps a second agent away is that of another file, `PATH.lock`,
-//! which stays; the kernel gives it back when the agent ends, however it ends.
+//! The file has a mark, the length and the CRC-32 of what follows, the message `AgentState`, and the agent's signature of
+//! that. It is replaced as a whole: written beside, made durable, renamed. So the lock that keeps a second agent away is
+//! that of another file, `PATH.lock`, which stays; the kernel gives it back when the agent ends, however it ends.
+//!
+//! A position is believed only if it is signed with the token of now. Under another token, and in files of versions that
+//! signed nothing, a stranger may have set it, so it is forgotten: the plan stays in force until a brain that knows this
+//! token sends one. So an agent that was told an impossible term recovers, and a change of the token lets terms begin anew.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use engine::error::Error;
+use engine::log;
 use nic::local_files::{self, LockError};
 use parfait::agent::Saved;
 use prost::Message;
 
 use crate::convert;
+use crate::keys::{Key, SIGNATURE_BYTES};
 use crate::proto;
 
 /// The first bytes of such a file; the last one is the version.
-const MARK: [u8; 8] = *b"DQAGENT\x01";
+const MARK: [u8; 8] = *b"DQAGENT\x02";
+
+/// Those of files without a signature.
+const UNSIGNED_MARK: [u8; 8] = *b"DQAGENT\x01";
 
 /// Bytes of mark, length and CRC.
 const HEADER_BYTES: usize = 16;
@@ -31,6 +40,7 @@ const MAX_BYTES: u64 = 16 << 20;
 pub(super) struct StateFile {
     path: PathBuf,
     node: String,
+    key: Key,
     /// Locked for as long as it is open.
     _lock: File,
 }
@@ -60,13 +70,19 @@ fn lock(path: &Path) -> Result<File, Error> {
 }
 
 impl StateFile {
-    /// The file of a node's agent, and what it has; nothing if there is none yet. With the state come names of jobs.
+    /// The file of a node's agent, and what it has; nothing if there is none yet. With the state come names of jobs. What is
+    /// not signed with `key` has a plan and no position.
     ///
     /// # Errors
     /// When another agent uses it, or it is damaged, or of another node: an agent that forgets its position could follow a
     /// former leader.
-    pub(super) fn open(path: &Path, node: &str) -> Result<(StateFile, proto::AgentState), Error> {
-        let file = StateFile { path: path.to_owned(), node: node.to_owned(), _lock: lock(path)? };
+    pub(super) fn open(
+        path: &Path,
+        node: &str,
+        key: Key,
+    ) -> Result<(StateFile, proto::AgentState), Error> {
+        let lock = lock(path)?;
+        let file = StateFile { path: path.to_owned(), node: node.to_owned(), key, _lock: lock };
         let shown = path.display().to_string();
         let bytes = match fs::metadata(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -82,7 +98,7 @@ impl StateFile {
             Err(error) => Err(error),
         };
         let bytes = bytes.map_err(|error| Error::because(&shown, &error))?;
-        let state = decode(&bytes).ok_or_else(|| {
+        let (mut state, is_signed) = decode(&bytes, &file.key).ok_or_else(|| {
             Error::invalid(format!(
                 "{shown}: no whole state of an agent, or one of another version"
             ))
@@ -94,6 +110,13 @@ impl StateFile {
                 state.node
             ))
             .hint("each agent has a file of its own: choose another --state"));
+        }
+        if !is_signed {
+            let term = state.position.map_or(0, |position| position.term);
+            log::line(format_args!(
+                "{shown}: it is not signed with this token: its plan stays in force, and its term {term} is forgotten"
+            ));
+            (state.position, state.decided, state.objection) = (None, false, None);
         }
         Ok((file, state))
     }
@@ -118,7 +141,9 @@ impl StateFile {
         let mut bytes = MARK.to_vec();
         bytes.extend((body.len() as u32).to_le_bytes());
         bytes.extend(crc32fast::hash(&body).to_le_bytes());
+        let signature = self.key.sign(&[&body]);
         bytes.extend(body);
+        bytes.extend(signature);
         let folder = match self.path.parent() {
             Some(folder) if !folder.as_os_str().is_empty() => folder,
             _ => Path::new("."),
@@ -132,13 +157,18 @@ impl StateFile {
     }
 }
 
-fn decode(bytes: &[u8]) -> Option<proto::AgentState> {
+/// A whole state, and whether it is signed with that key.
+fn decode(bytes: &[u8], key: &Key) -> Option<(proto::AgentState, bool)> {
     let (header, body) = bytes.split_at_checked(HEADER_BYTES)?;
     let number = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes"));
-    let is_whole = header[..8] == MARK
-        && number(8) as usize == body.len()
-        && number(12) == crc32fast::hash(body);
-    is_whole.then(|| proto::AgentState::decode(body).ok())?
+    let (body, signature) = match *header.first_chunk::<8>()? {
+        MARK => body.split_at_checked(body.len().checked_sub(SIGNATURE_BYTES)?)?,
+        UNSIGNED_MARK => (body, &[][..]),
+        _ => return None,
+    };
+    let is_whole = number(8) as usize == body.len() && number(12) == crc32fast::hash(body);
+    let state = is_whole.then(|| proto::AgentState::decode(body).ok())??;
+    Some((state, key.has_signed(&[body], signature)))
 }
 
 /// What the state machine saved.
@@ -163,6 +193,7 @@ mod tests {
     use parfait::queues::Dscp;
 
     use super::*;
+    use crate::keys::Keys;
 
     fn folder(name: &str) -> PathBuf {
         let folder =
@@ -170,6 +201,14 @@ mod tests {
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder).expect("a folder");
         folder
+    }
+
+    fn key(token: &str) -> Key {
+        Keys::of_token(token).state
+    }
+
+    fn open(path: &Path, node: &str) -> Result<(StateFile, proto::AgentState), Error> {
+        StateFile::open(path, node, key("a-token-of-ours"))
     }
 
     fn example() -> Saved {
@@ -194,15 +233,15 @@ mod tests {
     fn what_was_saved_is_read_again_and_belongs_to_one_node() {
         let folder = folder("saved");
         let path = folder.join("state");
-        let (file, empty) = StateFile::open(&path, "host1").expect("a new file");
+        let (file, empty) = open(&path, "host1").expect("a new file");
         assert_eq!(saved(&empty).expect("nothing"), Saved::default());
         file.save(&example(), |job| format!("job{job}")).expect("written");
         drop(file);
-        let (again, state) = StateFile::open(&path, "host1").expect("whole");
+        let (again, state) = open(&path, "host1").expect("whole");
         assert_eq!(saved(&state).expect("as it was"), example());
         assert_eq!(state.plan[1].name, "job8");
         drop(again);
-        let other = StateFile::open(&path, "host2").expect_err("of another node").to_string();
+        let other = open(&path, "host2").expect_err("of another node").to_string();
         assert!(other.contains("the state of 'host1', not of 'host2'"), "{other}");
         fs::remove_dir_all(folder).expect("removed");
     }
@@ -211,17 +250,17 @@ mod tests {
     fn a_second_agent_is_refused_until_the_first_has_ended() {
         let folder = folder("locked");
         let path = folder.join("state");
-        let (file, _) = StateFile::open(&path, "host1").expect("a new file");
+        let (file, _) = open(&path, "host1").expect("a new file");
         // Saving replaces the file, and the lock stays.
         file.save(&example(), |_| String::new()).expect("written");
-        let (why, hint) = StateFile::open(&path, "host1").expect_err("in use").parts();
+        let (why, hint) = open(&path, "host1").expect_err("in use").parts();
         let own = format!("state: process {} (", std::process::id());
         assert!(why.contains(&own) && why.contains(") uses it"), "{why}");
         let mode = fs::metadata(folder.join("state.lock")).expect("there").permissions().mode();
         assert_eq!(mode & 0o777, 0o600, "others cannot open it, so they cannot lock it");
         assert!(hint.is_some_and(|hint| hint.contains("another --state")));
         drop(file);
-        let (_file, state) = StateFile::open(&path, "host1").expect("free again");
+        let (_file, state) = open(&path, "host1").expect("free again");
         assert_eq!(saved(&state).expect("as it was"), example());
         fs::remove_dir_all(folder).expect("removed");
     }
@@ -231,8 +270,8 @@ mod tests {
         let folder = folder("full");
         let path = folder.join("state");
         std::os::unix::fs::symlink("/dev/full", folder.join("state.lock")).expect("a new link");
-        let (file, _) = StateFile::open(&path, "host1").expect("nothing has to be written");
-        let (why, _) = StateFile::open(&path, "host1").expect_err("in use").parts();
+        let (file, _) = open(&path, "host1").expect("nothing has to be written");
+        let (why, _) = open(&path, "host1").expect_err("in use").parts();
         assert!(why.contains(" uses it"), "{why}");
         drop(file);
         fs::remove_dir_all(folder).expect("removed");
@@ -242,20 +281,65 @@ mod tests {
     fn a_damaged_state_is_never_taken_for_none() {
         let folder = folder("damaged");
         let path = folder.join("state");
-        let (file, _) = StateFile::open(&path, "host1").expect("a new file");
+        let (file, _) = open(&path, "host1").expect("a new file");
         file.save(&example(), |_| String::new()).expect("written");
         drop(file);
         let whole = fs::read(&path).expect("there");
         for length in 0..whole.len() {
             fs::write(&path, &whole[..length]).expect("written");
-            assert!(StateFile::open(&path, "host1").is_err(), "{length} bytes");
+            assert!(open(&path, "host1").is_err(), "{length} bytes");
         }
-        for bit in 0..whole.len() * 8 {
+        for bit in 0..(whole.len() - SIGNATURE_BYTES) * 8 {
             let mut damaged = whole.clone();
             damaged[bit / 8] ^= 1 << (bit % 8);
             fs::write(&path, &damaged).expect("written");
-            assert!(StateFile::open(&path, "host1").is_err(), "bit {bit}");
+            assert!(open(&path, "host1").is_err(), "bit {bit}");
         }
         fs::remove_dir_all(folder).expect("removed");
+    }
+
+    /// The plan of a state and no position.
+    fn without_position(state: &proto::AgentState) {
+        let expected = Saved { plan: example().plan, ..Saved::default() };
+        assert_eq!(saved(state).expect("it is whole"), expected);
+    }
+
+    #[test]
+    fn a_position_that_is_not_signed_with_this_token_is_forgotten_and_the_plan_stays() {
+        let folder = folder("unsigned");
+        let path = folder.join("state");
+        let (file, _) = open(&path, "host1").expect("a new file");
+        file.save(&example(), |_| String::new()).expect("written");
+        drop(file);
+        let whole = fs::read(&path).expect("there");
+
+        let (file, state) = StateFile::open(&path, "host1", key("another-token")).expect("whole");
+        without_position(&state);
+        drop(file);
+        for bit in (whole.len() - SIGNATURE_BYTES) * 8..whole.len() * 8 {
+            let mut wrong = whole.clone();
+            wrong[bit / 8] ^= 1 << (bit % 8);
+            fs::write(&path, &wrong).expect("written");
+            without_position(&open(&path, "host1").expect("whole").1);
+        }
+        // As versions without signatures wrote it, after a stranger had given it the last of all terms.
+        let last = Position { term: u64::MAX, sequence: u64::MAX };
+        let mut told = state_of(&whole);
+        told.position = convert::position_message(last);
+        let body = told.encode_to_vec();
+        let length = (body.len() as u32).to_le_bytes();
+        let crc = crc32fast::hash(&body).to_le_bytes();
+        let old = [&UNSIGNED_MARK[..], &length, &crc, &body].concat();
+        fs::write(&path, &old).expect("written");
+        let (file, state) = open(&path, "host1").expect("whole");
+        without_position(&state);
+        file.save(&example(), |_| String::new()).expect("written");
+        drop(file);
+        assert_eq!(saved(&open(&path, "host1").expect("whole").1).expect("signed"), example());
+        fs::remove_dir_all(folder).expect("removed");
+    }
+
+    fn state_of(bytes: &[u8]) -> proto::AgentState {
+        decode(bytes, &key("a-token-of-ours")).expect("whole").0
     }
 }

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use engine::control::auth;
 use engine::log;
 use fabric::topology::{LinkId, NodeId};
 use parfait::agent::Reply;
@@ -23,7 +24,8 @@ use super::core::Parts;
 use super::events::Events;
 use super::picture::{Picture, state_name};
 use super::placing::{self, Caller, NoTrial, Placed, Placing, Waiting};
-use crate::convert::{position_message, share_message};
+use crate::convert::{self, position_message, share_message};
+use crate::keys::Key;
 use crate::kubernetes::nodes_by_rank;
 use crate::proto::{self, Serialised};
 use crate::store::{Candidate, Holder, Store};
@@ -101,6 +103,8 @@ pub(super) struct Attached {
     /// Tells connections of one node apart.
     pub(super) number: u64,
     pub(super) commands: mpsc::Sender<proto::Command>,
+    /// What it drew for this connection.
+    pub(super) nonce: Vec<u8>,
     pub(super) enforcer: String,
     pub(super) note: String,
     pub(super) heard: Instant,
@@ -123,6 +127,7 @@ pub(super) struct Actor<S> {
     candidate: Candidate,
     cluster: Cluster,
     store_name: String,
+    plan_key: Key,
     begun: Instant,
     inputs: mpsc::Receiver<Input>,
     /// What the store answers; it goes first.
@@ -171,7 +176,8 @@ impl<S: Store> Actor<S> {
         view: watch::Sender<Arc<View>>,
         events: Arc<Events>,
     ) -> Actor<S> {
-        let Parts { machine, cluster, ground, switches, store, candidate, store_name } = parts;
+        let Parts { machine, cluster, ground, switches, store, candidate, store_name, plan_key } =
+            parts;
         let brain = Brain::new(machine, ground, &switches);
         // The state machine has one call outstanding; an opening may follow one that is still under way.
         let (log_calls, to_serve) = mpsc::channel(16);
@@ -185,6 +191,7 @@ impl<S: Store> Actor<S> {
             candidate,
             cluster,
             store_name,
+            plan_key,
             begun: Instant::now(),
             inputs,
             stored,
@@ -363,7 +370,7 @@ impl<S: Store> Actor<S> {
         let network = self.brain.network();
         let held = book.jobs().iter().map(|(job, held)| {
             let is_degraded = book.is_degraded(*job);
-            proto::Held { is_degraded, ..crate::convert::held_message(*job, held, network) }
+            proto::Held { is_degraded, ..convert::held_message(*job, held, network) }
         });
         let Cluster { text, slots, reservable_ppm, ecmp, .. } = &self.cluster;
         let reply = Serialised::of(&proto::TopologyReply {
@@ -377,7 +384,7 @@ impl<S: Store> Actor<S> {
             .to_owned(),
             held: held.collect(),
             unchanged_since,
-            down: Some(crate::convert::down_message(&book.names_down())),
+            down: Some(convert::down_message(&book.names_down())),
         });
         self.serialised += 1;
         self.topology = Some((unchanged_since, reply.clone()));
@@ -556,8 +563,13 @@ impl<S: Store> Actor<S> {
             held.map_or("", |held| held.label.name.as_str())
         };
         let plan = command.plan.iter().map(|share| share_message(share, name(share.job)));
-        let message =
-            proto::Command { position: position_message(command.position), plan: plan.collect() };
+        let order = proto::Order {
+            node: self.brain.network().node_name(node).to_owned(),
+            nonce: agent.nonce.clone(),
+            position: position_message(command.position),
+            plan: plan.collect(),
+        };
+        let message = convert::signed(&order, &self.plan_key);
         // A full queue is that of a slow agent: the state machine sends the plan again.
         let _ = agent.commands.try_send(message);
     }
@@ -700,6 +712,7 @@ impl<S: Store> Actor<S> {
             .insert("requests.abandoned".to_owned(), self.abandoned + self.placing.abandoned);
         view.counters.insert("requests.refused_trials".to_owned(), self.refused_trials);
         view.counters.insert("brain.topologies_serialised".to_owned(), self.serialised);
+        view.counters.insert("callers.refused".to_owned(), auth::refused());
         self.view.send_replace(Arc::new(view));
         self.view_cost = begun.elapsed();
         self.viewed = Some(Instant::now());

@@ -14,6 +14,7 @@ use super::actor::{Actor, Input};
 use super::events::Events;
 use super::service::Handle;
 use super::{Cluster, MAX_INPUTS};
+use crate::keys::Key;
 use crate::store::{Candidate, Store};
 use crate::view::View;
 use crate::web::EventLog;
@@ -35,6 +36,8 @@ pub struct Parts<S> {
     pub candidate: Candidate,
     /// Where the log is, for people.
     pub store_name: String,
+    /// Signs plans.
+    pub plan_key: Key,
 }
 
 /// See the module's text.

@@ -28,9 +28,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine::control::auth::CheckToken;
+use engine::control::auth::CheckProof;
 use engine::control::bounded_server;
-use engine::control::gate::{Caller, Gate};
+use engine::control::gate::Gate;
 use engine::error::Error;
 use engine::seed::fresh_seed;
 use engine::signals::EndSignals;
@@ -45,11 +45,12 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
-use tonic::transport::server::TlsConnectInfo;
 use tonic::transport::{Server, ServerTlsConfig};
 use tonic::{Request, Status};
 
 use self::service::Service;
+use crate::handshake::{self, Door};
+use crate::keys::Keys;
 use crate::proto::brain_server::BrainServer;
 use crate::store::{Candidate, Store};
 use crate::tls;
@@ -89,8 +90,8 @@ pub struct Config {
     /// Where clients and agents reach it, as `HOST:PORT`. Without it, where it listens, or the machine's name if that is
     /// every address.
     pub address: Option<String>,
-    /// What callers must present.
-    pub token: String,
+    /// What follows from the cluster's token: callers have to prove that they know it.
+    pub keys: Keys,
     /// Certificates.
     pub tls: tls::Files,
     /// Hosts, switches and links.
@@ -211,7 +212,9 @@ pub fn run<S: Store, E: From<Error>>(
             store: Arc::clone(&store),
             candidate: candidate.clone(),
             store_name: config.store.clone(),
+            plan_key: config.keys.plan.clone(),
         });
+        let door = Door::new(config.keys, &address);
         let hooks = extender::hooks(core.inputs.clone(), fresh_seed()?.max(1));
         extra(Looks { view: core.view.clone(), events: Arc::clone(&core.events), hooks })?;
         ready(&Ready {
@@ -223,10 +226,13 @@ pub fn run<S: Store, E: From<Error>>(
             pid: std::process::id(),
             notes,
         })?;
-        let check = Check(CheckToken::new(&config.token));
-        let service = InterceptedService::new(BrainServer::new(Service::new(core.handle())), check);
+        let service = BrainServer::new(Service::new(core.handle()));
+        let service = InterceptedService::new(service, Check(CheckProof));
         let mut server = server(server_tls)?;
-        let served = server.add_service(service).serve_with_incoming(gate.accept(listener));
+        let served = server
+            .add_service(door)
+            .add_service(service)
+            .serve_with_incoming(gate.accept(listener));
         tokio::select! {
             ended = served => ended.map_err(|error| Error::from_cause(error).into()),
             () = actor => Err(Error::invalid("the brain stopped unexpectedly").into()),
@@ -243,14 +249,13 @@ pub fn run<S: Store, E: From<Error>>(
     served
 }
 
-/// Checks tokens; behind TLS, the gate's caller is inside of what TLS says.
+/// Admits callers that have proven to know the token; behind TLS, the gate's caller is inside of what TLS says.
 #[derive(Clone)]
-struct Check(CheckToken);
+struct Check(CheckProof);
 
 impl Interceptor for Check {
     fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
-        let secured = request.extensions().get::<TlsConnectInfo<Caller>>();
-        if let Some(caller) = secured.map(|secured| secured.get_ref().clone()) {
+        if let Some((caller, true)) = handshake::caller(request.extensions()) {
             request.extensions_mut().insert(caller);
         }
         self.0.call(request)

@@ -22,6 +22,7 @@ use super::Cluster;
 use super::actor::{Answer, Attached, Input, MAX_COMMANDS, NotAttached};
 use super::placing::NoTrial;
 use crate::convert;
+use crate::keys::Nonce;
 use crate::proto::brain_server::Brain;
 use crate::proto::{self, Port, Serialised};
 use crate::view::{BrainView, ClusterEvent, View};
@@ -388,11 +389,17 @@ impl Brain for Service {
         else {
             return Err(Status::invalid_argument("an agent begins with its name"));
         };
+        if hello.nonce.len() != size_of::<Nonce>() {
+            return Err(Status::invalid_argument(
+                "the agent sends no nonce\nuse the brain's version of `dquant agent`",
+            ));
+        }
         let number = self.next_agent.fetch_add(1, Ordering::Relaxed);
         let (commands, receiver) = mpsc::channel(MAX_COMMANDS);
         let agent = Attached {
             number,
             commands,
+            nonce: hello.nonce,
             enforcer: cut(&hello.enforcer, 32),
             note: cut(&hello.note, MAX_NOTE_BYTES),
             heard: Instant::now(),

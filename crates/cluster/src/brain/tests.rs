@@ -24,11 +24,24 @@ use super::placing::NoTrial;
 use super::service::Service;
 use super::{Cluster, MAX_INPUTS, machine_config};
 use crate::convert;
+use crate::keys::{Key, Keys, Nonce};
 use crate::proto;
 use crate::proto::brain_server::Brain;
 use crate::store::{Candidate, Holder, Report, Store};
 use crate::view::View;
 use crate::web::EventLog;
+
+/// What agents of these tests draw.
+const NONCE: Nonce = [7; 32];
+
+fn plan_key() -> Key {
+    Keys::of_token("a-token-of-the-tests").plan
+}
+
+/// What the brain told the agent of host0.
+fn order(command: &proto::Command) -> proto::Order {
+    convert::order(command, &plan_key(), "host0", &NONCE).expect("a brain has signed it")
+}
 
 const LEASE: Duration = Duration::from_secs(2);
 
@@ -121,6 +134,7 @@ impl Running {
             store: Arc::clone(&store),
             candidate: Candidate { number: 7, address: "own:1".to_owned() },
             store_name: "memory".to_owned(),
+            plan_key: plan_key(),
         });
         tokio::spawn(actor);
         let handle = core.handle();
@@ -169,6 +183,7 @@ impl Running {
         let agent = Attached {
             number,
             commands,
+            nonce: NONCE.to_vec(),
             enforcer: "none".to_owned(),
             note: String::new(),
             heard: Instant::now(),
@@ -286,7 +301,7 @@ fn measures_that_lie_add_up_to_no_overflow() {
         let (agent, mut commands) = brain.attach("host0", 1).await;
         let plan = loop {
             let command = in_time(commands.recv()).await.expect("the plan");
-            let command = convert::command(&command).expect("well-formed");
+            let command = convert::command(&order(&command)).expect("well-formed");
             if command.plan.len() == 2 {
                 break command;
             }
@@ -310,7 +325,7 @@ fn a_plan_that_stays_refused_is_one_alarm() {
         let brain = Running::leading().await;
         let (agent, mut commands) = brain.attach("host0", 1).await;
         let command = in_time(commands.recv()).await.expect("the plan");
-        let position = convert::position(command.position);
+        let position = convert::position(order(&command).position);
         let verdict = Err(Objection::NoPort(1));
         for _ in 0..20 {
             brain.reply(&agent, Reply { verdict, ..good(position) }, &[]).await;
@@ -367,7 +382,7 @@ fn what_an_agent_notes_is_an_alarm_until_it_is_over() {
         let brain = Running::leading().await;
         let (agent, mut commands) = brain.attach("host0", 1).await;
         let command = in_time(commands.recv()).await.expect("the plan");
-        let reply = || good(convert::position(command.position));
+        let reply = || good(convert::position(order(&command).position));
         let noted = |view: &View| {
             let text = "the agent of 'host0': job 'llm' does not keep its period";
             view.alarms.iter().any(|alarm| alarm.level == "warning" && alarm.text == text)

@@ -11,6 +11,8 @@ use parfait::demand::Abstraction;
 use parfait::log::Outcome;
 use tokio::task::AbortHandle;
 
+use crate::scratch::keys;
+
 /// An answer to a client.
 pub(crate) type Answer = Result<Outcome, Denial>;
 
@@ -43,6 +45,7 @@ impl Running {
             store: Arc::new(store),
             candidate: Candidate { number, address: format!("[::1]:{number}") },
             store_name: "a test".to_owned(),
+            plan_key: keys().plan,
         });
         Running { core, task: tokio::spawn(actor).abort_handle() }
     }

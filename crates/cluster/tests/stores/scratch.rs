@@ -1,8 +1,15 @@
-//! Folders of tests.
+//! Folders and keys of tests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+
+use cluster::keys::Keys;
+
+/// What follows from the token of the tests.
+pub(crate) fn keys() -> Keys {
+    Keys::of_token("a-token-of-the-tests")
+}
 
 /// A folder that is removed at the end.
 #[derive(Debug)]

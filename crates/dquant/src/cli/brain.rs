@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use cluster::brain::{self, BRAIN_PORT, Cluster, Config, Looks, Ready};
+use cluster::keys::Keys;
 use cluster::store::etcd::{self, EtcdStore};
 use cluster::store::file::FileStore;
 use cluster::tls;
@@ -203,8 +204,8 @@ impl BrainCommand {
         if self.die_with_parent {
             die_with_parent()?;
         }
-        let token = self.token.required()?;
-        let page_token = token.clone();
+        let page_token = self.token.required()?;
+        let keys = Keys::of_token(&page_token);
         if !self.quiet {
             engine::log::enable();
         }
@@ -232,7 +233,7 @@ impl BrainCommand {
         let config = |lease, store| Config {
             listen,
             address,
-            token,
+            keys,
             tls: self.tls.files(),
             cluster,
             switches,

@@ -6,9 +6,15 @@ use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use cluster::proto::brain_server::{Brain, BrainServer};
+use cluster::proto::handshake_server::{Handshake, HandshakeServer};
+use cluster::proto::{self, Serialised};
 use serde_json::Value;
+use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tonic::{Request, Response, Status, Streaming};
 
 use super::{Folder, Ran, h2, skip};
 
@@ -331,4 +337,174 @@ fn each_failure_of_tls_names_what_to_check() {
     );
     shown("stranger").failed(2, "alert: UnknownCA", "signed by the brain's --tls-ca");
     list(strict.address(), &["--tls-ca", "none.pem"]).failed(2, "none.pem", "PEM files");
+}
+
+/// Who listens where a brain should be: passes for one as far as that goes without the token, and keeps what it hears.
+#[derive(Clone, Default)]
+struct Rogue(Arc<Mutex<Heard>>);
+
+#[derive(Default)]
+struct Heard {
+    handshakes: usize,
+    tokens: usize,
+    calls: Vec<&'static str>,
+}
+
+type Answer<T> = Result<Response<T>, Status>;
+
+impl Rogue {
+    fn hear<T>(
+        &self,
+        what: &'static str,
+        request: &Request<T>,
+    ) -> std::sync::MutexGuard<'_, Heard> {
+        let mut heard = self.0.lock().expect("nothing panics");
+        let sent = |value: &str| value.contains(TOKEN);
+        heard.tokens += request
+            .metadata()
+            .iter()
+            .filter(|entry| match entry {
+                tonic::metadata::KeyAndValueRef::Ascii(_, value) => value.to_str().is_ok_and(sent),
+                tonic::metadata::KeyAndValueRef::Binary(..) => false,
+            })
+            .count();
+        if !what.is_empty() {
+            heard.calls.push(what);
+        }
+        heard
+    }
+
+    /// Listens until the runtime is dropped.
+    fn start(&self, address: &str) -> tokio::runtime::Runtime {
+        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+        let listener =
+            runtime.block_on(tokio::net::TcpListener::bind(address)).expect("it is free");
+        let server = tonic::transport::Server::builder()
+            .add_service(HandshakeServer::new(self.clone()))
+            .add_service(BrainServer::new(self.clone()));
+        runtime.spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+        runtime
+    }
+}
+
+#[tonic::async_trait]
+impl Handshake for Rogue {
+    async fn begin(&self, call: Request<proto::BeginRequest>) -> Answer<proto::BeginReply> {
+        self.hear("", &call).handshakes += 1;
+        Ok(Response::new(proto::BeginReply { nonce: call.into_inner().nonce }))
+    }
+
+    async fn finish(&self, call: Request<proto::FinishRequest>) -> Answer<proto::FinishReply> {
+        drop(self.hear("", &call));
+        Ok(Response::new(proto::FinishReply { proof: call.into_inner().proof }))
+    }
+}
+
+#[tonic::async_trait]
+impl Brain for Rogue {
+    type EventsStream = ReceiverStream<Result<proto::Event, Status>>;
+    type AttachStream = ReceiverStream<Result<proto::Command, Status>>;
+
+    async fn submit(&self, call: Request<proto::SubmitRequest>) -> Answer<proto::SubmitReply> {
+        drop(self.hear("submit", &call));
+        Ok(Response::new(Default::default()))
+    }
+
+    async fn place(&self, call: Request<proto::PlaceRequest>) -> Answer<proto::PlaceReply> {
+        drop(self.hear("place", &call));
+        Ok(Response::new(Default::default()))
+    }
+
+    async fn release(&self, call: Request<proto::ReleaseRequest>) -> Answer<proto::ReleaseReply> {
+        drop(self.hear("release", &call));
+        Ok(Response::new(Default::default()))
+    }
+
+    async fn outage(&self, call: Request<proto::OutageRequest>) -> Answer<proto::RepairReply> {
+        drop(self.hear("outage", &call));
+        Ok(Response::new(Default::default()))
+    }
+
+    async fn defragment(
+        &self,
+        call: Request<proto::DefragmentRequest>,
+    ) -> Answer<proto::RepairReply> {
+        drop(self.hear("defragment", &call));
+        Ok(Response::new(Default::default()))
+    }
+
+    async fn view(&self, call: Request<proto::ViewRequest>) -> Answer<Serialised> {
+        drop(self.hear("view", &call));
+        Ok(Response::new(Serialised::of(&proto::ViewReply { json: b"{}".to_vec() })))
+    }
+
+    async fn topology(&self, call: Request<proto::TopologyRequest>) -> Answer<Serialised> {
+        drop(self.hear("topology", &call));
+        Ok(Response::new(Default::default()))
+    }
+
+    async fn events(&self, call: Request<proto::EventsRequest>) -> Answer<Self::EventsStream> {
+        drop(self.hear("events", &call));
+        Ok(Response::new(ReceiverStream::new(tokio::sync::mpsc::channel(1).1)))
+    }
+
+    async fn attach(
+        &self,
+        call: Request<Streaming<proto::AgentMessage>>,
+    ) -> Answer<Self::AttachStream> {
+        drop(self.hear("attach", &call));
+        let (commands, receiver) = tokio::sync::mpsc::channel(1);
+        // An empty plan of the last of all terms.
+        let last = proto::Position { term: u64::MAX, sequence: u64::MAX };
+        let order = proto::Order { position: Some(last), ..proto::Order::default() };
+        let order = prost::Message::encode_to_vec(&order);
+        let signature = vec![0; 32];
+        commands.try_send(Ok(proto::Command { order, signature })).expect("it is new");
+        tokio::spawn(async move { commands.closed().await });
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+}
+
+#[test]
+fn who_takes_the_place_of_a_brain_learns_no_token_and_an_agent_keeps_its_plan() {
+    let folder = Folder::new("cluster-rogue");
+    let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("it is bound");
+    let address = free.to_string();
+    let listen = ["--listen", &address];
+    let brain = Daemon::brain(&folder, "brain", &listen);
+    let args = ["agent", "--node", "host0", "--port", "1=lo:100Gbit", "--enforce", "none"];
+    let more = ["--state", "agent.state", "--socket", "", "--paces", "", "--brain", &address];
+    let agent = Daemon::start(&folder, "agent", &[&args[..], &more].concat());
+    let job = ["job", "submit", "ring:4@5G spread=hosts:4", "--name", "llm", "--brain", &address];
+    run(&folder, &job).good();
+    agent.says("guarantees of 1 job are in force, term 1");
+
+    drop(brain);
+    let rogue = Rogue::default();
+    let runtime = rogue.start(&address);
+    let begun = Instant::now();
+    while rogue.0.lock().expect("whole").handshakes < 3 {
+        assert!(begun.elapsed() < PATIENCE, "the agent does not come");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    agent.says("who listens there does not know the token: its proof is wrong");
+    runtime.shutdown_background();
+    let heard = rogue.0.lock().expect("whole");
+    assert_eq!((heard.tokens, &heard.calls[..]), (0, &[][..]), "it was told nothing");
+
+    // The next brain tells the agent what is to be in force, in a term after the first one's.
+    let begun = Instant::now();
+    let brain = loop {
+        // The port may not be free at once.
+        if TcpListener::bind(&address).is_ok() {
+            break Daemon::brain(&folder, "again", &listen);
+        }
+        assert!(begun.elapsed() < PATIENCE, "the port stays in use");
+    };
+    agent.says("guarantees of 1 job are in force, term 2");
+    drop(agent);
+    let again = Daemon::start(&folder, "agent-again", &[&args[..], &more].concat());
+    again.says(&format!("follows brain {address}"));
+    assert_eq!(again.ready["jobs"], 1, "its plan is in its file");
+    drop(brain);
 }

@@ -1,4 +1,4 @@
-//! Bearer tokens: who may call a daemon.
+//! Who may call a daemon: callers with its bearer token, or on connections that have proven to know it.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
 use tonic::{Request, Status};
 
-use super::gate::{self, Call};
+use super::gate::{self, Call, Caller, Standing};
 use crate::log;
 use crate::status::Event;
 
@@ -33,14 +33,51 @@ impl Interceptor for CheckToken {
             Call::begin(&mut request)?;
             return Ok(request);
         }
-        REFUSED.count();
-        gate::note_refused(&request);
-        let why = match given {
-            Some(_) => "the token is not the one this daemon was started with",
-            None => "the call carries no token",
-        };
-        log::refusal(format_args!("call from {} refused: {why}", gate::origin_of(&request)));
-        Err(Status::unauthenticated(why))
+        Err(refuse(
+            request.extensions().get(),
+            match given {
+                Some(_) => "the token is not the one this daemon was started with",
+                None => "the call carries no token",
+            },
+        ))
+    }
+}
+
+/// Counts and reports a call that is refused, with a hint behind a line break.
+pub fn refuse(caller: Option<&Caller>, why: &str) -> Status {
+    REFUSED.count();
+    gate::note_refused(caller);
+    let line = why.split('\n').next().unwrap_or(why);
+    log::refusal(format_args!("call from {} refused: {line}", gate::name_of(caller)));
+    Status::unauthenticated(why)
+}
+
+/// Calls that were refused for what they did not know.
+pub fn refused() -> u64 {
+    REFUSED.get()
+}
+
+/// Admits calls on connections that have proven to know the secret. Behind TLS the caller has to be attached before.
+#[derive(Clone, Copy, Debug)]
+pub struct CheckProof;
+
+impl Interceptor for CheckProof {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        let caller = request.extensions().get::<Caller>();
+        if caller.is_some_and(|caller| *caller.standing() == Standing::Proven) {
+            Call::begin(&mut request)?;
+            return Ok(request);
+        }
+        let sends_it = request.metadata().contains_key("authorization");
+        Err(refuse(
+            request.extensions().get(),
+            match sends_it {
+                true => {
+                    "the call carries the token itself\nuse a program of the daemon's version: it proves that it knows the token"
+                }
+                false => "the connection has not proven that it knows the token",
+            },
+        ))
     }
 }
 

@@ -276,7 +276,9 @@ impl Gate {
         // refuses is only slower.
         let _ = tcp.set_nodelay(true);
         let deadline = Box::pin(sleep_until(Instant::now() + self.limits.handshake));
-        let caller = Caller { peer, activity, gate: Arc::clone(self) };
+        let local = tcp.local_addr().ok();
+        let caller =
+            Caller { peer, local, standing: Arc::default(), activity, gate: Arc::clone(self) };
         Some(ControlStream {
             tcp,
             id,
@@ -327,8 +329,22 @@ fn evict(places: &mut Vec<Place>, whose: impl Fn(&Place) -> bool) -> Option<()> 
 #[derive(Clone, Debug)]
 pub struct Caller {
     peer: SocketAddr,
+    local: Option<SocketAddr>,
+    standing: Arc<Mutex<Standing>>,
     activity: Arc<Activity>,
     gate: Arc<Gate>,
+}
+
+/// What the caller of a connection has proven, for daemons that ask once per connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Standing {
+    /// Nothing.
+    #[default]
+    Stranger,
+    /// The caller's nonce and the one that it was given.
+    Asked([[u8; 32]; 2]),
+    /// That it knows the secret.
+    Proven,
 }
 
 /// A call under way; it ends when this is dropped.
@@ -399,6 +415,22 @@ impl Call {
 }
 
 impl Caller {
+    /// What this connection has proven so far.
+    pub fn standing(&self) -> MutexGuard<'_, Standing> {
+        // It is replaced as a whole.
+        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where it calls from.
+    pub fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// The address at which the connection arrived.
+    pub fn local(&self) -> Option<SocketAddr> {
+        self.local
+    }
+
     /// Refuses a call for lack of room.
     fn refuse(&self, why: String) -> Status {
         REFUSED_CALLS.count();
@@ -407,22 +439,25 @@ impl Caller {
     }
 }
 
-/// Notes that a request was refused because it has not the right token.
-pub(super) fn note_refused<T>(request: &Request<T>) {
-    if let Some(caller) = request.extensions().get::<Caller>() {
+/// Notes that a caller was refused because it does not know the token.
+pub(super) fn note_refused(caller: Option<&Caller>) {
+    if let Some(caller) = caller {
         caller.activity.refused.fetch_add(1, Ordering::Relaxed);
     }
 }
 
 /// Origin of a request, for messages.
 pub(crate) fn origin_of<T>(request: &Request<T>) -> String {
-    let caller = request.extensions().get::<Caller>();
+    name_of(request.extensions().get())
+}
+
+pub(super) fn name_of(caller: Option<&Caller>) -> String {
     caller.map_or_else(|| "somewhere".into(), |caller| caller.peer.to_string())
 }
 
 impl Drop for Call {
     fn drop(&mut self) {
-        let Caller { peer, activity, gate } = &self.caller;
+        let Caller { peer, activity, gate, .. } = &self.caller;
         *activity.since() = Instant::now();
         activity.open.fetch_sub(1, Ordering::Relaxed);
         let origin = origin(peer.ip());
@@ -778,10 +813,10 @@ mod tests {
             let mut request = Request::new(());
             request.extensions_mut().insert(stream.connect_info());
             let before = CLOSED_REFUSED.get();
-            (1..MAX_REFUSED).for_each(|_| note_refused(&request));
+            (1..MAX_REFUSED).for_each(|_| note_refused(request.extensions().get()));
             client.write_all(b"x").await.unwrap();
             assert_eq!(stream.read(&mut [0; 64]).await.unwrap(), 1);
-            note_refused(&request);
+            note_refused(request.extensions().get());
             assert!(is_cut(&mut stream).await && CLOSED_REFUSED.get() == before + 1);
         });
     }
@@ -795,7 +830,7 @@ mod tests {
             drop(call(&stream).unwrap());
             let mut request = Request::new(());
             request.extensions_mut().insert(stream.connect_info());
-            (0..2 * MAX_REFUSED).for_each(|_| note_refused(&request));
+            (0..2 * MAX_REFUSED).for_each(|_| note_refused(request.extensions().get()));
             client.write_all(&vec![b'x'; 2 * STRANGER_BYTES]).await.unwrap();
             let mut read = 0;
             while read < 2 * STRANGER_BYTES {
