@@ -155,7 +155,7 @@ const FLOORS: &[(&str, &str)] = &[
          convert: proto keys
          handshake: proto keys
          tls
-         store
+         store: keys
          enforce
          kubernetes
          slurm
@@ -168,8 +168,9 @@ const FLOORS: &[(&str, &str)] = &[
     ),
     (
         "crates/cluster/src/store",
-        "file
-         etcd",
+        "signed
+         file: signed
+         etcd: signed",
     ),
     (
         "crates/cluster/src/enforce",

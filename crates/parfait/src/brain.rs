@@ -171,6 +171,9 @@ pub enum StorageError {
     /// There is no room.
     #[error("no space is left for the log")]
     Full,
+    /// What is stored was not written by a brain of this cluster, or not as it is there.
+    #[error("what is stored is not signed with the token of this cluster")]
+    Unsigned,
     /// Anything else; whether it was written is not known.
     #[error("the log cannot be reached")]
     Unavailable,
@@ -602,6 +605,7 @@ impl Brain {
         }
         match opened {
             Ok(image) => self.begin(term, ticket, &image, now_ns),
+            Err(StorageError::Unsigned) => self.refuse_log(LogError::Unsigned, now_ns),
             Err(error) => self.storage_failed(term, error, now_ns),
         }
     }
@@ -772,6 +776,16 @@ impl Brain {
         }
     }
 
+    /// Leaves the lease to others for a while: one of them may be able to read the log.
+    fn refuse_log(&mut self, error: LogError, now_ns: u64) {
+        self.counters.logs_refused += 1;
+        self.last_error = Some(error);
+        self.role = Role::Standby;
+        self.claims.clear();
+        self.claimed_ns = Some(now_ns);
+        self.pause_ns = self.config.lease_ns.saturating_mul(PAUSE_LEASES);
+    }
+
     /// Replays the log. The first write is the leader's own entry: it cuts a torn end, and once it is durable, no leader
     /// before this one can have written anything that is not in the book.
     fn begin(&mut self, term: u64, opening: u64, image: &Image, now_ns: u64) {
@@ -785,16 +799,9 @@ impl Brain {
         });
         let (book, found, first) = match begun {
             Ok(begun) => begun,
-            Err(error) => {
-                self.counters.logs_refused += 1;
-                self.last_error = Some(error);
-                self.role = Role::Standby;
-                self.claims.clear();
-                self.claimed_ns = Some(now_ns);
-                self.pause_ns = self.config.lease_ns.saturating_mul(PAUSE_LEASES);
-                return;
-            }
+            Err(error) => return self.refuse_log(error, now_ns),
         };
+        self.last_error = None;
         self.counters.terms += 1;
         self.counters.torn_tails += u64::from(found.torn_bytes > 0);
         self.counters.unknown_parts += book.unknown_parts().len() as u64;

@@ -73,6 +73,11 @@ pub enum LogError {
         /// Its version.
         found: u16,
     },
+    /// The store has found that no brain of this cluster wrote it so.
+    #[error(
+        "it is not signed with the token of this cluster: `dquant brain sign-log` signs a log, also after a change of the token"
+    )]
+    Unsigned,
     /// A record is damaged, and one behind it is not: this is no torn write.
     #[error(
         "the record at byte {at} is damaged, and a whole one follows: restore the log from a backup"

@@ -12,7 +12,7 @@ use parfait::brain::{
 };
 use parfait::demand::Abstraction;
 use parfait::job::Latency;
-use parfait::log::{Label, MAX_CLIENTS, Outcome};
+use parfait::log::{Label, LogError, MAX_CLIENTS, Outcome};
 use parfait::network::{Network, Routing};
 use parfait::queues::Dscp;
 use parfait::spread::Ecmp;
@@ -379,6 +379,24 @@ fn jobs_that_meet_on_a_link_differ_in_their_dscp() {
         brain.governed().iter().filter_map(|node| brain.plan(*node)).flat_map(|plan| plan.0);
     let reserved: u64 = shares.map(|share| share.bps).sum();
     assert_eq!(reserved, 3 * 2 * 1_000_000, "each of two workers sends 1 Mbit/s");
+}
+
+#[test]
+fn a_brain_leaves_a_log_that_is_not_signed_to_others_until_it_can_be_read() {
+    let (mut brain, open) = opening();
+    brain.handle_opened(open, Err(StorageError::Unsigned), 30);
+    assert_eq!((brain.state(), brain.counters().logs_refused), (State::Standby, 1));
+    assert_eq!(brain.last_error(), Some(&LogError::Unsigned));
+    assert_eq!(drain(&mut brain), [], "it does not try again at once");
+    let due_ns = brain.poll_timeout();
+    brain.handle_timeout(due_ns);
+    let claim = ticket_of(&drain(&mut brain));
+    brain.handle_lease(claim, Lease { holder: 7, term: 5 }, due_ns + 1);
+    let open = ticket_of(&drain(&mut brain));
+    brain.handle_opened(open, Ok(Image::default()), due_ns + 2);
+    let sync = ticket_of(&drain(&mut brain));
+    brain.handle_stored(sync, Ok(()), due_ns + 3);
+    assert_eq!((brain.state(), brain.last_error()), (State::Leading, None));
 }
 
 #[test]

@@ -28,7 +28,7 @@ use crate::convert::{self, position_message, share_message};
 use crate::keys::Key;
 use crate::kubernetes::nodes_by_rank;
 use crate::proto::{self, Serialised};
-use crate::store::{Candidate, Holder, Store};
+use crate::store::{Candidate, Holder, Store, UNSIGNED_HINT};
 use crate::view::{BrainView, View};
 use crate::words::counted;
 
@@ -311,11 +311,15 @@ impl<S: Store> Actor<S> {
         }
     }
 
-    /// Reports a call of the store that failed, with the store's reason.
+    /// Reports a call of the store that failed, with the store's reason; of signatures also what to do.
     fn report_failure(&self, what: &str, error: &StorageError) {
-        match self.store.report().last_failure {
-            Some(why) => log::line(format_args!("{what}: {error}: {why}")),
-            None => log::line(format_args!("{what}: {error}")),
+        let reason = self.store.report().last_failure;
+        match (error, reason) {
+            (StorageError::Unsigned, Some(why)) => {
+                log::line(format_args!("{what}: {why}; hint: {UNSIGNED_HINT}"));
+            }
+            (_, Some(why)) => log::line(format_args!("{what}: {error}: {why}")),
+            (_, None) => log::line(format_args!("{what}: {error}")),
         }
     }
 
@@ -713,6 +717,8 @@ impl<S: Store> Actor<S> {
         view.counters.insert("requests.refused_trials".to_owned(), self.refused_trials);
         view.counters.insert("brain.topologies_serialised".to_owned(), self.serialised);
         view.counters.insert("callers.refused".to_owned(), auth::refused());
+        let unsigned = self.store.report().counters.unsigned;
+        view.counters.insert("brain.storage.unsigned".to_owned(), unsigned);
         self.view.send_replace(Arc::new(view));
         self.view_cost = begun.elapsed();
         self.viewed = Some(Instant::now());

@@ -1,8 +1,8 @@
 //! The store in one file, for the brains of one machine.
 //!
 //! The file is a redb database with three tables: `meta` (the format and the last term), `snapshot`, and `log`, whose
-//! records are under the number of bytes before them. Each call is one durable transaction, so a process may be killed at
-//! any instant.
+//! records are under the number of bytes before them. Snapshot and records are signed. Each call is one durable
+//! transaction, so a process may be killed at any instant.
 //!
 //! **The lease** is the lock of the file, which the kernel takes back when a process ends, however it ends. Who gets it
 //! raises the term, durably. The others are told who has it by a second file, `PATH.holder`; they never depend on what it
@@ -30,10 +30,15 @@ use redb::{
     Builder, Database, DatabaseError, ReadableDatabase, ReadableTable, TableDefinition, TableError,
 };
 
+use super::signed::{self, Chain, SignedLog, Signer, signature_of};
 use super::{Candidate, Failure, Holder, Report, SetupError, Store, Tally, lock};
+use crate::keys::{Keys, Signature};
 
 /// The format that is written, and the only one that is read.
-pub const FORMAT: u64 = 1;
+pub const FORMAT: u64 = 2;
+
+/// The format without signatures.
+const UNSIGNED_FORMAT: u64 = 1;
 
 /// Memory for pages that were read: the file is read once, when it is opened.
 const CACHE_BYTES: usize = 16 << 20;
@@ -54,6 +59,7 @@ pub struct FileStore {
 #[derive(Debug)]
 struct Shared {
     path: PathBuf,
+    signer: Signer,
     /// This brain, while it has the lease. Claims read it without waiting for a write.
     held: Mutex<Option<(Holder, Identity)>>,
     log: Mutex<Log>,
@@ -77,24 +83,62 @@ impl FileStore {
     /// The store in that file, which is made when the first brain claims the lease, if it does not exist.
     ///
     /// # Errors
-    /// When the file is of another format, none of a brain, damaged, or cannot be opened.
-    pub fn new(path: &Path) -> Result<FileStore, SetupError> {
+    /// When the file is of another format, none of a brain, not signed with these keys, damaged, or cannot be opened.
+    pub fn new(path: &Path, keys: &Keys) -> Result<FileStore, SetupError> {
         let shared = Shared {
             path: path.to_path_buf(),
+            signer: Signer::new(keys, ""),
             held: Mutex::default(),
             log: Mutex::default(),
             tally: Tally::default(),
             has_existed: AtomicBool::new(false),
         };
         match shared.open_existing() {
-            Ok(_) | Err(Refusal::Locked | Refusal::Missing) => {
+            Ok(database) => {
+                let read = read_image(&database, &mut Chain::signed([&shared.signer]));
+                drop(database);
+                read.map_err(|failure| setup_error(path, failure))?;
                 Ok(FileStore { shared: Arc::new(shared) })
             }
+            Err(Refusal::Locked | Refusal::Missing) => Ok(FileStore { shared: Arc::new(shared) }),
             Err(Refusal::Unusable(error)) => Err(error),
-            Err(Refusal::Failed(failure)) => {
-                Err(SetupError::Unopened { path: path.to_path_buf(), reason: failure.reason })
-            }
+            Err(Refusal::Failed(failure)) => Err(setup_error(path, failure)),
         }
+    }
+
+    /// Signs the log in that file anew: one without signatures, or one that was signed with `old` keys. All of it or nothing.
+    ///
+    /// # Errors
+    /// When the file cannot be opened, a brain uses it, or it is signed with other keys.
+    pub fn sign_log(path: &Path, keys: &Keys, old: Option<&Keys>) -> Result<SignedLog, SetupError> {
+        let (own, old) = (Signer::new(keys, ""), old.map(|old| Signer::new(old, "")));
+        let unopened = |reason: &str| SetupError::Unopened {
+            path: path.to_path_buf(),
+            reason: reason.to_owned(),
+        };
+        let (database, format) = match open_any(path) {
+            Ok(opened) => opened,
+            Err(Refusal::Unusable(error)) => return Err(error),
+            Err(Refusal::Failed(failure)) => return Err(unopened(&failure.reason)),
+            Err(Refusal::Missing) => return Err(unopened("there is no such file")),
+            Err(Refusal::Locked) => {
+                let reason = "a brain uses it: stop it first".to_owned();
+                return Err(SetupError::Busy { place: path.display().to_string(), reason });
+            }
+        };
+        let mut chain = match format {
+            UNSIGNED_FORMAT => Chain::unsigned(),
+            FORMAT => Chain::signed(old.iter().chain([&own])),
+            found => {
+                let path = path.to_path_buf();
+                return Err(SetupError::Format { path, found, supported: FORMAT });
+            }
+        };
+        let signed = read_image(&database, &mut chain).and_then(|image| {
+            rewrite(&database, &own, &image)?;
+            Ok(SignedLog::of(&image, &chain, &own))
+        });
+        signed.map_err(|failure| setup_error(path, failure))
     }
 
     /// Carries out a call that waits for the disk.
@@ -136,7 +180,7 @@ impl Store for FileStore {
     async fn append(&self, opening: u64, at: u64, record: Vec<u8>) -> Result<(), StorageError> {
         let length = record.len() as u64;
         let appended = self.blocking(move |shared| {
-            shared.write(opening, |database| append(database, at, &record))
+            shared.write(opening, |database| append(database, &shared.signer, at, &record))
         });
         self.shared.tally.record(appended.await, |counters| {
             counters.appends += 1;
@@ -147,7 +191,7 @@ impl Store for FileStore {
     async fn snapshot(&self, opening: u64, snapshot: Vec<u8>) -> Result<(), StorageError> {
         let length = snapshot.len() as u64;
         let stored = self.blocking(move |shared| {
-            shared.write(opening, |database| replace_snapshot(database, &snapshot))
+            shared.write(opening, |database| replace_snapshot(database, &shared.signer, &snapshot))
         });
         self.shared.tally.record(stored.await, |counters| {
             counters.snapshots += 1;
@@ -264,38 +308,15 @@ impl Shared {
         if is_database(&path) {
             let _ = hide_at(&path);
         }
-        let opened = Builder::new()
-            .set_cache_size(CACHE_BYTES)
-            .set_check_integrity_on_open(true)
-            .open(&path);
-        let database = match opened {
-            Ok(database) => database,
-            Err(DatabaseError::DatabaseAlreadyOpen) => return Err(Refusal::Locked),
-            Err(DatabaseError::Storage(redb::StorageError::Io(error)))
-                if error.kind() == ErrorKind::NotFound =>
-            {
-                return Err(Refusal::Missing);
+        let error = match open_any(&path)? {
+            (database, FORMAT) => return Ok(database),
+            (_, UNSIGNED_FORMAT) => {
+                let Failure { reason, .. } = Failure::unsigned("the log, of format 1,");
+                SetupError::Unsigned { place: path.display().to_string(), reason }
             }
-            Err(DatabaseError::Storage(redb::StorageError::Io(error)))
-                if error.kind() != ErrorKind::InvalidData =>
-            {
-                return Err(Refusal::Failed(failure(redb::Error::Io(error))));
-            }
-            Err(error) => {
-                let reason = error.to_string();
-                return Err(Refusal::Unusable(SetupError::Foreign { path, reason }));
-            }
+            (_, found) => SetupError::Format { path, found, supported: FORMAT },
         };
-        match format(&database) {
-            Ok(FORMAT) => Ok(database),
-            Ok(found) => {
-                Err(Refusal::Unusable(SetupError::Format { path, found, supported: FORMAT }))
-            }
-            Err(error) => {
-                let reason = error.to_string();
-                Err(Refusal::Unusable(SetupError::Foreign { path, reason }))
-            }
-        }
+        Err(Refusal::Unusable(error))
     }
 
     /// Makes an empty file. If another brain is faster, its file stays.
@@ -320,7 +341,8 @@ impl Shared {
         let path = self.holder_path();
         let new = with_suffix(&path, ".new");
         let Holder { lease, address } = holder;
-        let text = format!("{} {} {address}\n", lease.holder, lease.term);
+        let words = format!("{} {} {address}", lease.term, lease.holder);
+        let text = format!("{}\n", self.signer.holder_text(&words));
         let written = fs::write(&new, text).and_then(|()| fs::rename(&new, path));
         if written.is_err() {
             let _ = fs::remove_file(new);
@@ -341,7 +363,7 @@ impl Shared {
         let mut text = String::new();
         let read = File::open(self.holder_path())
             .and_then(|file| file.take(MAX_HOLDER_BYTES).read_to_string(&mut text));
-        let holder = read.ok().and_then(|_| parse_holder(&text));
+        let holder = read.ok().and_then(|_| parse_holder(&self.signer, &text));
         holder
             .filter(|holder| holder.lease.holder != candidate.number)
             .ok_or_else(|| Failure::unavailable(format!("{process} has the file")))
@@ -376,7 +398,7 @@ impl Shared {
         let Some(database) = &log.database else {
             return Err(Failure::unavailable("the file is closed"));
         };
-        let read = read_image(database);
+        let read = read_image(database, &mut Chain::signed([&self.signer]));
         if read.is_err() {
             self.give_up(&mut log);
         }
@@ -418,10 +440,45 @@ fn sync_folder(path: &Path) -> io::Result<()> {
     File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
 }
 
-fn parse_holder(text: &str) -> Option<Holder> {
-    let mut words = text.strip_suffix('\n')?.splitn(3, ' ');
-    let lease = Lease { holder: words.next()?.parse().ok()?, term: words.next()?.parse().ok()? };
-    Some(Holder { lease, address: words.next()?.to_string() })
+fn parse_holder(signer: &Signer, text: &str) -> Option<Holder> {
+    let (term, words) = signer.holder_words(text.strip_suffix('\n')?)?.split_once(' ')?;
+    signed::holder(words, term.parse().ok()?)
+}
+
+fn setup_error(path: &Path, failure: Failure) -> SetupError {
+    let Failure { error, reason } = failure;
+    match error {
+        StorageError::Unsigned => {
+            SetupError::Unsigned { place: path.display().to_string(), reason }
+        }
+        _ => SetupError::Unopened { path: path.to_path_buf(), reason },
+    }
+}
+
+/// A file of a brain, and its format.
+fn open_any(path: &Path) -> Result<(Database, u64), Refusal> {
+    let foreign = |error: String| {
+        Refusal::Unusable(SetupError::Foreign { path: path.to_path_buf(), reason: error })
+    };
+    let opened =
+        Builder::new().set_cache_size(CACHE_BYTES).set_check_integrity_on_open(true).open(path);
+    let database = match opened {
+        Ok(database) => database,
+        Err(DatabaseError::DatabaseAlreadyOpen) => return Err(Refusal::Locked),
+        Err(DatabaseError::Storage(redb::StorageError::Io(error)))
+            if error.kind() == ErrorKind::NotFound =>
+        {
+            return Err(Refusal::Missing);
+        }
+        Err(DatabaseError::Storage(redb::StorageError::Io(error)))
+            if error.kind() != ErrorKind::InvalidData =>
+        {
+            return Err(Refusal::Failed(failure(redb::Error::Io(error))));
+        }
+        Err(error) => return Err(foreign(error.to_string())),
+    };
+    let format = format(&database).map_err(|error| foreign(error.to_string()))?;
+    Ok((database, format))
 }
 
 fn failure(error: impl Into<redb::Error>) -> Failure {
@@ -485,55 +542,110 @@ fn raise_term(database: &Database) -> Result<u64, redb::Error> {
     Ok(term)
 }
 
-fn read_image(database: &Database) -> Result<Image, Failure> {
+fn read_image(database: &Database, chain: &mut Chain<'_>) -> Result<Image, Failure> {
     let mut image = Image::default();
     let transaction = database.begin_read().map_err(failure)?;
     let snapshot = transaction.open_table(SNAPSHOT).map_err(failure)?;
-    if let Some(bytes) = snapshot.get(()).map_err(failure)? {
-        image.snapshot = bytes.value().to_vec();
+    if let Some(value) = snapshot.get(()).map_err(failure)? {
+        image.snapshot = chain.snapshot(value.value())?.to_vec();
     }
     let log = transaction.open_table(LOG).map_err(failure)?;
     for piece in log.iter().map_err(failure)? {
-        let (at, bytes) = piece.map_err(failure)?;
+        let (at, value) = piece.map_err(failure)?;
         if at.value() != image.log.len() as u64 {
             let reason = format!("bytes {} to {} are missing", image.log.len(), at.value());
             return Err(Failure::unavailable(reason));
         }
-        image.log.extend_from_slice(bytes.value());
+        image.log.extend_from_slice(chain.record(at.value(), value.value())?);
     }
     Ok(image)
 }
 
-fn append(database: &Database, at: u64, record: &[u8]) -> Result<(), Failure> {
+/// A record as it is stored.
+struct Piece {
+    start: u64,
+    signature: Signature,
+    /// Bytes of the log.
+    length: u64,
+}
+
+/// The last record that begins before that byte of the log.
+fn piece_before(
+    log: &impl ReadableTable<u64, &'static [u8]>,
+    at: u64,
+) -> Result<Option<Piece>, Failure> {
+    let mut before = log.range(..at).map_err(failure)?;
+    let Some(piece) = before.next_back() else { return Ok(None) };
+    let (start, value) = piece.map_err(failure)?;
+    let start = start.value();
+    let (signature, bytes) = value
+        .value()
+        .split_first_chunk()
+        .ok_or_else(|| Failure::unsigned(&format!("the record at byte {start} of the log")))?;
+    Ok(Some(Piece { start, signature: *signature, length: bytes.len() as u64 }))
+}
+
+fn append(database: &Database, signer: &Signer, at: u64, record: &[u8]) -> Result<(), Failure> {
     let transaction = database.begin_write().map_err(failure)?;
     {
+        let snapshot = transaction.open_table(SNAPSHOT).map_err(failure)?;
+        let root = snapshot.get(()).map_err(failure)?;
+        let root = root.and_then(|value| signature_of(value.value())).unwrap_or_default();
         let mut log = transaction.open_table(LOG).map_err(failure)?;
         log.retain_in(at.., |_, _| false).map_err(failure)?;
-        let last = log.last().map_err(failure)?;
-        let last = last.map(|(start, bytes)| (start.value(), bytes.value().to_vec()));
-        let end = last.as_ref().map_or(0, |(start, bytes)| start + bytes.len() as u64);
-        match last {
-            _ if end < at => {
-                return Err(Failure::unavailable(format!("byte {at} is behind the log's end")));
-            }
-            Some((start, bytes)) if end > at => {
-                let kept = &bytes[..(at - start) as usize];
-                log.insert(start, kept).map_err(failure)?;
-            }
-            _ => {}
+        let last = piece_before(&log, at)?;
+        let end = last.as_ref().map_or(0, |last| last.start + last.length);
+        if end < at {
+            return Err(Failure::unavailable(format!("byte {at} is behind the log's end")));
         }
-        log.insert(at, record).map_err(failure)?;
+        let behind = match last {
+            None => root,
+            Some(last) if end == at => last.signature,
+            Some(Piece { start, signature, .. }) => {
+                let value = log.get(start).map_err(failure)?;
+                let value = value.map_or_else(Vec::new, |value| value.value().to_vec());
+                let kept = &value[signature.len()..][..(at - start) as usize];
+                let before = piece_before(&log, start)?.map_or(root, |piece| piece.signature);
+                let (signature, value) = signer.record_value(&before, start, kept);
+                log.insert(start, &value[..]).map_err(failure)?;
+                signature
+            }
+        };
+        let (_, value) = signer.record_value(&behind, at, record);
+        log.insert(at, &value[..]).map_err(failure)?;
     }
     transaction.commit().map_err(failure)
 }
 
-fn replace_snapshot(database: &Database, snapshot: &[u8]) -> Result<(), Failure> {
+fn replace_snapshot(database: &Database, signer: &Signer, snapshot: &[u8]) -> Result<(), Failure> {
     let transaction = database.begin_write().map_err(failure)?;
     {
         let mut table = transaction.open_table(SNAPSHOT).map_err(failure)?;
-        table.insert((), snapshot).map_err(failure)?;
+        table.insert((), &signer.snapshot_value(snapshot).1[..]).map_err(failure)?;
         let mut log = transaction.open_table(LOG).map_err(failure)?;
         log.retain(|_, _| false).map_err(failure)?;
+    }
+    transaction.commit().map_err(failure)
+}
+
+/// Replaces snapshot and log by the same with these signatures.
+fn rewrite(database: &Database, signer: &Signer, image: &Image) -> Result<(), Failure> {
+    let transaction = database.begin_write().map_err(failure)?;
+    {
+        let mut root = Signature::default();
+        if !image.snapshot.is_empty() {
+            let (signed, value) = signer.snapshot_value(&image.snapshot);
+            let mut table = transaction.open_table(SNAPSHOT).map_err(failure)?;
+            table.insert((), &value[..]).map_err(failure)?;
+            root = signed;
+        }
+        let mut log = transaction.open_table(LOG).map_err(failure)?;
+        log.retain(|_, _| false).map_err(failure)?;
+        if !image.log.is_empty() {
+            log.insert(0, &signer.record_value(&root, 0, &image.log).1[..]).map_err(failure)?;
+        }
+        let mut meta = transaction.open_table(META).map_err(failure)?;
+        meta.insert("format", FORMAT).map_err(failure)?;
     }
     transaction.commit().map_err(failure)
 }

@@ -14,6 +14,7 @@
 //! |---|---|
 //! | [`etcd`] | the store in etcd, for brains on several machines |
 //! | [`mod@file`] | the store in one file, for the brains of one machine |
+//! | `signed` | signatures of both, so that nobody is believed who writes there without the token |
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -24,6 +25,13 @@ use thiserror::Error;
 
 pub mod etcd;
 pub mod file;
+mod signed;
+
+pub use signed::{Before, SignedLog};
+
+/// What to do about a store that is not signed with the token.
+pub const UNSIGNED_HINT: &str = "is it the right token, and has nobody else written there? `dquant brain sign-log` signs a log that you trust: of \
+                                 versions that signed none, and after a change of the token";
 
 /// A brain that wants to lead.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -133,6 +141,8 @@ pub struct Counters {
     pub retries: u64,
     /// Calls refused since the log or the lease went to another.
     pub fenced: u64,
+    /// Calls refused since what is stored has no signature of this cluster.
+    pub unsigned: u64,
     /// Calls that failed for want of space.
     pub full: u64,
     /// Calls that failed otherwise.
@@ -154,6 +164,22 @@ pub enum SetupError {
         found: u64,
         /// The one that is read and written.
         supported: u64,
+    },
+    /// What is stored was not written by a brain of this cluster.
+    #[error("{place}: {reason}")]
+    Unsigned {
+        /// The file, or etcd.
+        place: String,
+        /// What is not signed.
+        reason: String,
+    },
+    /// A brain uses it, and it has to be stopped first.
+    #[error("{place}: {reason}")]
+    Busy {
+        /// The file, or etcd.
+        place: String,
+        /// Who uses it.
+        reason: String,
     },
     /// The file is something else, or damaged.
     #[error("{}: no file of a brain, or a damaged one: {reason}", path.display())]
@@ -222,6 +248,7 @@ impl Tally {
             Err(Failure { error, reason }) => {
                 match error {
                     StorageError::Fenced => report.counters.fenced += 1,
+                    StorageError::Unsigned => report.counters.unsigned += 1,
                     StorageError::Full => report.counters.full += 1,
                     StorageError::Unavailable => report.counters.unavailable += 1,
                 }

@@ -12,7 +12,7 @@ use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
 use crate::conformance::{Site, candidate, conformance, take_lease};
 use crate::members::Members;
-use crate::scratch::Scratch;
+use crate::scratch::{Scratch, keys};
 
 impl Site for Members {
     type Store = EtcdStore;
@@ -21,7 +21,7 @@ impl Site for Members {
         // Rules are tested here, not times, and the machine may be busy.
         let (request_timeout, call_timeout) = (Duration::from_secs(5), Duration::from_secs(20));
         let config = Config { request_timeout, call_timeout, ..self.config() };
-        EtcdStore::new(&config).expect("valid endpoints")
+        EtcdStore::new(&config, &keys()).expect("valid endpoints")
     }
 }
 
@@ -38,7 +38,7 @@ fn endpoints_are_checked() {
         (vec!["http://[::1"], ""),
     ] {
         let config = Config::new(endpoints.iter().map(|one| (*one).to_string()).collect());
-        let error = EtcdStore::new(&config).expect_err("malformed");
+        let error = EtcdStore::new(&config, &keys()).expect_err("malformed");
         assert!(matches!(&error, SetupError::Endpoint { .. }));
         assert!(error.to_string().contains(hint), "{error}");
     }
@@ -48,7 +48,7 @@ fn endpoints_are_checked() {
 #[tokio::test]
 async fn without_etcd_calls_fail_in_time() {
     let config = Config::new(vec!["http://127.0.0.1:1".to_string()]);
-    let store = EtcdStore::new(&config).expect("valid");
+    let store = EtcdStore::new(&config, &keys()).expect("valid");
     let begun = Instant::now();
     assert_eq!(store.claim(&candidate(1)).await, Err(StorageError::Unavailable));
     assert_eq!(store.open(3, 1).await, Err(StorageError::Unavailable));
@@ -65,7 +65,7 @@ async fn without_etcd_calls_fail_in_time() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn members_that_are_gone_or_hang_are_passed_over() {
     let Some(members) = Members::start(3, &[]).await else { return };
-    let store = EtcdStore::new(&members.config()).expect("valid endpoints");
+    let store = EtcdStore::new(&members.config(), &keys()).expect("valid endpoints");
     let term = take_lease(&store, &candidate(1)).await;
     store.open(term, 1).await.expect("it leads");
     let mut log = OpenLog { store: &store, opening: 1, at: 0 };
@@ -142,13 +142,13 @@ async fn an_etcd_without_space_is_full_and_can_be_read() {
 #[tokio::test]
 async fn another_format_is_refused_before_the_lease_is_taken() {
     let Some(members) = Members::start(1, &[]).await else { return };
-    members.put("/dquant/brain/format", "2").await;
+    members.put("/dquant/brain/format", "3").await;
     let store = members.handle();
     assert_eq!(store.claim(&candidate(1)).await, Err(StorageError::Unavailable));
     let report = store.report();
     assert_eq!(report.counters.leases_taken, 0);
     let reason = report.last_failure.expect("it failed");
-    assert!(reason.contains("of format 2, and this is format 1: run the version"), "{reason}");
+    assert!(reason.contains("of format 3, and this is format 2: run the version"), "{reason}");
 }
 
 /// Claims are answered while a long snapshot is written.
@@ -224,7 +224,7 @@ async fn tls_is_spoken_with_certificates() {
     store.append(1, 0, b"over TLS".to_vec()).await.expect("space");
 
     let config = Config { tls: Some(authority), ..members.config() };
-    let stranger = EtcdStore::new(&config).expect("valid");
+    let stranger = EtcdStore::new(&config, &keys()).expect("valid");
     let refused = stranger.claim(&candidate(2)).await;
     assert_eq!(refused, Err(StorageError::Unavailable), "it shows no certificate");
 }
@@ -240,7 +240,7 @@ async fn a_user_logs_in_again_when_its_token_is_unknown() {
     }
     let user =
         |password: &str| Some(User { name: "root".to_string(), password: password.to_string() });
-    let wrong = EtcdStore::new(&Config { user: user("guess"), ..members.config() });
+    let wrong = EtcdStore::new(&Config { user: user("guess"), ..members.config() }, &keys());
     let wrong = wrong.expect("valid");
     assert!(!format!("{wrong:?}").contains("guess"));
     assert_eq!(wrong.claim(&candidate(2)).await, Err(StorageError::Unavailable));
@@ -248,7 +248,7 @@ async fn a_user_logs_in_again_when_its_token_is_unknown() {
     assert!(reason.contains("authentication failed"), "{reason}");
     assert!(members.handle().claim(&candidate(2)).await.is_err(), "without a user");
 
-    let store = EtcdStore::new(&Config { user: user("secret"), ..members.config() });
+    let store = EtcdStore::new(&Config { user: user("secret"), ..members.config() }, &keys());
     let store = store.expect("valid");
     let term = take_lease(&store, &candidate(1)).await;
     store.open(term, 1).await.expect("it leads");

@@ -15,7 +15,7 @@ use rand_pcg::rand_core::Rng;
 use redb::{Database, TableDefinition};
 
 use crate::conformance::{Site, candidate, conformance, take_lease};
-use crate::scratch::Scratch;
+use crate::scratch::{Scratch, keys};
 
 struct Folder(Scratch);
 
@@ -33,14 +33,14 @@ impl Site for Folder {
     type Store = FileStore;
 
     fn handle(&self) -> FileStore {
-        FileStore::new(&self.file()).expect("a file")
+        FileStore::new(&self.file(), &keys()).expect("a file")
     }
 }
 
 conformance!(Some(Folder::new()));
 
 fn refusal(path: &Path) -> SetupError {
-    FileStore::new(path).expect_err("not a store")
+    FileStore::new(path, &keys()).expect_err("not a store")
 }
 
 #[test]
@@ -55,10 +55,10 @@ fn files_of_others_are_refused_and_not_changed() {
     fs::remove_file(&path).expect("it is there");
     drop(Database::create(&path).expect("a database of something else"));
     let error = refusal(&path).to_string();
-    assert!(error.contains("of format 0, and this is format 1: run the version"), "{error}");
+    assert!(error.contains("of format 0, and this is format 2: run the version"), "{error}");
 
     let missing = folder.0.path().join("missing/brain.state");
-    let store = FileStore::new(&missing).expect("it may appear");
+    let store = FileStore::new(&missing, &keys()).expect("it may appear");
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let claimed = runtime.block_on(store.claim(&candidate(1)));
     assert_eq!(claimed, Err(StorageError::Unavailable));
@@ -185,7 +185,7 @@ async fn damage_is_found_or_harmless() {
         };
         damaged[at] ^= 1 << (random.next_u32() % 8);
         fs::write(folder.file(), &damaged).expect("space");
-        let Ok(store) = FileStore::new(&folder.file()) else {
+        let Ok(store) = FileStore::new(&folder.file(), &keys()) else {
             refused += 1;
             continue;
         };
@@ -240,7 +240,7 @@ fn last_write(image: &Image, period: u64) -> u64 {
 async fn writer() {
     let Ok(path) = std::env::var(WRITER_FILE) else { return };
     let period = std::env::var(WRITER_PERIOD).expect("it is set, too").parse().expect("a number");
-    let store = FileStore::new(Path::new(&path)).expect("a file");
+    let store = FileStore::new(Path::new(&path), &keys()).expect("a file");
     let me = candidate(u64::from(std::process::id()));
     let term = take_lease(&store, &me).await;
     let image = store.open(term, 1).await.expect("it leads");
@@ -355,7 +355,7 @@ async fn fill(command: &[&str], path: &Path) {
     let confirmed = said.confirmed;
     assert_eq!(said.failed.as_deref(), Some("Full"));
     assert!(confirmed > 0);
-    let store = FileStore::new(path).expect("the file is whole");
+    let store = FileStore::new(path, &keys()).expect("the file is whole");
     let term = take_lease(&store, &candidate(5)).await;
     let image = store.open(term, 1).await.expect("it leads");
     let found = last_write(&image, NEVER);

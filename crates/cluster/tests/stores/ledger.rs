@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use cluster::brain::Cluster;
+use cluster::keys::SIGNATURE_BYTES;
 use cluster::store::Store;
 use cluster::store::etcd::EtcdStore;
 use fabric::shape::Shape;
@@ -34,6 +35,7 @@ use crate::members::rpc::event::EventType;
 use crate::members::rpc::watch_client::WatchClient;
 use crate::members::rpc::watch_request::RequestUnion;
 use crate::members::rpc::{Event, WatchCreateRequest, WatchRequest, WatchResponse};
+use crate::scratch::keys;
 
 const BRAINS: usize = 3;
 const CLIENTS: u64 = 12;
@@ -182,7 +184,9 @@ fn batches(events: &[Event]) -> (Vec<Batch>, usize) {
             leader = is_put.then_some(key.create_revision as u64);
             leaders += usize::from(is_put);
         } else if key.key.starts_with(LOG.as_bytes()) && is_put {
-            let [batch] = &log::batches(&key.value[1..])[..] else { panic!("one batch a record") };
+            let [batch] = &log::batches(&key.value[1 + SIGNATURE_BYTES..])[..] else {
+                panic!("one batch a record")
+            };
             assert_eq!(Some(batch.term), leader, "written by a brain without the lease");
             batches.push(batch.clone());
         }
@@ -255,7 +259,7 @@ struct Killer {
 impl Killer {
     fn brain(&mut self) -> Running {
         self.next_brain += 1;
-        let store = EtcdStore::new(&self.members.config()).expect("valid");
+        let store = EtcdStore::new(&self.members.config(), &keys()).expect("valid");
         Running::start(store, cluster(), self.next_brain)
     }
 
@@ -384,7 +388,7 @@ async fn judge(members: &Members, seen: &[Seen<Outcome>], figures: &mut Figures)
     let (batches, leaders) = batches(&events);
     let (entries, book) = replay(&batches);
     history::check(&entries, seen).unwrap_or_else(|violated| panic!("{violated}"));
-    let store = EtcdStore::new(&members.config()).expect("valid");
+    let store = EtcdStore::new(&members.config(), &keys()).expect("valid");
     let term = take_lease(&store, &candidate(1)).await;
     let image = store.open(term, 1).await.expect("it leads");
     let (found, _) = Book::recover(network(), &image.snapshot, &image.log).expect("whole");

@@ -8,6 +8,7 @@ mod history;
 mod ledger;
 mod members;
 mod scratch;
+mod signatures;
 #[path = "../../../../testing/skip.rs"]
 mod skip;
 

@@ -14,7 +14,7 @@ use cluster::store::etcd::{Config, EtcdStore};
 use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
 
 use crate::conformance::candidate;
-use crate::scratch::Scratch;
+use crate::scratch::{Scratch, keys};
 
 /// Messages of etcd.
 #[allow(
@@ -166,7 +166,7 @@ impl Members {
     pub(crate) async fn wait(&self) {
         let begun = Instant::now();
         let config = Config { prefix: "/test/".to_string(), ..self.config() };
-        let store = EtcdStore::new(&config).expect("valid endpoints");
+        let store = EtcdStore::new(&config, &keys()).expect("valid endpoints");
         while store.claim(&candidate(99)).await.is_err() {
             assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", store.report());
             tokio::time::sleep(Duration::from_millis(50)).await;

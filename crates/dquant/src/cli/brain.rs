@@ -1,15 +1,18 @@
 //! `dquant brain`: admits jobs and tells agents what to enforce.
 
+mod sign_log;
+
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum};
 use cluster::brain::{self, BRAIN_PORT, Cluster, Config, Looks, Ready};
 use cluster::keys::Keys;
 use cluster::store::etcd::{self, EtcdStore};
 use cluster::store::file::FileStore;
+use cluster::store::{SetupError, UNSIGNED_HINT};
 use cluster::tls;
 use cluster::web::{Options, Sources, WEB_PORT, WebServer};
 use cluster::words::counted;
@@ -19,6 +22,7 @@ use fabric::topology::Capacity;
 use parfait::spread::Ecmp;
 use serde::Serialize;
 
+use self::sign_log::SignLog;
 use super::cluster::TlsArgs;
 use super::daemons::{TokenArgs, die_with_parent, listen_at};
 use super::{Console, Report};
@@ -44,6 +48,8 @@ const ETCD_PORT: u16 = 2379;
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
+    subcommand_negates_reqs = true,
+    args_conflicts_with_subcommands = true,
     after_help = "\
 Examples:
   dquant brain --topology fat-tree:8 --slots 8 --state brain.redb --token-file token
@@ -51,9 +57,12 @@ Examples:
   dquant brain --topology cluster.toml --state brain.redb --switch-agents all --http 127.0.0.1 --token-file token"
 )]
 pub(super) struct BrainCommand {
+    #[command(subcommand)]
+    verb: Option<Verb>,
+
     /// The network: a rule such as fat-tree:8, or a file (docs/routing.md)
-    #[arg(long, value_name = "RULE|FILE")]
-    topology: String,
+    #[arg(long, value_name = "RULE|FILE", required = true)]
+    topology: Option<String>,
 
     /// Rate of links whose rate the topology does not say
     #[arg(long, value_name = "RATE", default_value = "100Gbit", value_parser = units::rate_bps)]
@@ -118,6 +127,12 @@ pub(super) struct BrainCommand {
     /// End when the starting process ends
     #[arg(long, hide = true)]
     die_with_parent: bool,
+}
+
+/// What is done with a log instead.
+#[derive(Debug, Subcommand)]
+enum Verb {
+    SignLog(SignLog),
 }
 
 /// Where the lease and the log are.
@@ -200,7 +215,14 @@ enum EcmpChoice {
 }
 
 impl BrainCommand {
-    pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
+    pub(super) fn run(mut self, console: &mut Console) -> Result<Exit, CliError> {
+        match self.verb.take() {
+            Some(Verb::SignLog(verb)) => verb.run(console),
+            None => self.serve(console),
+        }
+    }
+
+    fn serve(self, console: &mut Console) -> Result<Exit, CliError> {
         if self.die_with_parent {
             die_with_parent()?;
         }
@@ -210,7 +232,7 @@ impl BrainCommand {
             engine::log::enable();
         }
         let capacity = Capacity { rate_bps: self.link_rate, ..Capacity::default() };
-        let topology = topology::named(&self.topology, capacity)?;
+        let topology = topology::named(self.topology.as_deref().unwrap_or_default(), capacity)?;
         let switches = match &self.switch_agents[..] {
             [all] if all == "all" => {
                 let switches = topology.switches();
@@ -233,7 +255,7 @@ impl BrainCommand {
         let config = |lease, store| Config {
             listen,
             address,
-            keys,
+            keys: keys.clone(),
             tls: self.tls.files(),
             cluster,
             switches,
@@ -253,13 +275,13 @@ impl BrainCommand {
         if let Some(path) = &self.store.state {
             check_folder(path)?;
             let config = config(FILE_LEASE, format!("file {}", path.display()));
-            let open = async || FileStore::new(path).map_err(Error::from_cause);
+            let open = async || FileStore::new(path, &keys).map_err(unusable);
             brain::run(config, open, web, ready)?;
         } else {
             let etcd = self.etcd.config(&self.store.etcd)?;
             let place = format!("etcd {}", self.store.etcd.join(","));
             let config = config(ETCD_LEASE, place);
-            let open = async || EtcdStore::new(&etcd).map_err(Error::from_cause);
+            let open = async || EtcdStore::new(&etcd, &keys).map_err(unusable);
             brain::run(config, open, web, ready)?;
         }
         Ok(Exit::Good)
@@ -295,6 +317,13 @@ impl BrainCommand {
         }
         Ok(Some(address))
     }
+}
+
+/// A store that the brain cannot use, and what to do about it.
+fn unusable(error: SetupError) -> Error {
+    let is_unsigned = matches!(error, SetupError::Unsigned { .. });
+    let error = Error::from_cause(error);
+    if is_unsigned { error.hint(UNSIGNED_HINT) } else { error }
 }
 
 /// Refuses a file whose folder is not there: nothing that the brain waits for would make it.

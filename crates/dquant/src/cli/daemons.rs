@@ -53,20 +53,25 @@ pub(super) struct TokenArgs {
     token_file: Option<PathBuf>,
 }
 
+/// The token in a file.
+pub(super) fn read_token(path: &Path) -> Result<String, CliError> {
+    let failed = |error: std::io::Error| {
+        CliError::because(format_args!("token file {}", path.display()), &error)
+    };
+    let mut text = String::new();
+    let file = std::fs::File::open(path).map_err(failed)?;
+    warn_of_readers(path, file.metadata().map_err(failed)?.mode());
+    file.take(MAX_TOKEN_BYTES).read_to_string(&mut text).map_err(failed)?;
+    Ok(text.trim().to_owned())
+}
+
 impl TokenArgs {
     /// The token, if one was given.
     pub(super) fn given(&self) -> Result<Option<String>, CliError> {
-        let Some(path) = &self.token_file else {
-            return Ok(self.token.clone());
-        };
-        let failed = |error: std::io::Error| {
-            CliError::because(format_args!("token file {}", path.display()), &error)
-        };
-        let mut text = String::new();
-        let file = std::fs::File::open(path).map_err(failed)?;
-        warn_of_readers(path, file.metadata().map_err(failed)?.mode());
-        file.take(MAX_TOKEN_BYTES).read_to_string(&mut text).map_err(failed)?;
-        Ok(Some(text.trim().to_owned()))
+        match &self.token_file {
+            Some(path) => read_token(path).map(Some),
+            None => Ok(self.token.clone()),
+        }
     }
 
     /// The token; a daemon does not start without one.

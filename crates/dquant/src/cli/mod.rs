@@ -114,7 +114,7 @@ enum Command {
     Perf(perf::PerfCommand),
     Sim(sim::Sim),
     Subnet(subnet::Subnet),
-    Brain(brain::BrainCommand),
+    Brain(Box<brain::BrainCommand>),
     Agent(agent::AgentCommand),
     Job(job::JobCommand),
     Parfait(parfait::Parfait),

@@ -508,3 +508,35 @@ fn who_takes_the_place_of_a_brain_learns_no_token_and_an_agent_keeps_its_plan() 
     assert_eq!(again.ready["jobs"], 1, "its plan is in its file");
     drop(brain);
 }
+
+#[test]
+fn a_new_token_needs_a_log_that_is_signed_with_it() {
+    let folder = Folder::new("cluster-tokens");
+    let listen = ["--listen", "127.0.0.1:0"];
+    let brain = Daemon::brain(&folder, "brain", &listen);
+    let sign = |more: &[&str]| {
+        run(&folder, &[&["brain", "sign-log", "--state", "brain.redb"], more].concat())
+    };
+    sign(&[]).failed(2, "a brain uses it: stop it first", "agents keep their plans");
+    run(&folder, &["job", "submit", "ring:2@1G", "--name", "llm", "--brain", brain.address()])
+        .good();
+    drop(brain);
+    let ran = sign(&[]).good();
+    assert!(ran.stdout.contains("it was signed with this token already"), "{ran:?}");
+
+    folder.write("old", TOKEN);
+    folder.write("new", "a-new-token-of-the-tests");
+    let new = ["--token-file", "new"];
+    let args = ["brain", "--topology", "leaf-spine:2x2x2", "--state", "brain.redb"];
+    let started = run(&folder, &[&args[..], &listen, &new].concat());
+    started.failed(2, "is not signed with the token of this cluster", "`dquant brain sign-log`");
+    sign(&new).failed(2, "is not signed with the token of this cluster", "--old-token-file");
+    let ran = sign(&[&new[..], &["--old-token-file", "old", "--json"]].concat()).good();
+    let ran: Value = serde_json::from_str(&ran.stdout).expect("JSON");
+    assert_eq!((&ran["before"], &ran["store"]), (&"old token".into(), &"file brain.redb".into()));
+    let brain = Daemon::brain(&folder, "again", &[&listen[..], &new].concat());
+    let list = ["job", "list", "--brain", brain.address()];
+    run(&folder, &list).failed(2, "the token is not the one", "--token-file");
+    let listed = run(&folder, &[&list[..], &new].concat()).good();
+    assert!(listed.stdout.contains("llm"), "{listed:?}");
+}

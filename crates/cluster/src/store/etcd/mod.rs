@@ -3,10 +3,10 @@
 //! | key below the prefix | value |
 //! |---|---|
 //! | `format` | the format of all this |
-//! | `leader` | number and address of the brain that leads; attached to its etcd lease, so it goes when that runs out |
+//! | `leader` | number and address of the brain that leads, signed; attached to its etcd lease, so it goes when that runs out |
 //! | `opening` | term, opening, and how often that opening wrote |
-//! | `snapshot` | the snapshot |
-//! | `log/AT` | a record, under the number of bytes before it |
+//! | `snapshot` | the snapshot, signed |
+//! | `log/AT` | a record, signed, under the number of bytes before it |
 //! | `parts/…` | parts of a record or snapshot that does not fit into one request |
 //!
 //! **The term** is the revision in which `leader` was made. etcd's revisions only grow, and the key is only made where
@@ -29,6 +29,7 @@ use std::fmt;
 use std::sync::Mutex;
 use std::time::Duration;
 
+use engine::seed::fresh_seed;
 use parfait::brain::{Image, Lease, StorageError};
 use tonic::transport::ClientTlsConfig;
 
@@ -40,10 +41,18 @@ use rpc::{
     end_of_prefix, get, made_in, op, put, value_is,
 };
 
+use super::signed::{self, Chain, SignedLog, Signer};
 use super::{Candidate, Failure, Holder, Report, SetupError, Store, Tally, lock};
+use crate::keys::{Keys, Signature};
 
 /// The format that is written, and the only one that is read.
-pub const FORMAT: &str = "1";
+pub const FORMAT: &str = "2";
+
+/// The format without signatures.
+const UNSIGNED_FORMAT: &str = "1";
+
+/// How long nobody else leads at most when signing a log breaks off.
+const SIGNING_LEASE: Duration = Duration::from_secs(30);
 
 /// Most bytes of a value: a third of what etcd takes in one request, where not configured otherwise.
 const PART_BYTES: usize = 512 << 10;
@@ -114,7 +123,13 @@ impl Config {
 #[derive(Debug)]
 pub struct EtcdStore {
     client: Client,
-    keys: Keys,
+    names: Names,
+    /// Signs what is written.
+    signer: Signer,
+    /// The format that is found.
+    format: &'static str,
+    /// Another one whose signatures are believed.
+    old: Option<Signer>,
     lease: Duration,
     call_timeout: Duration,
     /// The etcd lease of this brain.
@@ -129,16 +144,67 @@ impl EtcdStore {
     ///
     /// # Errors
     /// When an endpoint is malformed, or the certificates are.
-    pub fn new(config: &Config) -> Result<EtcdStore, SetupError> {
+    pub fn new(config: &Config, keys: &Keys) -> Result<EtcdStore, SetupError> {
         Ok(EtcdStore {
             client: Client::new(config)?,
-            keys: Keys::new(&config.prefix),
+            names: Names::new(&config.prefix),
+            signer: Signer::new(keys, &config.prefix),
+            format: FORMAT,
+            old: None,
             lease: config.lease.max(Duration::from_secs(1)),
             call_timeout: config.call_timeout,
             id: Mutex::default(),
             log: tokio::sync::Mutex::default(),
             tally: Tally::default(),
         })
+    }
+
+    /// Signs the log in that etcd anew: one without signatures, or one that was signed with `old` keys. All of it or nothing.
+    ///
+    /// # Errors
+    /// When etcd does not answer, a brain leads, or the log is signed with other keys.
+    pub async fn sign_log(
+        config: &Config,
+        keys: &Keys,
+        old: Option<&Keys>,
+    ) -> Result<SignedLog, SetupError> {
+        let config = Config { lease: SIGNING_LEASE, ..config.clone() };
+        let mut store = EtcdStore::new(&config, keys)?;
+        store.old = old.map(|old| Signer::new(old, &config.prefix));
+        let place = format!("etcd {}{}", config.endpoints.join(","), config.prefix);
+        let number = fresh_seed().unwrap_or_default().max(1);
+        let candidate = Candidate { number, address: "sign-log".to_owned() };
+        let signed = store.sign_stored(&candidate).await;
+        // Where that fails, the lease runs out.
+        let _ = store.give_back(&candidate).await;
+        signed.map_err(|Failure { error, reason }| match error {
+            StorageError::Fenced => SetupError::Busy { place, reason },
+            StorageError::Unsigned => SetupError::Unsigned { place, reason },
+            _ => SetupError::Endpoint { endpoint: config.endpoints.join(","), reason },
+        })
+    }
+
+    async fn sign_stored(&mut self, candidate: &Candidate) -> Result<SignedLog, Failure> {
+        let found = self.client.range(self.log_call(), get(&self.names.format)).await?;
+        if found.kvs.first().is_some_and(|found| found.value == UNSIGNED_FORMAT.as_bytes()) {
+            self.format = UNSIGNED_FORMAT;
+        }
+        let leader = self.client.range(self.log_call(), get(&self.names.leader)).await?;
+        let busy = || Failure::fenced("a brain leads: stop all brains first");
+        if !leader.kvs.is_empty() {
+            return Err(busy());
+        }
+        let holder = self.take_lease(candidate).await?;
+        if holder.lease.holder != candidate.number {
+            return Err(busy());
+        }
+        let mut chain = match self.format {
+            FORMAT => Chain::signed(self.old.iter().chain([&self.signer])),
+            _ => Chain::unsigned(),
+        };
+        let (mut log, image) = self.open_log(holder.lease.term, 1, &mut chain).await?;
+        self.rewrite(&mut log, &image).await?;
+        Ok(SignedLog::of(&image, &chain, &self.signer))
     }
 
     fn log_call(&self) -> Call<'_> {
@@ -166,7 +232,8 @@ impl Store for EtcdStore {
         if log.as_ref().is_some_and(|log| log.position.is_before(term, opening)) {
             *log = None;
         }
-        let opened = self.open_log(term, opening).await;
+        let mut chain = Chain::signed([&self.signer]);
+        let opened = self.open_log(term, opening, &mut chain).await;
         let opened = opened.map(|(opened, image)| {
             *log = Some(opened);
             image
@@ -204,9 +271,9 @@ impl EtcdStore {
         {
             self.forget(id);
         }
-        let found = self.client.range(self.lease_call(), get(&self.keys.leader)).await?;
+        let found = self.client.range(self.lease_call(), get(&self.names.leader)).await?;
         let Some(leader) = found.kvs.first() else { return self.take_lease(candidate).await };
-        let holder = holder(leader)?;
+        let holder = self.holder(leader)?;
         let is_ours = holder.lease.holder == candidate.number;
         if is_ours && *lock(&self.id) != Some(leader.lease) {
             // An answer was lost, and with it the number of the lease.
@@ -226,16 +293,17 @@ impl EtcdStore {
     /// Makes the leader's key, if no other brain is faster.
     async fn take_lease(&self, candidate: &Candidate) -> Result<Holder, Failure> {
         let call = self.lease_call();
-        let format = self.client.range(call, get(&self.keys.format)).await?;
-        check_format(format.kvs.first())?;
+        let format = self.client.range(call, get(&self.names.format)).await?;
+        check_format(format.kvs.first(), self.format)?;
         let known = *lock(&self.id);
         let id = match known {
             Some(id) => id,
             None => self.client.grant(call, self.lease.as_secs() as i64).await?,
         };
         *lock(&self.id) = Some(id);
-        let key = self.keys.leader.clone();
-        let value = format!("{} {}", candidate.number, candidate.address).into_bytes();
+        let key = self.names.leader.clone();
+        let words = format!("{} {}", candidate.number, candidate.address);
+        let value = self.signer.holder_text(&words).into_bytes();
         let request = TxnRequest {
             compare: vec![made_in(&key, 0)],
             success: vec![op(Request::RequestPut(PutRequest {
@@ -260,64 +328,76 @@ impl EtcdStore {
             true => count(),
             false => self.forget(id),
         }
-        holder(faster)
+        self.holder(faster)
     }
 
     async fn give_back(&self, candidate: &Candidate) -> Result<(), Failure> {
-        let found = self.client.range(self.lease_call(), get(&self.keys.leader)).await?;
+        let found = self.client.range(self.lease_call(), get(&self.names.leader)).await?;
         let own = match found.kvs.first() {
-            Some(leader) if holder(leader)?.lease.holder == candidate.number => leader.lease,
+            Some(leader) if self.holder(leader)?.lease.holder == candidate.number => leader.lease,
             _ => return Ok(()),
         };
         self.client.revoke(self.lease_call(), own).await?;
         self.forget(own);
         Ok(())
     }
+
+    fn holder(&self, leader: &KeyValue) -> Result<Holder, Failure> {
+        let text = std::str::from_utf8(&leader.value).ok();
+        let words = text.and_then(|text| self.signer.holder_words(text));
+        let holder = words.and_then(|words| signed::holder(words, leader.create_revision as u64));
+        holder.ok_or_else(|| Failure::unsigned("etcd: the record of who leads"))
+    }
 }
 
-fn holder(leader: &KeyValue) -> Result<Holder, Failure> {
-    let value = std::str::from_utf8(&leader.value).ok();
-    let parsed = value.and_then(|value| value.split_once(' ')).and_then(|(number, address)| {
-        let lease = Lease { holder: number.parse().ok()?, term: leader.create_revision as u64 };
-        Some(Holder { lease, address: address.to_string() })
-    });
-    parsed.ok_or_else(|| Failure::unavailable("the leader's key in etcd has no brain's number"))
-}
-
-fn check_format(format: Option<&KeyValue>) -> Result<(), Failure> {
+fn check_format(format: Option<&KeyValue>, wanted: &str) -> Result<(), Failure> {
     match format {
-        Some(format) if format.value != FORMAT.as_bytes() => {
+        Some(format) if format.value == wanted.as_bytes() => Ok(()),
+        Some(format) if format.value == UNSIGNED_FORMAT.as_bytes() => {
+            Err(Failure::unsigned("etcd: the log, of format 1,"))
+        }
+        Some(format) => {
             let found = String::from_utf8_lossy(&format.value);
             Err(Failure::unavailable(format!(
-                "the state in etcd is of format {found}, and this is format {FORMAT}: run the version that wrote it"
+                "the state in etcd is of format {found}, and this is format {wanted}: run the version that wrote it"
             )))
         }
-        _ => Ok(()),
+        None => Ok(()),
     }
 }
 
 /// The log.
 impl EtcdStore {
-    async fn open_log(&self, term: u64, opening: u64) -> Result<(Log, Image), Failure> {
+    async fn open_log(
+        &self,
+        term: u64,
+        opening: u64,
+        chain: &mut Chain<'_>,
+    ) -> Result<(Log, Image), Failure> {
         let position = Position { term, opening, writes: 0 };
         let revision = self.shut_out(position).await?;
         let mut reader = Reader { store: self, revision, named: BTreeSet::new() };
-        let mut log = Log { position, pieces: BTreeMap::new(), has_parts: false };
+        let mut log =
+            Log { position, root: Signature::default(), pieces: BTreeMap::new(), has_parts: false };
         let mut image = Image::default();
-        let snapshot = reader.keys(get(&self.keys.snapshot)).await?;
+        let snapshot = reader.keys(get(&self.names.snapshot)).await?;
         if let Some(snapshot) = snapshot.first() {
-            image.snapshot = reader.value(&snapshot.value).await?;
+            let value = reader.value(&snapshot.value).await?;
+            image.snapshot = chain.snapshot(&value)?.to_vec();
+            log.root = chain.last();
         }
-        for piece in reader.keys(below(&self.keys.log, PAGE_RECORDS)).await? {
+        for piece in reader.keys(below(&self.names.log, PAGE_RECORDS)).await? {
             let at = image.log.len() as u64;
-            if piece.key != self.keys.log_at(at) {
+            if piece.key != self.names.log_at(at) {
                 return Err(Failure::unavailable(format!(
                     "etcd: no record at byte {at} of the log"
                 )));
             }
             let value = reader.value(&piece.value).await?;
-            log.pieces.insert(at, value.len() as u64);
-            image.log.extend(value);
+            let bytes = chain.record(at, &value)?;
+            let length = bytes.len() as u64;
+            log.pieces.insert(at, Piece { length, signature: chain.last() });
+            image.log.extend_from_slice(bytes);
         }
         log.has_parts = !reader.named.is_empty();
         let unnamed = reader.unnamed().await?;
@@ -330,7 +410,7 @@ impl EtcdStore {
 
     /// Makes every write of other openings fail, and returns the revision in which that was done.
     async fn shut_out(&self, own: Position) -> Result<i64, Failure> {
-        let Keys { leader, opening, format, .. } = &self.keys;
+        let Names { leader, opening, format, .. } = &self.names;
         let read =
             || [leader, opening, format].map(|key| op(Request::RequestRange(get(key)))).to_vec();
         let mut is_sent = false;
@@ -339,7 +419,7 @@ impl EtcdStore {
             .txn(self.log_call(), TxnRequest { success: read(), ..TxnRequest::default() })
             .await?;
         loop {
-            check_format(seen.found(2))?;
+            check_format(seen.found(2), self.format)?;
             let last = seen.found(1).map(|last| Position::parse(&last.value)).transpose()?;
             if is_sent && last == Some(own) {
                 // Refused, since an attempt before was carried out.
@@ -354,14 +434,14 @@ impl EtcdStore {
                 None => made_in(opening, 0),
             };
             let same_format = match seen.found(2) {
-                Some(_) => value_is(format, CompareResult::Equal, FORMAT.as_bytes()),
+                Some(_) => value_is(format, CompareResult::Equal, self.format.as_bytes()),
                 None => made_in(format, 0),
             };
             let request = TxnRequest {
                 compare: vec![made_in(leader, own.term as i64), compare, same_format],
                 success: vec![
                     put(opening.clone(), own.encode()),
-                    put(format.clone(), FORMAT.as_bytes().to_vec()),
+                    put(format.clone(), self.format.as_bytes().to_vec()),
                 ],
                 failure: read(),
             };
@@ -403,53 +483,85 @@ impl EtcdStore {
     }
 
     async fn append_record(&self, log: &mut Log, at: u64, record: &[u8]) -> Result<(), Failure> {
-        let last = log.pieces.range(..at).next_back().map(|(start, length)| (*start, *length));
-        let end = last.map_or(0, |(start, length)| start + length);
+        let last = log.pieces.range(..at).next_back().map(|(start, piece)| (*start, *piece));
+        let end = last.map_or(0, |(start, piece)| start + piece.length);
         if end < at {
             return Err(Failure::unavailable(format!("byte {at} is behind the log's end")));
         }
         let mut changes = Vec::new();
+        let mut behind = last.map_or(log.root, |(_, piece)| piece.signature);
         let mut kept = None;
-        if let Some((start, _)) = last.filter(|_| end > at) {
+        if let Some((start, piece)) = last.filter(|_| end > at) {
             let revision = 0;
             let mut reader = Reader { store: self, revision, named: BTreeSet::new() };
-            let piece = reader.keys(get(&self.keys.log_at(start))).await?;
-            let piece = piece.first().ok_or_else(|| Failure::unavailable("a record is gone"))?;
-            let mut value = reader.value(&piece.value).await?;
-            value.truncate((at - start) as usize);
-            kept = Some((start, value.len() as u64));
-            changes.push(put(self.keys.log_at(start), self.value(log, &value).await?));
+            let found = reader.keys(get(&self.names.log_at(start))).await?;
+            let found = found.first().ok_or_else(|| Failure::unavailable("a record is gone"))?;
+            let value = reader.value(&found.value).await?;
+            let before = log.pieces.range(..start).next_back();
+            let before = before.map_or(log.root, |(_, piece)| piece.signature);
+            let mut chain = Chain::behind(before, [&self.signer]);
+            let bytes = chain.record(start, &value)?;
+            if chain.last() != piece.signature {
+                return Err(Failure::unavailable("a record was replaced"));
+            }
+            let bytes = &bytes[..(at - start) as usize];
+            let (signature, value) = self.signer.record_value(&before, start, bytes);
+            kept = Some((start, Piece { length: bytes.len() as u64, signature }));
+            behind = signature;
+            changes.push(put(self.names.log_at(start), self.value(log, &value).await?));
         }
-        let key = self.keys.log_at(at);
-        let behind = [&key[..], &[0]].concat();
-        changes.push(delete(behind, end_of_prefix(&self.keys.log)));
-        changes.push(put(key, self.value(log, record).await?));
+        let key = self.names.log_at(at);
+        let after = [&key[..], &[0]].concat();
+        changes.push(delete(after, end_of_prefix(&self.names.log)));
+        let (signature, value) = self.signer.record_value(&behind, at, record);
+        changes.push(put(key, self.value(log, &value).await?));
         self.commit(&mut log.position, changes).await?;
         log.pieces.retain(|start, _| *start < at);
         log.pieces.extend(kept);
-        log.pieces.insert(at, record.len() as u64);
+        log.pieces.insert(at, Piece { length: record.len() as u64, signature });
         Ok(())
     }
 
     async fn store_snapshot(&self, log: &mut Log, snapshot: &[u8]) -> Result<(), Failure> {
         let had_parts = log.has_parts;
         log.has_parts = false;
-        let value = self.value(log, snapshot).await?;
+        let (root, value) = self.signer.snapshot_value(snapshot);
+        let value = self.value(log, &value).await?;
         let mut changes = vec![
-            put(self.keys.snapshot.clone(), value.clone()),
-            delete(self.keys.log.clone(), end_of_prefix(&self.keys.log)),
+            put(self.names.snapshot.clone(), value.clone()),
+            delete(self.names.log.clone(), end_of_prefix(&self.names.log)),
         ];
         if had_parts {
             // Names of parts rise, so all before the snapshot's belong to what is replaced.
             let end = match Value::parse(&value)? {
-                Value::Parts { name, .. } => self.keys.parts_of(name),
-                Value::Whole(_) => end_of_prefix(&self.keys.parts),
+                Value::Parts { name, .. } => self.names.parts_of(name),
+                Value::Whole(_) => end_of_prefix(&self.names.parts),
             };
-            changes.push(delete(self.keys.parts.clone(), end));
+            changes.push(delete(self.names.parts.clone(), end));
         }
         self.commit(&mut log.position, changes).await?;
         log.pieces.clear();
+        log.root = root;
         Ok(())
+    }
+
+    /// Replaces snapshot and log by the same with the signatures of this store, and the format by this one, as one.
+    async fn rewrite(&self, log: &mut Log, image: &Image) -> Result<(), Failure> {
+        let mut changes = vec![put(self.names.format.clone(), FORMAT.as_bytes().to_vec())];
+        let mut root = Signature::default();
+        if !image.snapshot.is_empty() {
+            let (signature, value) = self.signer.snapshot_value(&image.snapshot);
+            changes.push(put(self.names.snapshot.clone(), self.value(log, &value).await?));
+            root = signature;
+        }
+        if !image.log.is_empty() {
+            let first = self.names.log_at(0);
+            let behind = [&first[..], &[0]].concat();
+            let (_, value) = self.signer.record_value(&root, 0, &image.log);
+            changes.push(delete(behind, end_of_prefix(&self.names.log)));
+            changes.push(put(first, self.value(log, &value).await?));
+        }
+        self.commit(&mut log.position, changes).await
     }
 
     /// What stands for the bytes: themselves, or the name under which their parts were written.
@@ -460,7 +572,7 @@ impl EtcdStore {
         log.has_parts = true;
         let name = log.position;
         for (part, bytes) in bytes.chunks(PART_BYTES).enumerate() {
-            let key = self.keys.part(name, part);
+            let key = self.names.part(name, part);
             self.commit(&mut log.position, vec![put(key, bytes.to_vec())]).await?;
         }
         let length = (bytes.len() as u64).to_be_bytes();
@@ -473,7 +585,7 @@ impl EtcdStore {
         position: &mut Position,
         mut changes: Vec<RequestOp>,
     ) -> Result<(), Failure> {
-        let Keys { leader, opening, .. } = &self.keys;
+        let Names { leader, opening, .. } = &self.names;
         let next = Position { writes: position.writes + 1, ..*position };
         changes.push(put(opening.clone(), next.encode()));
         let compare: Vec<Compare> = vec![
@@ -524,7 +636,7 @@ impl Reader<'_> {
             Value::Whole(bytes) => return Ok(bytes.to_vec()),
             Value::Parts { name, length } => (name, length),
         };
-        let key = self.store.keys.parts_of(name);
+        let key = self.store.names.parts_of(name);
         let parts = self.keys(below(&key, PAGE_PARTS)).await?;
         let bytes: Vec<u8> = parts.into_iter().flat_map(|part| part.value).collect();
         if bytes.len() as u64 != length {
@@ -536,7 +648,7 @@ impl Reader<'_> {
 
     /// Parts that no value names, after all values were read.
     async fn unnamed(&self) -> Result<Vec<Vec<u8>>, Failure> {
-        let all = RangeRequest { keys_only: true, ..below(&self.store.keys.parts, PAGE_NAMES) };
+        let all = RangeRequest { keys_only: true, ..below(&self.store.names.parts, PAGE_NAMES) };
         let mut names: Vec<Vec<u8>> = Vec::new();
         for part in self.keys(all).await? {
             let slash = part.key.iter().rposition(|byte| *byte == b'/').unwrap_or_default();
@@ -553,10 +665,19 @@ impl Reader<'_> {
 #[derive(Debug)]
 struct Log {
     position: Position,
-    /// Records: where they begin, and how long they are.
-    pieces: BTreeMap<u64, u64>,
+    /// The signature of the snapshot, if there is one.
+    root: Signature,
+    /// Records by where they begin.
+    pieces: BTreeMap<u64, Piece>,
     /// Whether there may be long values.
     has_parts: bool,
+}
+
+/// A record of the log.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    length: u64,
+    signature: Signature,
 }
 
 /// What the opening's key says.
@@ -619,7 +740,7 @@ impl Value<'_> {
 }
 
 #[derive(Debug)]
-struct Keys {
+struct Names {
     format: Vec<u8>,
     leader: Vec<u8>,
     opening: Vec<u8>,
@@ -628,10 +749,10 @@ struct Keys {
     parts: Vec<u8>,
 }
 
-impl Keys {
-    fn new(prefix: &str) -> Keys {
+impl Names {
+    fn new(prefix: &str) -> Names {
         let key = |name: &str| format!("{prefix}{name}").into_bytes();
-        Keys {
+        Names {
             format: key("format"),
             leader: key("leader"),
             opening: key("opening"),
