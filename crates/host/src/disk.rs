@@ -40,6 +40,11 @@ const FIXED_BYTES: u64 = 1 << 30;
 /// during the call: this much is still in the processor's cache when the read is reaped.
 pub const FLUSH_BYTES: u64 = 256 << 10;
 
+/// Most threads of the kernel that wait for reads which cannot be begun without waiting. A hung file system keeps each of
+/// its reads on one: with fewer threads than reads (the kernel's limit is four for each processor), it would stop
+/// reads of other file systems, too.
+const MAX_WORKERS: u32 = 512;
+
 /// How often a read that makes no progress is retried before it counts as a fault.
 const MAX_RETRIES: u8 = 64;
 
@@ -177,6 +182,8 @@ impl UringDisk {
             return Err(DiskError::BadDepth(depth));
         }
         let ring = IoUring::new(depth).map_err(unavailable)?;
+        // Kernels before 5.15 keep their own limit.
+        let _ = ring.submitter().register_iowq_max_workers(&mut [depth.min(MAX_WORKERS), 0]);
         let why_unregistered = match memory.is_registered {
             true => register(&ring, &memory).err(),
             false => Some(String::from("its pages become present when they are used")),

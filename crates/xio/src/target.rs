@@ -17,8 +17,9 @@
 //! tokens.
 //!
 //! Memory is bounded by the staging buffers and by the credits of each session (C6). Sessions take
-//! turns, and some buffers are reserved for sessions that hold none, so that a reader that does not
-//! receive its responses cannot starve the others. Every refusal is sent to the reader and counted by
+//! turns. Some buffers are reserved for sessions that hold none, and one for a session that opens later, so that a
+//! reader that does not receive its responses cannot starve the others. While a session lacks a buffer that is within
+//! its equal share, those above theirs take none. Every refusal is sent to the reader and counted by
 //! reason (C7).
 //!
 //! Order of calls: [`Target::open`] after the queue pair exists and before it is connected, then
@@ -64,6 +65,9 @@ pub const BLOCK_BYTES: u32 = 1 << 20;
 
 /// Bytes of a target's staging buffer: a block of this size or several smaller ones, and the slack of aligned reads.
 pub const STAGING_BYTES: u32 = UNITS * UNIT_BYTES;
+
+/// Most disk reads into one staging buffer.
+pub const READS_PER_BUFFER: u32 = UNITS;
 
 const _: () = assert!(SUM_BYTES <= STAGING_BYTES as u64, "a buffer holds a block of a manifest");
 
@@ -290,8 +294,9 @@ struct Session {
     next_seq: u64,
     /// Requests without a buffer.
     pending: VecDeque<Job>,
-    /// Buffers held.
+    /// Buffers held, and units of them.
     buffers: u32,
+    units: u32,
     /// Requests received and not responded to.
     outstanding: u32,
     failed: Option<SessionFailure>,
@@ -385,6 +390,8 @@ pub struct Target {
     turns: VecDeque<Qpn>,
     /// Open sessions that hold no buffer.
     without_buffers: usize,
+    /// A session with less than its share that lacks a buffer: the last that was found to.
+    in_need: Option<Qpn>,
     /// Sessions that failed and were not reported yet.
     failed: VecDeque<(Qpn, SessionFailure)>,
     send_cq: CqId,
@@ -418,6 +425,7 @@ impl Target {
             sessions: BTreeMap::new(),
             turns: VecDeque::new(),
             without_buffers: 0,
+            in_need: None,
             failed: VecDeque::new(),
             send_cq,
             recv_cq,
@@ -472,6 +480,7 @@ impl Target {
             next_seq: 1,
             pending,
             buffers: 0,
+            units: 0,
             outstanding: 0,
             failed: None,
             served: Served::default(),
@@ -498,6 +507,7 @@ impl Target {
             return Vec::new();
         };
         self.without_buffers -= usize::from(session.buffers == 0);
+        self.in_need = self.in_need.filter(|other| *other != qpn);
         self.turns.retain(|turn| *turn != qpn);
         self.failed.retain(|(failed, _)| *failed != qpn);
         for index in 0..self.buffers.len() {
@@ -640,8 +650,9 @@ impl Target {
     /// Gives free buffers to sessions in turn. A session that finds the disk full keeps its turn.
     fn start_reads<K: Disk>(&mut self, disk: &mut K) -> bool {
         let (mut started, mut bytes, mut passed) = (0, 0, 0);
+        let share = self.share_units();
         while passed < self.turns.len() && started < READS_PER_POLL && bytes < READ_BYTES_PER_POLL {
-            match self.turns.front().copied().map(|qpn| self.start_read(qpn, disk)) {
+            match self.turns.front().copied().map(|qpn| self.start_read(qpn, share, disk)) {
                 Some(Turn::Taken(len)) => {
                     (started, bytes, passed) = (started + 1, bytes + len, 0);
                 }
@@ -653,22 +664,39 @@ impl Target {
         started > 0
     }
 
-    fn start_read<K: Disk>(&mut self, qpn: Qpn, disk: &mut K) -> Turn {
-        let kept = self.without_buffers.min(self.staging.buffers() / 2);
+    /// Whole buffers that stay for sessions that hold none: those that are open, and one that opens later.
+    fn reserved(&self) -> usize {
+        (self.without_buffers + 1).min(self.staging.buffers() / 2)
+    }
+
+    /// The units of each session if those that use any or wait for some had equal parts of what a lone one may take.
+    fn share_units(&self) -> u32 {
+        let is_active = |session: &&Session| session.buffers > 0 || !session.pending.is_empty();
+        let active = self.sessions.values().filter(is_active).count().max(1);
+        let buffers = self.staging.buffers() - 1.min(self.staging.buffers() / 2);
+        buffers as u32 * UNITS / active as u32
+    }
+
+    fn start_read<K: Disk>(&mut self, qpn: Qpn, share: u32, disk: &mut K) -> Turn {
+        let kept = self.reserved();
+        self.in_need = self.in_need.filter(|other| *other != qpn);
         let Some(session) = self.sessions.get_mut(&qpn) else {
             return Turn::Passed;
         };
         // What is reserved is whole buffers: parts of them would never become room for a large block.
         let (first, whole) = (session.buffers == 0, self.staging.whole());
-        if !first && whole < kept {
-            return Turn::Passed;
-        }
         let Some((index, missing)) = session.next_job(&self.proven, &self.proving) else {
             return Turn::Passed;
         };
         let job = session.pending[index];
         let units = if missing.is_some() { UNITS } else { job.units() };
-        let Some(buffer) = self.staging.find(units, first || whole > kept) else {
+        let is_below_share = session.units < share;
+        let may_take = first || whole >= kept && (is_below_share || self.in_need.is_none());
+        let found = may_take.then(|| self.staging.find(units, first || whole > kept));
+        let Some(buffer) = found.flatten() else {
+            if is_below_share {
+                self.in_need = Some(qpn);
+            }
             return Turn::Passed;
         };
         let addr = self.base_addr + offset_of(buffer);
@@ -682,6 +710,7 @@ impl Target {
         session.pending.remove(index);
         self.without_buffers -= usize::from(session.buffers == 0);
         session.buffers += 1;
+        session.units += units;
         self.staging.take(buffer, units);
         self.buffers[buffer as usize] = match missing {
             Some(block) => {
@@ -994,9 +1023,10 @@ impl Target {
     /// Frees a buffer held by the session `owner`, if that is still open.
     fn release(&mut self, buffer: u32, owner: Option<Qpn>) {
         self.buffers[buffer as usize] = State::Free;
-        self.staging.give_back(buffer);
+        let units = self.staging.give_back(buffer);
         if let Some(session) = owner.and_then(|qpn| self.sessions.get_mut(&qpn)) {
             session.buffers -= 1;
+            session.units -= units;
             self.without_buffers += usize::from(session.buffers == 0);
         }
     }

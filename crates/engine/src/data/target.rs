@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{SendError, SyncSender};
 use std::thread::JoinHandle;
 
-use host::disk::{DiskError, DiskMemory, UringDisk};
+use host::disk::{DiskError, DiskMemory, MAX_DEPTH, UringDisk};
 use host::root::IoMode;
 use host::root::OpenFile;
 use nic::clock;
@@ -20,8 +20,8 @@ use tokio::sync::oneshot;
 use xio::disk::FileId;
 use xio::stage::TargetStages;
 use xio::target::{
-    CREDIT_BYTES, IO_ALIGN, STAGING_BYTES, Served, SessionFailure, SessionMemory, Source, Target,
-    WORK_PER_CREDIT,
+    CREDIT_BYTES, IO_ALIGN, READS_PER_BUFFER, STAGING_BYTES, Served, SessionFailure, SessionMemory,
+    Source, Target, WORK_PER_CREDIT,
 };
 
 use super::{
@@ -32,8 +32,11 @@ use crate::action::Action;
 use crate::log;
 use crate::status::{self, Counters};
 
-/// Disk reads in flight.
-const DISK_QUEUE: u32 = 64;
+/// Disk reads in flight: all that the staging buffers have room for. With less, one session whose storage hangs could take
+/// the whole queue.
+fn disk_queue(staging_buffers: u32) -> u32 {
+    staging_buffers.saturating_mul(READS_PER_BUFFER).clamp(1, MAX_DEPTH)
+}
 
 /// Sessions at once.
 pub const MAX_SESSIONS: usize = 64;
@@ -180,9 +183,10 @@ struct Engine<F> {
 }
 
 impl TargetEngine {
-    /// Starts the engine with `count` staging buffers.
+    /// Starts the engine with `count` staging buffers for a session that is alone, and one that is reserved for a session
+    /// that opens later.
     pub fn start(config: HostConfig, count: u32) -> Result<TargetEngine, EngineError> {
-        let count = count.max(2);
+        let count = count.max(2) + 1;
         let bytes = u64::from(count) * u64::from(STAGING_BYTES);
         let capsules = MAX_SESSIONS as u64 * u64::from(MAX_CREDITS) * CREDIT_BYTES;
         let memory = config.memory.max(bytes + capsules.next_multiple_of(4096) + (1 << 20));
@@ -206,7 +210,7 @@ impl TargetEngine {
         // SAFETY: the region stays mapped for as long as its handle lives. Only the target reads into it, and
         // nobody accesses a destination before the read completes (`xio::disk`).
         let memory = unsafe { DiskMemory::new(pool.base(), pool.len(), pool.region()) };
-        let disk = UringDisk::new(memory, DISK_QUEUE)?;
+        let disk = UringDisk::new(memory, disk_queue(count))?;
         let mut notes = host.notes();
         notes.extend(
             disk.why_unregistered().map(|why| format!("disk: unregistered buffers ({why})")),

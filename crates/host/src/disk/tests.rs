@@ -321,3 +321,14 @@ fn changes_of_an_open_file_are_noticed() {
     assert_eq!(after(&replace), Some(Change::Removed));
     assert_eq!(after(&|| std::fs::remove_file(&data).expect("remove")), Some(Change::Removed));
 }
+
+/// Reads of a file system that hangs each keep a thread of the kernel: others need some, too.
+#[test]
+fn every_read_may_wait_on_a_thread_of_its_own() {
+    let bench = bench(IoChoice::Buffered, 100);
+    let mut limits = [0, 0];
+    match bench.disk.ring.submitter().register_iowq_max_workers(&mut limits) {
+        Ok(()) => assert_eq!(limits[0], 100, "of processes with {limits:?}"),
+        Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "{error}"),
+    }
+}

@@ -77,12 +77,13 @@ impl Buffers {
         self.taken[first as usize] = units as u8;
     }
 
-    /// Frees the units that were taken with `first`.
-    pub(super) fn give_back(&mut self, first: u32) {
+    /// Frees the units that were taken with `first`, and returns their number.
+    pub(super) fn give_back(&mut self, first: u32) -> u32 {
         let units = u32::from(self.taken[first as usize]);
         let free = &mut self.free[(first / UNITS) as usize];
         *free |= bits(first % UNITS, units);
         self.whole += usize::from(*free == ALL_FREE);
+        units
     }
 }
 
@@ -103,7 +104,7 @@ mod tests {
         assert_eq!(staging.whole(), 0);
         staging.give_back(2);
         assert_eq!((staging.find(2, false), staging.find(4, true)), (Some(2), None));
-        [0, 1, 4, 8].into_iter().for_each(|first| staging.give_back(first));
+        assert_eq!([0, 1, 4, 8].map(|first| staging.give_back(first)), [1, 1, 4, 8]);
         assert_eq!((staging.whole(), staging.find(1, false)), (2, None));
     }
 

@@ -4,11 +4,13 @@ use std::collections::VecDeque;
 
 use roce::Time;
 use roce::endpoint::{QpAttr, QpState};
+use roce::verbs::{Access, Qpn};
 use xio::capsule::Outcome;
 use xio::disk::{Disk, DiskDone, DiskRead, FileId};
 use xio::stage::BlockPlan;
 
 use super::corpus::Corpus;
+use super::net::register;
 use sim::chance::Chance;
 
 use super::raw::{Raw, request};
@@ -156,8 +158,8 @@ fn completions_of_all_sessions_fit() {
     let setup = Setup {
         streams: Vec::new(),
         credits,
-        // Eight of these small blocks share a buffer.
-        staging_buffers: 2 * sessions * credits / 8,
+        // Eight of these small blocks share a buffer, and one is reserved.
+        staging_buffers: 2 * sessions * credits / 8 + 1,
         cq_depth: depth,
         ..crowded(&corpus, 0)
     };
@@ -177,7 +179,7 @@ fn completions_of_all_sessions_fit() {
         }
     }
     assert_eq!(world.target.target.counters().done, u64::from(2 * sessions * credits));
-    assert_eq!(world.target.target.free_buffers(), 0);
+    assert_eq!(world.target.target.free_buffers(), 1);
 
     let now = world.net.now();
     let node = &mut world.net.nodes[TARGET];
@@ -254,4 +256,145 @@ fn a_latecomer_is_served() {
     let answers = late.answers();
     assert!(matches!(answers[0].outcome, Outcome::Done { .. }));
     assert_eq!(world.net.nodes[READER].endpoint.counters().rnr_naks_sent, 0);
+}
+
+/// A reader that keeps a number of requests for the first tokens of the file outstanding.
+struct Client {
+    raw: Raw,
+    /// The target's end.
+    session: Qpn,
+    tokens: u32,
+    outstanding: u64,
+    asked: u64,
+    answered: u64,
+}
+
+impl Client {
+    fn open(world: &mut World, tokens: u32) -> Client {
+        let mut raw = world.raw_session(64);
+        if tokens > world.corpus().window {
+            raw.data = register(&mut world.net.nodes[READER], 1 << 20, Access::REMOTE_WRITE);
+        }
+        let session = *world.target.session_qpns().last().expect("it was just opened");
+        Client { raw, session, tokens, outstanding: 0, asked: 0, answered: 0 }
+    }
+
+    /// Takes what has arrived, and sends requests for what is to be outstanding.
+    fn turn(&mut self, world: &mut World, corpus: &Corpus) {
+        self.raw.poll(&mut world.net);
+        for answer in self.raw.answers() {
+            assert!(matches!(answer.outcome, Outcome::Done { .. }), "{:?}", answer.outcome);
+            self.answered += 1;
+        }
+        while self.asked - self.answered < self.outstanding {
+            self.asked += 1;
+            let mut wanted = request(&self.raw, self.asked, corpus);
+            wanted.tokens = self.tokens;
+            self.raw.send(&mut world.net, &wanted.encode(xio::kernel::crc32c));
+        }
+    }
+}
+
+/// Lets the world run until each client that waits has got an answer.
+fn serve_all(world: &mut World, corpus: &Corpus, clients: &mut [Client]) {
+    let before: Vec<u64> = clients.iter().map(|client| client.answered).collect();
+    let (reads, units) = (world.target.disk.log.len(), 8 * world.target.target.buffer_count());
+    let is_served = |world: &mut World| {
+        clients.iter_mut().for_each(|client| client.turn(world, corpus));
+        let mut waits = clients
+            .iter()
+            .zip(&before)
+            .map(|(client, before)| client.answered == *before && client.asked > client.answered);
+        let others = world.target.disk.log.len() - reads;
+        let waits = waits.any(|waits| waits);
+        assert!(!waits || others <= 4 * units, "{others} reads for others while one waits");
+        !waits
+    };
+    assert!(world.run_until(is_served), "one stands still");
+}
+
+/// One reader takes no answer, so its buffers are never free again; one wants all there are; others come and go.
+#[test]
+fn nobody_stands_still_whoever_comes_and_goes() {
+    for seed in seeds(0..24) {
+        let _replay = Replay { test: "nobody_stands_still_whoever_comes_and_goes", seed };
+        let mut draw = Chance::new(seed);
+        let corpus = Corpus::one_file(&mut draw);
+        let staging_buffers = draw.between(2, 6) as u32;
+        let setup = Setup {
+            streams: Vec::new(),
+            credits: 64,
+            staging_buffers,
+            disk_depth: 64,
+            ..crowded(&corpus, 0)
+        };
+        let mut world = World::new(&corpus, &setup);
+        world.net.rnr_retry = 7;
+        let mut clients = Vec::new();
+        let is_first = draw.per_mille(600);
+        if !is_first {
+            clients.push(Client::open(&mut world, corpus.window));
+            clients[0].outstanding = 64;
+            serve_all(&mut world, &corpus, &mut clients);
+        }
+        let mut silent = world.raw_session(0);
+        for seq in 1..=64 {
+            let capsule = request(&silent, seq, &corpus).encode(xio::kernel::crc32c);
+            silent.send(&mut world.net, &capsule);
+        }
+        for _ in 0..400 {
+            world.step();
+        }
+        if is_first {
+            // It took all that a lone session may.
+            assert_eq!(world.target.target.free_buffers(), 1);
+        }
+        for _ in 0..40 {
+            let which = draw.below(clients.len().max(1) as u64) as usize;
+            match draw.below(4) {
+                0 if clients.len() < 5 => clients.push(Client::open(&mut world, corpus.window)),
+                1 if !clients.is_empty() => {
+                    let gone = clients.swap_remove(which);
+                    world.close_session(gone.session);
+                }
+                2 if !clients.is_empty() => clients[which].outstanding = draw.pick(&[0, 1, 64]),
+                _ if !clients.is_empty() => clients[which].outstanding = draw.between(1, 8),
+                _ => {}
+            }
+            serve_all(&mut world, &corpus, &mut clients);
+        }
+        world.tear_down();
+    }
+}
+
+/// Small blocks take parts of buffers, and would leave no whole one for large blocks.
+#[test]
+fn large_blocks_get_their_share_beside_small_ones() {
+    let corpus = Corpus::large_file(&mut Chance::new(7));
+    for staging_buffers in [5, 9] {
+        let setup = Setup {
+            streams: Vec::new(),
+            credits: 64,
+            staging_buffers,
+            disk_depth: 64,
+            ..crowded(&corpus, 0)
+        };
+        let mut world = World::new(&corpus, &setup);
+        let mut clients = vec![Client::open(&mut world, corpus.window)];
+        clients[0].outstanding = 64;
+        serve_all(&mut world, &corpus, &mut clients);
+        clients.push(Client::open(&mut world, xio::target::BLOCK_BYTES / 4));
+        clients[1].outstanding = 16;
+        let mut most = 0;
+        let enough = |world: &mut World| {
+            clients.iter_mut().for_each(|client| client.turn(world, &corpus));
+            let answered = clients[1].answered as usize;
+            most = most.max(reads_by_file(world).get(1).map_or(0, |reads| reads - answered));
+            answered >= 64
+        };
+        assert!(world.run_until(enough));
+        // Half of what is not reserved.
+        assert_eq!(most, (staging_buffers as usize - 1) / 2, "of {staging_buffers} buffers");
+        world.tear_down();
+    }
 }

@@ -480,7 +480,7 @@ impl World {
     }
 
     /// The target learns that a session is over.
-    fn close_session(&mut self, qpn: Qpn) {
+    pub(crate) fn close_session(&mut self, qpn: Qpn) {
         let sessions = &mut self.target.sessions;
         let Some(index) = sessions.iter().position(|session| session.qpn == qpn) else {
             return;
