@@ -416,12 +416,22 @@ fn span(ns: u64) -> String {
     }
 }
 
-/// The usual cause of a failure, and what to try.
-/// What to look at, knowing the path of the queue pair.
+/// Path of a queue pair whose requests need no packets.
+const DIRECT: &str = "direct";
+
+/// The usual cause of a failure, and what to try, knowing the path of the queue pair.
 fn hint(error: &Failure, path: &str) -> &'static str {
     match error.cause.as_str() {
         "no_response" if path.ends_with(ENDED) => {
             "the peer's process has ended: look for how, in its own output or in the kernel's log"
+        }
+        "no_response" if path == DIRECT && error.acknowledged_psn.is_none() => {
+            "the peer's process, on this machine, never responded: is it stopped, does it hang, are \
+             its queue pair number and first PSN the ones that were exchanged?"
+        }
+        "no_response" if path == DIRECT => {
+            "the peer's process, on this machine, responded before: is it stopped, does it hang, or \
+             has its queue pair failed (explain it there)?"
         }
         "no_response" if error.acknowledged_psn.is_none() => {
             "the peer never responded: is its process running, does the address lead there (GID \
@@ -579,7 +589,13 @@ mod tests {
     #[test]
     fn a_peer_never_heard_of_gets_another_hint() {
         let silent = Failure { acknowledged_psn: None, ..failed() };
-        assert!(hint(&silent, "direct").contains("never responded"));
+        assert!(hint(&silent, "packets").contains("UDP port 4791"));
+        for (error, said) in [(&silent, "never responded"), (&failed(), "responded before")] {
+            // Without packets there is no port to let pass, and no path that loses any.
+            let hint = hint(error, "direct");
+            assert!(hint.contains(said) && hint.contains("stopped"), "{hint}");
+            assert!(!hint.contains("UDP") && !hint.contains("path"), "{hint}");
+        }
         let ended = "packets: the peer's process has ended";
         assert!(hint(&silent, ended).starts_with("the peer's process has ended"));
         assert_ne!(hint(&silent, ""), hint(&failed(), ""));
