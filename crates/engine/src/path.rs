@@ -2,8 +2,9 @@
 //!
 //! A lost connection shows by itself what the path carried while it lasted: whether the control plane answered,
 //! whether requests (small packets, both ways with their acknowledgements) got through, and whether data (packets
-//! of the path MTU) did. Where only small ones pass, the next connection takes a smaller path MTU ([`PathMtus`]): the
-//! data itself is the probe. No other packet is sent to find out.
+//! of the path MTU) did. Where requests got through and the target says that its data was never acknowledged, the next
+//! connection takes a smaller path MTU ([`PathMtus`]): the data itself is the probe. No other packet is sent to find
+//! out. That no data came proves nothing of the path: the target's storage may hang, or its process ended.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -34,25 +35,45 @@ impl Traffic {
     }
 }
 
+/// How a connection ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ending {
+    /// Our queue pair ended because nothing was acknowledged.
+    pub(crate) gave_up: bool,
+    /// Of the data that the target sent with all its retries and nothing acknowledged, if it says so.
+    pub(crate) unacknowledged_bytes: u32,
+    /// Nothing went as packets: the target is a process of this machine.
+    pub(crate) is_direct: bool,
+}
+
 /// What a connection that was lost says of the path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PathState {
     /// Data arrived.
     Open,
-    /// Requests were acknowledged, and no data arrived.
-    SmallOnly,
+    /// Requests were acknowledged, and packets with at least so many bytes of data never were.
+    SmallOnly(u32),
+    /// Nothing is wrong with the path as far as it was tried: the target's process sent no data.
+    Silent,
     /// Requests were sent and never acknowledged.
     Closed,
     /// Nothing was sent that shows it.
     Untried,
 }
 
+/// The smallest path MTU: packets with no more data are small ones.
+const SMALLEST_MTU: u32 = 256;
+
 impl PathState {
-    /// `gave_up`: our queue pair ended because nothing was acknowledged.
-    pub(crate) fn of(passed: &Traffic, gave_up: bool) -> PathState {
+    /// `mtu_bytes`: the path MTU of the connection.
+    pub(crate) fn of(passed: &Traffic, ending: &Ending, mtu_bytes: u32) -> PathState {
+        let Ending { gave_up, unacknowledged_bytes, is_direct } = *ending;
+        let dropped = unacknowledged_bytes.min(mtu_bytes);
         match (passed.bytes, passed.requests) {
             (1.., _) => PathState::Open,
-            (0, 1..) => PathState::SmallOnly,
+            (0, 1..) if dropped > SMALLEST_MTU && !is_direct => PathState::SmallOnly(dropped),
+            (0, 1..) => PathState::Silent,
+            (0, 0) if gave_up && is_direct => PathState::Silent,
             (0, 0) if gave_up => PathState::Closed,
             (0, 0) => PathState::Untried,
         }
@@ -73,12 +94,14 @@ impl PathState {
                     "a firewall may block UDP port {ROCE_PORT}: let it pass between {ours} and {theirs}, both ways"
                 ))
             }
-            PathState::SmallOnly => {
-                let bytes = peer.map_or(0, |peer| peer.mtu_bytes);
+            PathState::SmallOnly(bytes) => {
                 let text = format!("{at_all} no packet with {bytes} bytes of data arrives over RoCE; small ones do");
                 Error::unreachable(text)
                     .hint(format!("the path from {theirs} to {ours} drops large packets: {NARROW}"))
             }
+            PathState::Silent => Error::unreachable(format!("{at_all} sends no data")).hint(format!(
+                "its storage may hang, or its process be stopped, overloaded or restarted: see its log, and `dquant status --control {target}`"
+            )),
             PathState::Open | PathState::Untried => {
                 Error::unreachable(format!("{at_all} RoCE connections fail"))
                     .hint("the logs of the target and of the DPU say how each connection ended")
@@ -126,7 +149,7 @@ impl PathMtus {
     /// Packets with this payload do not arrive, smaller ones do. Returns the payload to try next: that of Ethernet
     /// with 1,500 bytes, then the smaller ones; `None` when there is none.
     pub(crate) fn lower(&self, target: &str, dropped: u32) -> Option<u32> {
-        let limit = [1024, 512, 256].into_iter().find(|&limit| limit < dropped)?;
+        let limit = [1024, 512, SMALLEST_MTU].into_iter().find(|&limit| limit < dropped)?;
         let (is_proven, found) = (false, Instant::now());
         self.lock().insert(target.to_owned(), Narrow { dropped, limit, is_proven, found });
         Some(limit)
@@ -169,6 +192,8 @@ pub(crate) struct PeerPath {
     pub(crate) roce: SocketAddr,
     /// Path MTU in bytes of payload.
     pub(crate) mtu_bytes: u32,
+    /// Whether it is reached without packets.
+    pub(crate) is_direct: bool,
 }
 
 /// Streams that wait for their target, and why: shown by `dquant status`.
@@ -225,24 +250,40 @@ mod tests {
 
     #[test]
     fn what_passed_tells_what_does_not() {
-        let passed = |requests, bytes| Traffic { requests, bytes };
-        let before = passed(5, 100);
-        for (now, gave_up, state, parts) in [
-            (passed(5, 100), true, PathState::Closed, ["nothing arrives", "UDP port 4791"]),
-            (passed(5, 100), false, PathState::Untried, ["connections fail", "logs"]),
-            (passed(9, 100), false, PathState::SmallOnly, ["4096 bytes", "MTU"]),
-            (passed(9, 100), true, PathState::SmallOnly, ["small ones do", "10.0.0.2:4791"]),
-            (passed(9, 101), true, PathState::Open, ["connections fail", "logs"]),
+        let (ours, roce) = (([10, 0, 0, 1], 4791).into(), ([10, 0, 0, 2], 4791).into());
+        let before = Traffic { requests: 5, bytes: 100 };
+        let said = |now: [u64; 2], gave_up, unacknowledged_bytes, is_direct| {
+            let passed = Traffic { requests: now[0], bytes: now[1] }.since(&before);
+            let state =
+                PathState::of(&passed, &Ending { gave_up, unacknowledged_bytes, is_direct }, 4096);
+            let peer = PeerPath { roce, mtu_bytes: 4096, is_direct };
+            let (text, hint) = state.error("t:4790", ours, Some(peer)).parts();
+            (state, format!("{text} {}", hint.unwrap_or_default()))
+        };
+        let large = 1 << 20;
+        for (now, gave_up, lost, state, parts) in [
+            ([5, 100], true, 0, PathState::Closed, ["nothing arrives", "UDP port 4791"]),
+            ([5, 100], false, 0, PathState::Untried, ["connections fail", "logs"]),
+            ([5, 100], false, large, PathState::Untried, ["connections fail", "logs"]),
+            ([9, 100], false, large, PathState::SmallOnly(4096), ["4096 bytes", "MTU"]),
+            ([9, 100], true, large, PathState::SmallOnly(4096), ["small ones", "10.0.0.2:4791"]),
+            ([9, 100], false, 2_000, PathState::SmallOnly(2_000), ["2000 bytes", "MTU"]),
+            ([9, 101], true, large, PathState::Open, ["connections fail", "logs"]),
+            // That is no large packet.
+            ([9, 100], false, 256, PathState::Silent, ["sends no data", "storage"]),
+            // A target that hangs, is killed or stopped takes requests, too.
+            ([9, 100], false, 0, PathState::Silent, ["sends no data", "storage"]),
+            ([9, 100], true, 0, PathState::Silent, ["sends no data", "status --control t:4790"]),
         ] {
-            let found = PathState::of(&now.since(&before), gave_up);
+            let (found, text) = said(now, gave_up, lost, false);
             assert_eq!(found, state);
-            let (ours, roce) = (([10, 0, 0, 1], 4791).into(), ([10, 0, 0, 2], 4791).into());
-            let peer = PeerPath { roce, mtu_bytes: 4096 };
-            let (text, hint) = found.error("t:4790", ours, Some(peer)).parts();
-            let said = format!("{text} {}", hint.unwrap_or_default());
             for part in parts.into_iter().chain(["t:4790"]) {
-                assert!(said.contains(part), "{part:?} is not in {said:?}");
+                assert!(text.contains(part), "{part:?} is not in {text:?}");
             }
+            // Without packets there is neither a path MTU nor a firewall.
+            let (found, text) = said(now, gave_up, lost, true);
+            assert!(!matches!(found, PathState::SmallOnly(_) | PathState::Closed), "{found:?}");
+            assert!(!text.contains("MTU") && !text.contains("firewall"), "{text}");
         }
     }
 
@@ -250,13 +291,14 @@ mod tests {
     #[test]
     fn a_connection_that_tried_nothing_leaves_what_is_known() {
         use PathState::{Closed, Open, SmallOnly, Untried};
-        let seen = [Untried, Open, Closed, Untried, SmallOnly, Untried, Open];
+        let seen = [Untried, Open, Closed, Untried, SmallOnly(4096), Untried, Open];
         let mut known = Untried;
         let after = seen.map(|path| {
             known = path.after(known);
             known
         });
-        assert_eq!(after, [Untried, Open, Closed, Closed, SmallOnly, SmallOnly, Open]);
+        let small = SmallOnly(4096);
+        assert_eq!(after, [Untried, Open, Closed, Closed, small, small, Open]);
     }
 
     #[test]

@@ -31,12 +31,12 @@ use crate::control::stages;
 use crate::control::target::{SAME_VERSION, Session, TargetControl, qp_address, queue_pair};
 use crate::data::dpu::{CAPSULES_BYTES, Command, Event, Peer, StreamId, StreamReport, StreamSpec};
 use crate::data::{Commands, EngineError, LARGEST_MTU, Signals, mtu_towards, path_mtu};
-use crate::error::Error;
+use crate::error::{Error, Kind};
 use crate::group::{Groups, Member};
 use crate::handle::OpenStream;
 use crate::layout::{self, MAX_ORDER_TABLES};
 use crate::log;
-use crate::path::{PathMtus, PathState, PeerPath, Traffic, Waiting};
+use crate::path::{Ending, PathMtus, PathState, PeerPath, Traffic, Waiting};
 use crate::proto::{
     DatasetInfo, DocumentsRequest, Failure, OpenReply, OpenRequest, Opened, Ranks, SessionRequest,
     StreamStatus, TargetStages, open_reply,
@@ -384,7 +384,7 @@ impl ReconnectLimit {
             // The host may have been too slow for any request to be sent.
             PathState::Untried => lived >= SETTLED,
             // Such a connection shows nothing good, but after this long the time of an earlier loss is over.
-            PathState::SmallOnly | PathState::Closed => lived >= self.limit,
+            PathState::SmallOnly(_) | PathState::Silent | PathState::Closed => lived >= self.limit,
         };
         if was_good {
             (self.since, self.delay) = (Instant::now(), Duration::ZERO);
@@ -453,9 +453,10 @@ impl Keeper {
         let theirs = theirs.map_err(bad)?;
         let mtu = path_mtu(LARGEST_MTU, session.reply.mtu)
             .ok_or_else(|| bad(format!("path MTU {} is below 256", session.reply.mtu)))?;
-        self.peer = Some(PeerPath { roce: theirs.address, mtu_bytes: mtu.bytes() });
         let credits = session.reply.credits;
         let neighbour = self.neighbour(theirs.address).await;
+        let is_direct = neighbour.as_ref().is_some_and(|target| target.why_not().is_none());
+        self.peer = Some(PeerPath { roce: theirs.address, mtu_bytes: mtu.bytes(), is_direct });
         let peer = Peer { connection: CONNECTION, ours: ours.qpn, theirs, mtu, credits, neighbour };
         self.call(move |reply| Command::Connect(id, peer, reply)).await?;
         Ok(session)
@@ -509,7 +510,7 @@ impl Keeper {
         let mut known = PathState::Untried;
         loop {
             let connected = Instant::now();
-            let Some((why, gave_up)) = self.lose(&mut session, &mut lost, &before).await else {
+            let Some((why, ending)) = self.lose(&mut session, &mut lost, &before).await else {
                 return;
             };
             drop(session);
@@ -517,7 +518,8 @@ impl Keeper {
             log::line(format_args!("stream {id} has lost target {target} ({why}), reconnecting"));
             let lost_at = Instant::now();
             let now = self.traffic().await;
-            let path = PathState::of(&now.since(&before), gave_up);
+            let mtu_bytes = self.peer.map_or(0, |peer| peer.mtu_bytes);
+            let path = PathState::of(&now.since(&before), &ending, mtu_bytes);
             before = now;
             limit.lose(path, connected.elapsed());
             known = path.after(known);
@@ -531,24 +533,29 @@ impl Keeper {
         }
     }
 
-    /// Waits until the connection is lost, and says why and whether our queue pair gave up; `None` when the stream
-    /// is over. Data that arrives after `before` ends what the status says of its waiting.
+    /// Waits until the connection is lost, and says why and how; `None` when the stream is over. Data that arrives after
+    /// `before` ends what the status says of its waiting.
     async fn lose(
         &self,
         session: &mut Session,
         lost: &mut mpsc::Receiver<Event>,
         before: &Traffic,
-    ) -> Option<(String, bool)> {
+    ) -> Option<(String, Ending)> {
+        let is_direct = self.peer.is_some_and(|peer| peer.is_direct);
         loop {
             tokio::select! {
                 why = session.ended() => {
                     // The engine replies with `Lost` once it has destroyed the queue pair.
                     self.signals.drop_connection(CONNECTION);
-                    return lost.recv().await.map(|_| (why, false));
+                    let unacknowledged_bytes = session.unacknowledged_bytes;
+                    let ending = Ending { gave_up: false, unacknowledged_bytes, is_direct };
+                    return lost.recv().await.map(|_| (why, ending));
                 }
                 event = lost.recv() => {
                     let Event::Lost { why, .. } = event?;
-                    return Some((failed_queue_pair(why), why == WcStatus::RetryExceeded));
+                    let gave_up = why == WcStatus::RetryExceeded;
+                    let ending = Ending { gave_up, unacknowledged_bytes: 0, is_direct };
+                    return Some((failed_queue_pair(why), ending));
                 }
                 () = tokio::time::sleep(LOOK_AGAIN), if self.is_in_question() => {
                     if self.traffic().await.since(before).bytes > 0 {
@@ -575,9 +582,8 @@ impl Keeper {
 
     /// Makes the next connection use smaller packets, if the last one has shown that large ones do not arrive.
     fn lower_mtu(&self, path: PathState) {
-        let dropped = self.peer.filter(|_| path == PathState::SmallOnly).map(|peer| peer.mtu_bytes);
-        let lower = |dropped| self.context.path_mtus.lower(&self.request.target, dropped);
-        if let Some(limit) = dropped.and_then(lower) {
+        let PathState::SmallOnly(dropped) = path else { return };
+        if let Some(limit) = self.context.path_mtus.lower(&self.request.target, dropped) {
             log::line(format_args!("stream {} tries packets with {limit} bytes of data", self.id));
         }
     }
@@ -604,16 +610,23 @@ impl Keeper {
     /// Retries until the target accepts a session. Gives up when that takes too long, or when the session is
     /// refused for a permanent reason.
     async fn reconnect(&mut self, limit: &mut ReconnectLimit, path: PathState) -> Option<Session> {
-        let mut error = path.error(&self.request.target, self.context.roce, self.peer);
-        if matches!(path, PathState::SmallOnly | PathState::Closed) {
-            self.note(&error);
+        let of_path = path.error(&self.request.target, self.context.roce, self.peer);
+        let mut error = of_path.clone();
+        // A refusal is an answer.
+        if limit.is_over()
+            && let Err(silent) = self.ask_control().await
+            && silent.kind() == Kind::Unreachable
+        {
+            error = silent;
         }
         while !limit.is_over() {
             limit.pause().await;
             match self.try_once().await {
                 Ok(session) => {
-                    if matches!(path, PathState::Open | PathState::Untried) {
-                        self.context.waiting.clear(self.id);
+                    // Only now it is known that the control plane answers.
+                    match path {
+                        PathState::Open | PathState::Untried => self.context.waiting.clear(self.id),
+                        _ => self.note(&of_path),
                     }
                     return Some(session);
                 }
@@ -635,6 +648,12 @@ impl Keeper {
         None
     }
 
+    /// Whether the target's control plane answers.
+    async fn ask_control(&self) -> Result<(), Error> {
+        let control = TargetControl::connect(&self.request.target, &self.request.token).await?;
+        control.status().await.map(drop)
+    }
+
     async fn try_once(&mut self) -> Result<Session, Error> {
         let control = TargetControl::connect(&self.request.target, &self.request.token).await?;
         self.connect(&control).await
@@ -649,7 +668,7 @@ mod tests {
     #[test]
     fn the_time_of_an_earlier_loss_ends_with_a_long_connection() {
         let limit = Duration::from_millis(30);
-        for path in [PathState::Closed, PathState::SmallOnly] {
+        for path in [PathState::Closed, PathState::Silent, PathState::SmallOnly(4096)] {
             let mut lost = ReconnectLimit::new(limit);
             std::thread::sleep(limit);
             lost.lose(path, limit / 2);

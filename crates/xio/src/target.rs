@@ -196,6 +196,12 @@ pub enum SessionFailure {
     /// A work request was refused or ended in error.
     #[error("its queue pair failed")]
     QueuePair,
+    /// A WRITE of so many bytes was sent again and again, and nothing acknowledged it.
+    #[error("the reader's end did not acknowledge {bytes} bytes of data")]
+    Unacknowledged {
+        /// Its length.
+        bytes: u32,
+    },
     /// The device cannot be trusted with this session's memory any more.
     #[error("the device completed a work request that is not outstanding")]
     BadCompletion,
@@ -406,7 +412,10 @@ pub struct Target {
 }
 
 const NO_BUFFER: u32 = u32::MAX;
-const DATA_WRITE: u64 = u64::MAX;
+
+/// Number of a WRITE's work request, to which its length is added. Those of SENDs, a slot and a buffer, are smaller.
+const DATA_WRITE: u64 = (u32::MAX as u64) << 32;
+const MOST_DATA: u64 = STAGING_BYTES as u64;
 
 impl Target {
     /// A target with `count` buffers ([`STAGING_BYTES`] each) from `base_addr` on, 4096-aligned, and
@@ -586,13 +595,18 @@ impl Target {
     }
 
     fn handle_sent<D: Device, M>(&mut self, io: &mut Io<'_, D, M>, done: &Completion) {
-        if done.status != WcStatus::Success {
-            self.fail(done.qpn, SessionFailure::QueuePair);
+        let data_bytes = done.wr_id.checked_sub(DATA_WRITE).filter(|bytes| *bytes <= MOST_DATA);
+        match (done.status, data_bytes) {
+            (WcStatus::Success, _) => {}
+            (WcStatus::RetryExceeded, Some(bytes)) => {
+                self.fail(done.qpn, SessionFailure::Unacknowledged { bytes: bytes as u32 });
+            }
+            _ => self.fail(done.qpn, SessionFailure::QueuePair),
         }
         let Some(session) = self.sessions.get_mut(&done.qpn) else {
             return;
         };
-        if done.wr_id == DATA_WRITE {
+        if data_bytes.is_some() {
             return;
         }
         let (slot, buffer) = ((done.wr_id >> 32) as u32, done.wr_id as u32);
@@ -922,7 +936,7 @@ impl Target {
         let addr = self.buffer_addr(buffer) + u64::from(job.at);
         let ReadRequest { remote_addr, rkey, .. } = job.request;
         Some(SendWr {
-            wr_id: DATA_WRITE,
+            wr_id: DATA_WRITE + u64::from(bytes),
             op: SendOp::Write { remote_addr, rkey },
             sges: SgList::from_iter([Sge { addr, len: bytes, lkey }]),
             signaled: false,
@@ -1003,7 +1017,9 @@ impl Target {
     /// Counts the failure and drops the pending requests of the session.
     fn fail(&mut self, qpn: Qpn, why: SessionFailure) {
         match why {
-            SessionFailure::QueuePair => self.counters.failed_work_requests += 1,
+            SessionFailure::QueuePair | SessionFailure::Unacknowledged { .. } => {
+                self.counters.failed_work_requests += 1;
+            }
             SessionFailure::BadCompletion => self.counters.bad_completions += 1,
             SessionFailure::Completions(_) => {}
         }

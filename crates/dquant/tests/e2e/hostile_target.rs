@@ -11,6 +11,7 @@ use engine::proto::{
 use roce::verbs::{SendOp, WcStatus};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
+use tokio::sync::Notify;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
 use tonic::transport::Server;
@@ -37,6 +38,8 @@ pub(crate) struct Lies {
     credits: u32,
     /// Instead of those of the request.
     stages: Option<Vec<TargetStages>>,
+    /// What it says of data that nothing acknowledged when it ends a session.
+    unacknowledged_bytes: u32,
 }
 
 impl Lies {
@@ -75,6 +78,7 @@ impl Default for Lies {
             mtu: 4096,
             credits: 8,
             stages: None,
+            unacknowledged_bytes: 0,
         }
     }
 }
@@ -83,18 +87,23 @@ impl Default for Lies {
 pub(crate) struct FakeTarget {
     control: String,
     seen: Arc<Mutex<Vec<SessionRequest>>>,
+    /// Ends the open sessions.
+    end: Arc<Notify>,
     server: tokio::task::JoinHandle<()>,
 }
 
 struct Service {
     lies: Lies,
     seen: Arc<Mutex<Vec<SessionRequest>>>,
+    end: Arc<Notify>,
 }
 
 impl FakeTarget {
     pub(crate) fn start(runtime: &Runtime, lies: Lies) -> FakeTarget {
         let seen: Arc<Mutex<Vec<SessionRequest>>> = Arc::default();
-        let service = TargetServer::new(Service { lies, seen: Arc::clone(&seen) });
+        let end = Arc::default();
+        let service = Service { lies, seen: Arc::clone(&seen), end: Arc::clone(&end) };
+        let service = TargetServer::new(service);
         let listener = runtime.block_on(TcpListener::bind((fresh_ip(), 0))).expect("loopback");
         let control = listener.local_addr().expect("it is bound").to_string();
         let incoming = TcpListenerStream::new(listener);
@@ -102,7 +111,7 @@ impl FakeTarget {
             let served = Server::builder().add_service(service).serve_with_incoming(incoming);
             served.await.expect("the fake target serves");
         });
-        FakeTarget { control, seen, server }
+        FakeTarget { control, seen, end, server }
     }
 
     pub(crate) fn url(&self, name: &str) -> String {
@@ -159,11 +168,18 @@ impl Target for Service {
         let Lies { session_datasets: datasets, target, mtu, credits, stages, .. } =
             self.lies.clone();
         let stages = stages.unwrap_or(asked);
+        let (end, unacknowledged_bytes) = (Arc::clone(&self.end), self.lies.unacknowledged_bytes);
         let (send, receive) = tokio::sync::mpsc::channel(1);
         tokio::spawn(async move {
-            let reply = SessionReply { target, credits, mtu, datasets, stages };
+            let nothing = SessionReply::default();
+            let reply = SessionReply { target, credits, mtu, datasets, stages, ..nothing.clone() };
             if send.send(Ok(reply)).await.is_ok() {
-                while let Ok(Some(_)) = inbound.message().await {}
+                tokio::select! {
+                    () = async { while let Ok(Some(_)) = inbound.message().await {} } => {}
+                    () = end.notified() => {
+                        let _ = send.send(Ok(SessionReply { unacknowledged_bytes, ..nothing })).await;
+                    }
+                }
             }
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(receive))))
@@ -267,6 +283,46 @@ fn a_target_that_says_nothing_holds_its_own_stream_only() {
         (dpu.status(&world).counter("dpu.streams") == 0).then_some(())
     });
     assert_eq!(fake.sessions(), 1);
+}
+
+/// Storage that hangs, and a target that is killed meanwhile: requests are acknowledged, and no data comes. That says
+/// nothing of the path, unless the target says that its data was never acknowledged.
+#[test]
+fn only_lost_data_lowers_the_path_mtu() {
+    let Some(world) = World::new("only_lost_data_lowers_the_path_mtu") else {
+        return;
+    };
+    let runtime = runtime();
+    for (unacknowledged_bytes, mtu, said) in [
+        (0, 4096, "sends no data"),
+        (200, 4096, "sends no data"),
+        (1 << 20, 1024, "no packet with 4096 bytes of data arrives over RoCE"),
+    ] {
+        let dpu = world.dpu(&[]);
+        let mut rogue = Rogue::new(fresh_ip());
+        let target = Some(rogue.queue_pair());
+        let lies = Lies { target, unacknowledged_bytes, ..Lies::default() };
+        let fake = FakeTarget::start(&runtime, lies);
+        let cat = Cat::through(&world, &dpu, &fake.url("web"), ARGS);
+        rogue.connect(&eventually("a session", || fake.reader()));
+        rogue.receive();
+        eventually("an acknowledged request", || {
+            (dpu.status(&world).counter("stream.acknowledged_requests") > 0).then_some(())
+        });
+        fake.end.notify_one();
+        let mtus = eventually("another session", || {
+            let seen = fake.seen.lock().expect("no panic");
+            let mtu = |at: usize| seen.get(at)?.reader.as_ref().map(|reader| reader.mtu);
+            Some([mtu(0)?, mtu(1)?])
+        });
+        assert_eq!(mtus, [4096, mtu], "{}", dpu.stderr());
+        eventually("a note in the status", || {
+            let status = dpu.status(&world);
+            let notes = status.0["notes"].as_array()?;
+            notes.iter().any(|note| note.as_str().is_some_and(|n| n.contains(said))).then_some(())
+        });
+        cat.kill();
+    }
 }
 
 /// A fake target whose queue pair the test drives, and a stream that it serves: the stream's first request.

@@ -18,7 +18,7 @@ use tonic::transport::Channel;
 use tonic::{Request, Response, Status, Streaming};
 use xio::dataset::{Dtype, Format};
 use xio::stage::TargetStages;
-use xio::target::Served;
+use xio::target::{Served, SessionFailure};
 
 use super::auth::{self, AddToken};
 use super::documents::{Arriving, Readers, Received, TABLES_TIMEOUT};
@@ -146,7 +146,8 @@ impl TargetService {
         let name = format!("session {:#x} with {}", ours.qpn.get(), reader.address);
         log::line(format_args!("{name} begins: {}, MTU {mtu}, {path}", names_of(&datasets)));
         let open = Open { name, begun: Instant::now(), ended, guard };
-        Ok((SessionReply { target, credits, mtu, datasets, stages }, open))
+        let reply = SessionReply { target, credits, mtu, datasets, stages, ..Default::default() };
+        Ok((reply, open))
     }
 
     /// The table that the stages name, which must be the one that was described to the reader; empty if they
@@ -270,8 +271,8 @@ struct Open {
 
 impl Open {
     /// Waits until the reader closes its stream (`closed`) or the session fails, then ends the session and
-    /// logs it.
-    async fn last(mut self, closed: impl Future<Output = ()>) {
+    /// logs it. Returns what the reader has to know of the failure.
+    async fn last(mut self, closed: impl Future<Output = ()>) -> Option<SessionReply> {
         // A reader that only waits for data does not notice that our queue pair failed, unless the control
         // stream ends on our side.
         let ended = tokio::select! {
@@ -284,12 +285,18 @@ impl Open {
             None => self.ended.await,
         };
         // An engine that has stopped has logged its sessions.
-        let Ok(Ended { failure, served: Served { requests, bytes } }) = ended else { return };
+        let Ok(Ended { failure, served: Served { requests, bytes } }) = ended else { return None };
         let why = failure.map_or("closed by the reader".into(), |failure| failure.to_string());
         let (name, seconds) = (self.name, self.begun.elapsed().as_secs_f64());
         log::line(format_args!(
             "{name} ends: {why}; {requests} blocks, {bytes} bytes in {seconds:.1} s"
         ));
+        match failure {
+            Some(SessionFailure::Unacknowledged { bytes }) => {
+                Some(SessionReply { unacknowledged_bytes: bytes, ..Default::default() })
+            }
+            _ => None,
+        }
     }
 }
 
@@ -392,7 +399,10 @@ impl Target for TargetService {
             let closed = async {
                 while answered.is_ok() && matches!(inbound.message().await, Ok(Some(_))) {}
             };
-            open.last(closed).await;
+            if let Some(reply) = open.last(closed).await {
+                // A reader that has not even taken the first reply needs no other.
+                let _ = send.try_send(Ok(reply));
+            }
         });
         let outbound = tokio_stream::wrappers::ReceiverStream::new(receive);
         Ok(Response::new(Box::pin(outbound)))
@@ -477,6 +487,8 @@ pub struct Session {
     /// Nothing more is sent; dropping it ends the session.
     _requests: tokio::sync::mpsc::Sender<SessionRequest>,
     replies: Streaming<SessionReply>,
+    /// The bytes of data that the target could not get through, once it has said that this is why it ends.
+    pub unacknowledged_bytes: u32,
 }
 
 impl Session {
@@ -484,7 +496,8 @@ impl Session {
     pub async fn ended(&mut self) -> String {
         loop {
             match self.replies.message().await {
-                Ok(Some(_)) => {}
+                // Kept here: a caller may give up waiting and call again.
+                Ok(Some(reply)) => self.unacknowledged_bytes = reply.unacknowledged_bytes,
                 Ok(None) => return "it ended the session".into(),
                 Err(status) => {
                     // HTTP/2 reports both with the same message.
@@ -568,7 +581,7 @@ impl TargetControl {
         let first = self.peer.within(replies.message()).await?;
         let reply =
             first.ok_or_else(|| Error::unreachable(format!("{} ended the session", self.peer)))?;
-        Ok(Session { reply, _requests: send, replies })
+        Ok(Session { reply, _requests: send, replies, unacknowledged_bytes: 0 })
     }
 
     /// The target's counters.

@@ -5,14 +5,16 @@ use roce::Time;
 use xio::disk::Change;
 use xio::reader::StreamError;
 use xio::stage::Limit;
+use xio::target::SessionFailure;
 
 use super::corpus::Corpus;
 use super::disk::{EIO, SimFile};
 use sim::chance::Chance;
 
+use super::raw::request;
 use super::ring::End;
 use super::seeds::{Replay, seeds};
-use super::world::{Kill, READER, Setup, World};
+use super::world::{Kill, READER, Setup, TARGET, World};
 
 /// The first sample at or after `first` that holds a token.
 fn first_use(corpus: &Corpus, first: u64, dataset: usize, token: u64) -> u64 {
@@ -312,4 +314,27 @@ fn keys_of_a_stream_are_useless_once_it_is_gone() {
     assert!(world.net.nodes[READER].endpoint.counters().bad_key > 0);
     world.readers[0].reconnects = false;
     world.tear_down();
+}
+
+/// What the failure of a session says of the path: data that nothing acknowledged, or something else.
+#[test]
+fn only_data_that_nothing_acknowledges_is_evidence_of_the_path() {
+    let corpus = Corpus::one_file(&mut Chance::new(3));
+    let setup = Setup { streams: Vec::new(), ..Setup::plain(&corpus, 0) };
+    let bytes = corpus.window * corpus.deliver.bytes();
+    for (receives, is_cut, why) in [
+        (8, true, SessionFailure::Unacknowledged { bytes }),
+        // Data arrives, and the response finds no receive.
+        (0, false, SessionFailure::QueuePair),
+    ] {
+        let mut world = World::new(&corpus, &setup);
+        let mut raw = world.raw_session(receives);
+        raw.send(&mut world.net, &request(&raw, 1, &corpus).encode(xio::kernel::crc32c));
+        let is_read = |world: &mut World| !world.target.disk.log.is_empty();
+        assert!(world.run_until(is_read));
+        world.net.set_cable(TARGET as u32, !is_cut);
+        assert!(world.run_until(|world| !world.failures.is_empty()));
+        assert_eq!(world.failures, [why]);
+        world.tear_down();
+    }
 }
