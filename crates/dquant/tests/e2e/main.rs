@@ -10,6 +10,7 @@
 //! | [`same`] | the same bytes with and without offload, with losses, on a device of a library, from any batch on |
 //! | [`target_dies`], [`dpu_dies`], [`trainer_dies`] | `kill -9` of each process while a stream runs |
 //! | [`same_host`] | blocks that are written without packets: the same bytes, kills, stops, and what forbids it |
+//! | [`at_once`] | streams that begin together, and readers that come and are killed: nobody stands still |
 //! | [`never_mixed`] | files that change while they are read, and between connections |
 //! | [`paths`] | networks that drop packets: each fault by its own message |
 //! | [`ranks`] | several trainers of one job |
@@ -27,6 +28,7 @@
 mod access;
 #[cfg(feature = "wasm")]
 mod actions;
+mod at_once;
 mod bad_data;
 mod bad_names;
 mod bad_plans;
