@@ -212,6 +212,7 @@ const FLOORS: &[(&str, &str)] = &[
         "crates/nic/src",
         "abi: skip
          clock
+         peer
          ready
          sockaddr
          waiter

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use std::{env, fs};
 
 use engine::text::one_line;
-use rustix::net::sockopt::socket_peercred;
+use nic::peer::{self, Peer};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -96,8 +96,8 @@ enum Answer {
 /// Who asks, as the kernel knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asker {
-    /// Process.
-    pub pid: i32,
+    /// Process; none if it is not visible in this PID namespace, as from a container.
+    pub pid: Option<u32>,
     /// User.
     pub uid: u32,
     /// Group.
@@ -384,12 +384,8 @@ fn serve(stream: &UnixStream, counters: &Counters, answer: &Answerer) {
 }
 
 fn asker(stream: &UnixStream) -> io::Result<Asker> {
-    let found = socket_peercred(stream)?;
-    Ok(Asker {
-        pid: found.pid.as_raw_nonzero().get(),
-        uid: found.uid.as_raw(),
-        gid: found.gid.as_raw(),
-    })
+    let Peer { pid, uid, gid } = peer::of(stream)?;
+    Ok(Asker { pid, uid, gid })
 }
 
 // ---- lines -------------------------------------------------------------------------------------------
@@ -477,7 +473,7 @@ mod tests {
     }
 
     fn answer(asker: &Asker, job: &str) -> Result<Membership, Refusal> {
-        assert_eq!(asker.pid as u32, std::process::id());
+        assert_eq!(asker.pid, Some(std::process::id()));
         match job {
             "llm" => Ok(llm()),
             "wide" => Ok(Membership { dscp: 64, name: job.to_owned(), ..llm() }),

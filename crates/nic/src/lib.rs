@@ -18,6 +18,7 @@
 //! | [`umad`] | management datagrams of InfiniBand, by a libibumad that is found at run time |
 //! | [`neighbours`] | memory of other processes of this machine, reached without packets |
 //! | [`fault`] | a wire that loses packets on purpose |
+//! | [`peer`] | who is at the other end of a Unix socket |
 //! | [`pool`] | registered memory: one pre-faulted region |
 //! | [`movable`] | memory of the program, moved to where neighbours can map it |
 //! | [`mappings`] | what this process has mapped |
@@ -46,6 +47,7 @@ pub mod movable;
 pub mod neighbours;
 pub mod paces;
 pub mod packet;
+pub mod peer;
 pub mod pool;
 pub mod ready;
 pub mod registrations;

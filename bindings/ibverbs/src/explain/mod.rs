@@ -49,7 +49,8 @@ pub(crate) fn start() {
         return;
     }
     if let Err(why) = answer() {
-        let taken = "another process holds the name (grep dquant-verbs /proc/net/unix)";
+        let taken = "another process holds the name (grep dquant-verbs /proc/net/unix): one of a container that \
+                     shares this network namespace, with the same number, or one of any user";
         let failure =
             Failure::new(why, format_args!("`dquant explain` cannot query this process: {why}"));
         failure.with_hint((why == Errno::ADDRINUSE).then_some(taken)).report();
@@ -96,9 +97,8 @@ fn serve(listener: &OwnedFd) {
 
 /// Whether the client runs as this process's user, or as root.
 fn may_ask(connection: impl AsFd) -> bool {
-    let own = rustix::process::geteuid();
-    net::sockopt::socket_peercred(connection)
-        .is_ok_and(|peer| peer.uid.is_root() || peer.uid == own)
+    let own = rustix::process::geteuid().as_raw();
+    nic::peer::of(connection).is_ok_and(|peer| peer.uid == 0 || peer.uid == own)
 }
 
 /// Writes until everything is written or the time limit is reached. A reader that disconnects is not an

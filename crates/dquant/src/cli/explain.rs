@@ -18,7 +18,7 @@ use serde::Serialize;
 use super::{Console, Report};
 use crate::exit::{CliError, Exit};
 use crate::units;
-use ask::Endpoint;
+use ask::{Endpoint, Reply};
 use document::Document;
 
 /// Show the queue pairs of a running RDMA program and why they failed
@@ -138,7 +138,9 @@ impl Explain {
         let Some(pid) = self.pid else {
             return list(console);
         };
-        self.explain(pid, console)?;
+        if let Some(text) = self.explain(pid, console)? {
+            console.note(text);
+        }
         while let Some(pause) = self.watch {
             std::thread::sleep(pause);
             if let Err(error) = self.explain(pid, console) {
@@ -153,12 +155,13 @@ impl Explain {
         Ok(Exit::Good)
     }
 
-    fn explain(&self, pid: u32, console: &mut Console) -> Result<(), CliError> {
+    /// Returns what a reader has to know of the process's number.
+    fn explain(&self, pid: u32, console: &mut Console) -> Result<Option<String>, CliError> {
         let found = ask::endpoints()?.into_iter().find(|endpoint| endpoint.pid == pid);
-        let mut devices = match found {
-            Some(endpoint) => endpoint.ask().map_err(|error| unanswered(endpoint, &error))?,
-            None => Vec::new(),
-        };
+        let reply =
+            found.map(|endpoint| endpoint.ask().map_err(|error| unanswered(endpoint, &error)));
+        let (mut devices, elsewhere) =
+            reply.transpose()?.map(|reply| (reply.documents, reply.elsewhere)).unwrap_or_default();
         devices.retain(|document| self.device.as_ref().is_none_or(|name| *name == document.device));
         if devices.is_empty() {
             return Err(nobody(pid, self.device.as_deref()));
@@ -178,7 +181,7 @@ impl Explain {
             Some(number) if shown == 0 => {
                 Err(CliError::usage(format_args!("process {pid} has no queue pair {number:#x}")))
             }
-            _ => Ok(()),
+            _ => Ok(elsewhere),
         }
     }
 }
@@ -187,10 +190,13 @@ fn list(console: &mut Console) -> Result<Exit, CliError> {
     let (mut listed, mut refused, mut silent) = (0, 0, 0);
     for endpoint in ask::endpoints()? {
         match endpoint.ask() {
-            Ok(documents) => {
+            Ok(Reply { documents, elsewhere }) => {
                 for document in documents {
                     console.report(&Listed::new(document))?;
                     listed += 1;
+                }
+                if let Some(text) = elsewhere {
+                    console.note(text);
                 }
             }
             Err(error) if error.kind() == ErrorKind::PermissionDenied => refused += 1,

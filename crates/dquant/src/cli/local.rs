@@ -7,6 +7,7 @@ use std::io::{self, ErrorKind, Read};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use nic::peer::{self, Peer};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with, sockopt};
 
@@ -38,16 +39,16 @@ fn listed(list: &str, prefix: &str) -> Vec<u32> {
     found
 }
 
-/// What a process replies.
-pub(super) fn fetch(name: &str) -> io::Result<Vec<u8>> {
+/// What a process replies, and its number in this PID namespace, if it has one.
+pub(super) fn fetch(name: &str) -> io::Result<(Vec<u8>, Option<u32>)> {
     let stream = connect(name)?;
-    check_peer(&stream)?;
+    let pid = check_peer(&stream)?.pid;
     let text = read(stream)?;
     if text.is_empty() {
         let why = "it replies only to its own user and root";
         return Err(io::Error::new(ErrorKind::PermissionDenied, why));
     }
-    Ok(text)
+    Ok((text, pid))
 }
 
 /// A connection to an abstract name. It times out, because a listener that is stopped or hostile may never accept.
@@ -67,18 +68,19 @@ fn late() -> io::Error {
 }
 
 /// Whether the other end is of this user or root, or this process is root's: whose replies are believed.
-fn check_peer(stream: &UnixStream) -> io::Result<()> {
+fn check_peer(stream: &UnixStream) -> io::Result<Peer> {
     let own = rustix::process::geteuid();
-    let peer = sockopt::socket_peercred(stream)?.uid;
-    if own.is_root() || may_ask(own.as_raw(), peer.as_raw()) {
-        return Ok(());
+    let found = peer::of(stream)?;
+    if own.is_root() || may_ask(own.as_raw(), found.uid) {
+        Ok(found)
+    } else {
+        Err(foreign(found.uid))
     }
-    Err(foreign(peer.as_raw()))
 }
 
 /// Whether the other end is of this user or root: who gets replies. That this process is root's gives others no right.
 pub(super) fn check_asker(stream: &UnixStream) -> io::Result<()> {
-    let peer = sockopt::socket_peercred(stream)?.uid.as_raw();
+    let peer = peer::of(stream)?.uid;
     if may_ask(rustix::process::geteuid().as_raw(), peer) { Ok(()) } else { Err(foreign(peer)) }
 }
 

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, PipeReader, PipeWriter, Write};
+use std::process::Command;
 use std::time::Duration;
 
 use rustix::io::ioctl_fionbio;
@@ -9,7 +10,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use super::verbs_kit::{Meeting, PINGPONG, Running, eventually, has_verbs, listed};
-use super::{Folder, Ran};
+use super::{Folder, Ran, skip};
 
 /// A full pipe; keep its reader open.
 fn full_pipe() -> (PipeReader, PipeWriter) {
@@ -43,6 +44,38 @@ fn has_every_figure(qp: &Value) {
     let samples = qp["rtt"]["histogram"].as_array().expect("a histogram");
     let total: u64 = samples.iter().map(|count| count.as_u64().expect("a count")).sum();
     assert!(total > 0, "{qp}");
+}
+
+/// Containers of one pod: one network namespace, and a PID namespace for each, where the kernel has no number for a
+/// process of another.
+#[test]
+fn a_program_of_another_pid_namespace_is_explained() {
+    let folder = Folder::new("explain-container");
+    let test = "a_program_of_another_pid_namespace_is_explained";
+    if !has_verbs(&folder, test) {
+        return;
+    }
+    let script = "ip link set lo up
+        container='unshare -pf --mount-proc --kill-child'
+        $container \"$0\" run --devices lo -- ibv_rc_pingpong -d dq_lo -g 0 > program 2>&1 & program=$!
+        for try in $(seq 600); do
+            $container \"$0\" explain > list 2> notes && [ -s list ] && break
+            kill -0 $program || break
+            sleep 0.1
+        done
+        kill $program
+        cat list; cat program notes >&2";
+    let dquant = folder.command(&[]);
+    let mut command = Command::new("unshare");
+    command.args(["-n", "sh", "-c", script]).arg(dquant.get_program()).current_dir(&folder.0);
+    let output = command.output().expect("util-linux is installed");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    if said.contains("Operation not permitted") {
+        return skip::note(test, said.trim());
+    }
+    let list = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(list.contains("process       1  dq_lo"), "{list}{said}");
+    assert!(said.contains("process 1 is not visible in this PID namespace"), "{said}");
 }
 
 #[test]

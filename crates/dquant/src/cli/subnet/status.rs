@@ -32,7 +32,7 @@ pub(super) struct StatusCommand {
 impl StatusCommand {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
         let pid = self.pid.map_or_else(only_one, Ok)?;
-        let reply = local::fetch(&format!("{SOCKET_PREFIX}{pid}")).map_err(|error| {
+        let (reply, _) = local::fetch(&format!("{SOCKET_PREFIX}{pid}")).map_err(|error| {
             let what = format_args!("the subnet manager {pid}: {error}");
             match error.kind() {
                 ErrorKind::ConnectionRefused | ErrorKind::NotFound | ErrorKind::TimedOut => {
