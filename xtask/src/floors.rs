@@ -213,6 +213,7 @@ const FLOORS: &[(&str, &str)] = &[
         "abi: skip
          clock
          peer
+         private
          ready
          sockaddr
          waiter

@@ -330,6 +330,31 @@ fn tools_list_the_view() {
     assert_eq!(out, "dq_lo: 4: ACTIVE\n", "{err}");
 }
 
+/// A program that has the system's library, too, by a path of its own: its devices are none, and it does not crash.
+#[test]
+fn the_systems_library_beside_this_one_lists_nothing() {
+    let test = "programs::the_systems_library_beside_this_one_lists_nothing";
+    if let Some(reason) = obstacle() {
+        return skip::note(test, reason);
+    }
+    let found = Command::new("cc").arg("-print-file-name=libibverbs.so").output();
+    let found = String::from_utf8(found.expect("it has compiled before").stdout);
+    let Ok(systems) = fs::canonicalize(found.expect("a path").trim()) else {
+        return skip::note(test, "the compiler does not say where the system's library is");
+    };
+    let mut command = Command::new(make("by_path", "by_name"));
+    command.args(["libibverbs.so.1".as_ref(), systems.as_os_str(), "libibverbs.so.1".as_ref()]);
+    command.env("LD_LIBRARY_PATH", library_dir()).env("DQUANT_SYSFS", dir());
+    command.env("LD_PRELOAD", library_dir().join("libibverbs.so.1")).env("DQUANT_DEVICES", "lo");
+    let output = command.output().expect("a program that was just made runs");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{}\n{out}{err}", output.status);
+    assert_eq!(out, "1\n0\n1\n", "{err}");
+    let line = format!("libibverbs (dquant): {} is loaded, too", systems.display());
+    assert!(err.starts_with(&line), "{err}");
+}
+
 macro_rules! programs {
     ($($name:ident on $devices:expr;)+) => { $(
         #[test]

@@ -19,6 +19,7 @@
 //! | [`neighbours`] | memory of other processes of this machine, reached without packets |
 //! | [`fault`] | a wire that loses packets on purpose |
 //! | [`peer`] | who is at the other end of a Unix socket |
+//! | [`private`] | the user's private directory |
 //! | [`pool`] | registered memory: one pre-faulted region |
 //! | [`movable`] | memory of the program, moved to where neighbours can map it |
 //! | [`mappings`] | what this process has mapped |
@@ -49,6 +50,7 @@ pub mod paces;
 pub mod packet;
 pub mod peer;
 pub mod pool;
+pub mod private;
 pub mod ready;
 pub mod registrations;
 pub mod roce_v1;

@@ -1,6 +1,6 @@
 //! Queries of a device, its port, its GIDs and partition keys.
 
-use std::ffi::{c_char, c_int};
+use std::ffi::c_int;
 
 use nic::clock;
 use rustix::io::Errno;
@@ -200,10 +200,4 @@ unsafe extern "C" fn ibv_get_pkey_index(context: *mut ibv_context, port: u8, pke
         let known = port == 1 && u16::from_be(pkey) | 0x8000 == DEFAULT_PKEY;
         if known { Ok(0) } else { Err(Errno::INVAL) }
     }))
-}
-
-/// The symbol of the C library that libibverbs has always offered, too.
-#[unsafe(no_mangle)]
-extern "C" fn ibv_get_sysfs_path() -> *const c_char {
-    c"/sys".as_ptr()
 }

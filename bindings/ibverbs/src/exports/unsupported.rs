@@ -5,6 +5,7 @@
 //! nothing, so no device of theirs ever appears, and commands fail as on a kernel without them.
 
 use std::ffi::{c_char, c_int, c_void};
+use std::sync::atomic::AtomicBool;
 
 use rustix::io::Errno;
 
@@ -90,10 +91,11 @@ extern "C" fn __ioctl_final_num_attrs(_num_attrs: u32, _link: *const c_void) -> 
 #[unsafe(no_mangle)]
 extern "C" fn __verbs_log(_context: *mut verbs_context, _level: u32, _format: *const c_char) {}
 
-/// Read by drivers: whether destroying an object of a removed device succeeds.
+/// Read by drivers: whether destroying an object of a removed device succeeds. The system's library
+/// writes it where a program has loaded that one as well: its references to the symbol end here.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals, reason = "the name of C")]
-static verbs_allow_disassociate_destroy: bool = false;
+static verbs_allow_disassociate_destroy: AtomicBool = AtomicBool::new(false);
 
 // ---- objects of other processes -----------------------------------------------------------------
 

@@ -1,20 +1,21 @@
 //! The view of `/sys/class/infiniband` for programs that read it instead of calling verbs.
 //!
 //! It is a tree of ordinary files with the contents that the kernel would have for these devices. It is
-//! below `$DQUANT_SYSFS`, `$XDG_RUNTIME_DIR` or the temporary directory, in a private directory of the
-//! user, under a name derived from its contents: processes that see the same interfaces share one, and
+//! below `$DQUANT_SYSFS`, `$XDG_RUNTIME_DIR`, the temporary directory or `/dev/shm`, in a private
+//! directory of the user ([`nic::private`]), under a name derived from its contents: processes that see the same interfaces share one, and
 //! it is created atomically. `exports/interpose.rs` redirects programs there.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::fmt::Write as _;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::{fs, io};
 
+use nic::private;
 use rustix::io::Errno;
 
 use super::gid;
@@ -80,10 +81,8 @@ fn is_there() -> bool {
 /// Reports once per process why there is no tree.
 fn complain(error: &io::Error) {
     static SAID: Once = Once::new();
-    let (base, variable) = (base_directory(), settings::SYSFS);
-    let base = base.display();
-    let hint = format!("name a directory of your own in {variable}");
-    SAID.call_once(|| say(format_args!("no view of {CLASS} below {base}: {error}"), Some(&hint)));
+    let hint = format!("name a directory of your own in {}", settings::SYSFS);
+    SAID.call_once(|| say(format_args!("no view of {CLASS}: {error}"), Some(&hint)));
 }
 
 /// The real location of `path`, which belongs to the view.
@@ -212,25 +211,23 @@ fn make(files: &[(String, Entry)], contents: u64) -> io::Result<PathBuf> {
     Ok(tree)
 }
 
-/// The parent of the user's private directory.
-fn base_directory() -> PathBuf {
-    let base = [settings::SYSFS, "XDG_RUNTIME_DIR"].into_iter().find_map(std::env::var_os);
-    base.map_or_else(std::env::temp_dir, PathBuf::from)
+/// The parents that the user's private directory may have.
+fn bases() -> Vec<PathBuf> {
+    std::env::var_os(settings::SYSFS).map_or_else(private::bases, |base| vec![base.into()])
 }
 
-/// A directory that no other user can have written to.
+/// The user's private directory, below the first parent that allows one.
 fn own_directory() -> io::Result<PathBuf> {
-    let base = base_directory();
-    let uid = rustix::process::getuid().as_raw();
-    let own = base.join(format!("dquant-verbs-{uid}"));
-    match fs::DirBuilder::new().mode(0o700).create(&own) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-        _ => {}
+    let mut why = io::Error::from(io::ErrorKind::NotFound);
+    for base in bases() {
+        match private::directory(&base) {
+            Ok(own) => return Ok(own),
+            Err(error) => {
+                why = io::Error::new(error.kind(), format!("{}: {error}", base.display()))
+            }
+        }
     }
-    let found = fs::symlink_metadata(&own)?;
-    let private = found.is_dir() && found.uid() == uid && found.mode() & 0o022 == 0;
-    let foreign = "not a directory that only this user may write to";
-    if private { Ok(own) } else { Err(io::Error::other(foreign)) }
+    Err(why)
 }
 
 /// The contents of a file below a sysfs directory, without the final line break.

@@ -1,9 +1,10 @@
 //! `dquant run`: starts a verbs program on the software RDMA device.
 //!
 //! Only the environment is changed: the drop-in `libibverbs.so.1` comes first on the search path of the
-//! dynamic linker, and the program replaces this process. Cargo builds the library as `libibverbs.so`;
-//! the name that programs load is a link in a private directory of the user. The directory's name is
-//! derived from the linked library, so that the link never changes.
+//! dynamic linker, and the program replaces this process. The names that programs load are links in a
+//! private directory of the user: `libibverbs.so.1`, and `libibverbs.so`, which NCCL, UCX's plug-ins and
+//! others open first. The directory's name is derived from the linked library, so that the links never
+//! change.
 //!
 //! Interfaces that do not exist and captures that cannot be written, of which the library would only
 //! warn, are refused before the program starts.
@@ -13,7 +14,7 @@ mod leftovers;
 use std::ffi::{OsStr, OsString};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Read;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -22,6 +23,7 @@ use std::{env, fs, io};
 use clap::Args;
 use cluster::local::{self, AskError, Membership};
 use nic::interfaces::interfaces;
+use nic::private;
 use rustix::fs::{Access, access};
 
 use super::Console;
@@ -39,8 +41,11 @@ const DSCP: &str = "DQUANT_DSCP";
 /// First bytes of a 64-bit library.
 const ELF_START: [u8; 5] = *b"\x7fELF\x02";
 
-/// The name that programs load.
+/// The name that programs are linked to.
 const SONAME: &str = "libibverbs.so.1";
+
+/// All names by which programs load the library.
+const NAMES: [&str; 2] = [SONAME, "libibverbs.so"];
 
 /// Run an RDMA program on this machine's network interfaces, without RDMA hardware or kernel module
 ///
@@ -93,9 +98,9 @@ pub(super) struct Run {
 impl Run {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
         let library = library()?;
-        let (base, own) = own_directory()?;
+        let (base, own) = in_a_private_directory(private::directory)?;
         leftovers::remove(&own);
-        let dir = private_dir(&own, &library).map_err(|error| {
+        let dir = library_dir(&own, &library).map_err(|error| {
             CliError::because(format_args!("cannot prepare {}", own.display()), &error)
                 .hint("is there space left, and may this user write there?")
         })?;
@@ -208,13 +213,7 @@ fn first(value: &OsStr, variable: &str) -> OsString {
 /// What `dquant run` would give to programs, if it can. Changes nothing.
 pub(super) fn prospect() -> Result<PathBuf, CliError> {
     let library = library()?;
-    own_directory_by(|base| match fs::symlink_metadata(own_name(base)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let may = access(base, Access::WRITE_OK | Access::EXEC_OK);
-            may.map_err(|why| format!("{}: {why}", base.display())).map(|()| own_name(base))
-        }
-        _ => own_directory_in(base),
-    })?;
+    in_a_private_directory(private::prospect)?;
     Ok(library)
 }
 
@@ -264,74 +263,42 @@ fn named_library(path: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// A directory with the library under the name that programs load.
-fn private_dir(own: &Path, library: &Path) -> io::Result<PathBuf> {
+/// A directory with the library under the names that programs load.
+fn library_dir(own: &Path, library: &Path) -> io::Result<PathBuf> {
     let metadata = fs::metadata(library)?;
     let mut hasher = DefaultHasher::new();
-    (library, metadata.len(), metadata.mtime(), metadata.mtime_nsec()).hash(&mut hasher);
+    (NAMES, library, metadata.len(), metadata.mtime(), metadata.mtime_nsec()).hash(&mut hasher);
     let name = format!("lib-{:016x}", hasher.finish());
     let dir = own.join(&name);
-    if dir.join(SONAME).exists() {
+    let is_complete = || NAMES.iter().all(|name| dir.join(name).exists());
+    if is_complete() {
         return Ok(dir);
     }
     let draft = own.join(format!("draft-{}-{name}", std::process::id()));
     fs::create_dir_all(&draft)?;
-    symlink(library, draft.join(SONAME))?;
+    for name in NAMES {
+        symlink(library, draft.join(name))?;
+    }
     if let Err(error) = fs::rename(&draft, &dir) {
         let _ = fs::remove_dir_all(&draft);
         // Another process may have been faster.
-        return if dir.join(SONAME).exists() { Ok(dir) } else { Err(error) };
+        return if is_complete() { Ok(dir) } else { Err(error) };
     }
     Ok(dir)
 }
 
-/// A directory to which nobody else can write, and its parent: code loaded from it runs as the user.
-///
-/// `sudo` and `su` leave another user's `XDG_RUNTIME_DIR` behind, and containers name one that does not
-/// exist; then it is in the temporary directory.
-fn own_directory() -> Result<(PathBuf, PathBuf), CliError> {
-    own_directory_by(own_directory_in)
-}
-
-fn own_directory_by(
-    take: impl Fn(&Path) -> Result<PathBuf, String>,
-) -> Result<(PathBuf, PathBuf), CliError> {
-    let runtime = env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty()).map(PathBuf::from);
+/// What `take` makes of the first parent that it accepts, and the parent.
+fn in_a_private_directory<T>(
+    take: impl Fn(&Path) -> io::Result<T>,
+) -> Result<(PathBuf, T), CliError> {
     let mut refusals = Vec::new();
-    for base in runtime.into_iter().chain([env::temp_dir()]) {
+    for base in private::bases() {
         match take(&base) {
-            Ok(own) => return Ok((base, own)),
-            Err(why) => refusals.push(why),
+            Ok(taken) => return Ok((base, taken)),
+            Err(why) => refusals.push(format!("{}: {why}", base.display())),
         }
     }
     let why = refusals.join("; ");
     Err(CliError::usage(format_args!("no private directory for the verbs library: {why}"))
         .hint("set XDG_RUNTIME_DIR or TMPDIR to a directory that you own"))
-}
-
-/// The name by which the library knows it, too.
-fn own_name(base: &Path) -> PathBuf {
-    base.join(format!("dquant-verbs-{}", rustix::process::getuid().as_raw()))
-}
-
-fn own_directory_in(base: &Path) -> Result<PathBuf, String> {
-    let uid = rustix::process::getuid().as_raw();
-    let own = own_name(base);
-    let because = |why: &dyn std::fmt::Display| format!("{}: {why}", own.display());
-    match fs::DirBuilder::new().mode(0o700).create(&own) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(because(&error)),
-        _ => {}
-    }
-    let found = fs::symlink_metadata(&own).map_err(|error| because(&error))?;
-    if !found.is_dir() {
-        return Err(because(&"is no directory"));
-    }
-    if found.uid() != uid {
-        return Err(because(&format_args!("belongs to user {}", found.uid())));
-    }
-    if found.mode() & 0o022 != 0 {
-        return Err(because(&"others may write to it"));
-    }
-    access(&own, Access::WRITE_OK | Access::EXEC_OK).map_err(|error| because(&error))?;
-    Ok(own)
 }

@@ -90,13 +90,99 @@ fn a_runtime_directory_that_cannot_be_used_is_done_without() {
     };
     let chosen = run("missing", "tmp").good().stdout;
     assert_eq!(Path::new(chosen.trim()), folder.0.join("tmp"));
-    let refused = run("missing", "missing");
-    refused.failed(2, "no private directory", "TMPDIR");
-    // Another user might have put a library there.
-    let own = fs::read_dir(folder.0.join("tmp")).expect("a folder").next().expect("one entry");
-    let own = own.expect("readable").path();
+    // Another user might have put a library there: another one is made.
+    let entries = || fs::read_dir(folder.0.join("tmp")).expect("a folder").flatten();
+    let own = entries().next().expect("one entry").path();
     fs::set_permissions(&own, fs::Permissions::from_mode(0o777)).expect("it is ours");
-    run("missing", "tmp").failed(2, "others may write to it", "TMPDIR");
+    let chosen = run("missing", "tmp").good().stdout;
+    assert_eq!(Path::new(chosen.trim()), folder.0.join("tmp"));
+    let other = entries().map(|entry| entry.path()).find(|path| *path != own);
+    assert_eq!(
+        fs::metadata(other.expect("two")).expect("ours").permissions().mode() & 0o777,
+        0o700
+    );
+    assert_eq!(fs::read_dir(&own).expect("ours").count(), 1, "nothing is added to the open one");
+}
+
+/// Root of a user namespace is another user outside, whose directory in the shared temporary directory has the name
+/// that this root would take. And a container may have no other place than `/dev/shm`.
+#[test]
+fn containers_of_all_kinds_can_run_programs() {
+    let folder = Folder::new("run-containers");
+    let test = "containers_of_all_kinds_can_run_programs";
+    if !has_verbs(&folder, test) {
+        return;
+    }
+    let tmp = folder.0.join("tmp");
+    fs::create_dir(&tmp).expect("writable");
+    fs::set_permissions(&tmp, fs::Permissions::from_mode(0o1777)).expect("it is ours");
+    let run = |wrap: &[&str], script: &str| {
+        let plain = folder.command(&["run", "--", "ibv_devices"]);
+        let mut command = Command::new(wrap[0]);
+        command.args(&wrap[1..]).args([
+            "sh",
+            "-c",
+            script,
+            plain.get_program().to_str().expect("text"),
+        ]);
+        command.current_dir(&folder.0).env("TMPDIR", &tmp).env_remove("XDG_RUNTIME_DIR");
+        command.env_remove("DQUANT_SYSFS").output()
+    };
+    let list = "ip link set lo up; exec \"$0\" run -- ibv_devices";
+    let as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+    let mapped = [&as_nobody[..], &["unshare", "-Urn"]].concat();
+    let read_only = ["unshare", "-nm"];
+    let ro = |shm: &str| {
+        format!(
+            "mount --make-rprivate / && mount -t tmpfs -o {shm} none /dev/shm && mount -o remount,ro,bind / && {list}"
+        )
+    };
+    let (with_shm, without) = (ro("rw,noexec"), ro("ro"));
+    for (name, wrap, script) in [
+        ("outside", &["unshare", "-n"][..], list),
+        ("mapped", &mapped, list),
+        ("read-only", &read_only, &with_shm),
+    ] {
+        match run(wrap, script) {
+            Ok(output) if output.status.success() => {
+                let text = String::from_utf8_lossy(&output.stdout).into_owned();
+                assert!(text.contains("dq_lo"), "{name}: {text}");
+            }
+            Ok(output) => {
+                let said = String::from_utf8_lossy(&output.stderr).into_owned();
+                assert!(!said.contains("private directory"), "{name}: {said}");
+                skip::note(test, &format!("{name}: {said}"));
+            }
+            Err(error) => skip::note(test, &format!("{name}: {error}")),
+        }
+    }
+    if let Ok(output) = run(&read_only, &without) {
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let is_refused = said.contains("no private directory")
+            && said.contains("/dev/shm: Read-only file system");
+        // Who may not mount is told so by `mount`.
+        assert!(is_refused || said.contains("mount") || said.contains("unshare"), "{said}");
+    }
+}
+
+/// NCCL and many plug-ins open the name without a version first.
+#[test]
+fn every_name_of_the_library_leads_to_this_one() {
+    let folder = Folder::new("run-names");
+    let test = "every_name_of_the_library_leads_to_this_one";
+    if !has_verbs(&folder, test) {
+        return;
+    }
+    let source =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bindings/ibverbs/tests/c/by_name.c");
+    let made =
+        Command::new("cc").arg("-o").arg(folder.0.join("by_name")).arg(source).arg("-ldl").status();
+    if !made.is_ok_and(|status| status.success()) {
+        return skip::note(test, "no C compiler");
+    }
+    let names = ["libibverbs.so", "libibverbs.so.1"];
+    let args = ["run", "--devices", "lo", "--", "./by_name"];
+    assert_eq!(folder.run(&[&args[..], &names].concat()).good().stdout, "1\n1\n");
 }
 
 /// Whether tshark can be run.
