@@ -292,6 +292,26 @@ fn groups_reach_members_on_both_machines_once() {
     }
 }
 
+/// Groups of the scope "interface" (RFC 4291, 2.7) never leave the machine.
+#[test]
+fn groups_of_the_interface_reach_members_on_this_machine_only() {
+    let Some(lab) = Lab::new(1500) else { return };
+    let (mut a, mut a2, mut b) = (lab.device(0), lab.device(0), lab.device(1));
+    let group: IpAddr = "ff01::78".parse().expect("literal");
+    lab.on(0, || [&mut a, &mut a2].map(|wire| wire.join(group).expect("join")));
+    lab.on(1, || b.join(group).expect("join"));
+    let source = a.addresses().iter().position(IpAddr::is_ipv6).expect("one") as u8;
+    let path = path(group, source);
+    let burst: Vec<_> = (0..40).map(|psn| frame(path, 0x00ff_ffff, psn, &[3; 512])).collect();
+    lab.on(0, || a.send(clock::now(), &burst, &NoMemory));
+    for wire in [&mut a, &mut a2] {
+        let seen = lab.on(0, || collect(wire, 40));
+        assert_eq!(psns(&seen), (0..40).collect::<Vec<_>>());
+        assert_eq!(seen[0].1.dest, group);
+    }
+    assert_eq!(lab.on(1, || collect(&mut b, 0)), []);
+}
+
 #[test]
 fn packets_longer_than_the_link_are_dropped_and_counted() {
     let Some(lab) = Lab::new(1500) else { return };

@@ -11,6 +11,7 @@ use rustix::io::Errno;
 
 use super::{code, or_null, set_errno};
 use crate::abi::*;
+use crate::process::settings;
 
 /// Commands to the kernel: `EOPNOTSUPP` for any arguments.
 macro_rules! commands {
@@ -137,7 +138,8 @@ extern "C" fn ibv_unimport_dm(_dm: *mut c_void) {
 // ---- fork ---------------------------------------------------------------------------------------
 
 /// Registered memory is ordinary memory, read and written by the parent: copy-on-write in a child does
-/// not separate it from a device.
+/// not separate it from a device. Where neighbours can map it, children are without its pages, as with
+/// an adapter after this call.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_fork_init() -> c_int {
     0
@@ -145,7 +147,7 @@ extern "C" fn ibv_fork_init() -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn ibv_is_fork_initialized() -> c_int {
-    IBV_FORK_UNNEEDED as c_int
+    if settings::shares_memory() { IBV_FORK_ENABLED as c_int } else { IBV_FORK_UNNEEDED as c_int }
 }
 
 #[unsafe(no_mangle)]

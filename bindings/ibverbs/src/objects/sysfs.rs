@@ -32,6 +32,12 @@ pub(crate) const CLASS: &str = "/sys/class/infiniband";
 /// Prefix of device nodes.
 const NODE: &str = "/dev/infiniband/uverbs";
 
+/// The file, below a device, from which programs learn where it is. Some abort without it.
+const NUMA_NODE: &[u8] = b"/device/numa_node";
+
+/// What stands in for it. A directory `device` of our own would look like a place in the PCI tree.
+const OUR_NUMA_NODE: &[u8] = b"/numa_node";
+
 /// The tree's counterpart of `/sys/class`; null until it has been created, or if it cannot be.
 static ROOT: AtomicPtr<CString> = AtomicPtr::new(std::ptr::null_mut());
 
@@ -94,7 +100,11 @@ pub(crate) fn redirect(path: &[u8]) -> Option<CString> {
     // SAFETY: null, or a name that was leaked for good.
     let root = unsafe { root.as_ref() }?;
     let below = below(path)?;
-    CString::new([root.as_bytes(), b"/", below].concat()).ok()
+    let plain = [root.as_bytes(), b"/", below].concat();
+    // Virtual interfaces have no parent device, and some parents, as virtio's, have no such file.
+    let missing = below.ends_with(NUMA_NODE) && !Path::new(OsStr::from_bytes(&plain)).exists();
+    let ours = || plain.strip_suffix(NUMA_NODE).map(|device| [device, OUR_NUMA_NODE].concat());
+    CString::new(if missing { ours()? } else { plain }).ok()
 }
 
 #[derive(Hash)]
@@ -129,10 +139,19 @@ fn device_files(interface: &Interface) -> Vec<(String, Entry)> {
     let node = Entry::Link(PathBuf::from("/dev/null"));
     files.push((format!("uverbs{}", interface.index), node));
     let parent = PathBuf::from(format!("/sys/class/net/{}/device", interface.name));
+    let node = Entry::File(format!("{}\n", numa_node(&parent)));
+    files.push((format!("infiniband/{name}/numa_node"), node));
     if parent.exists() {
         files.push((format!("infiniband/{name}/device"), Entry::Link(parent)));
     }
     files
+}
+
+/// The NUMA node of a device or of the nearest one above it that says so; -1 as the kernel says for none.
+fn numa_node(device: &Path) -> i32 {
+    let whole = device.canonicalize().unwrap_or_default();
+    let said = |dir: &Path| fs::read_to_string(dir.join("numa_node")).ok()?.trim().parse().ok();
+    whole.ancestors().take_while(|dir| dir.starts_with("/sys/")).find_map(said).unwrap_or(-1)
 }
 
 fn port_files(interface: &Interface, file: &mut impl FnMut(String, String)) {
@@ -291,5 +310,8 @@ mod tests {
         let dir = CString::new(format!("{CLASS}/dq_lo")).unwrap();
         assert_eq!(read(&dir, c"ports/1/gid_attrs/types/0").unwrap(), b"RoCE v2");
         assert_eq!(read(&dir, c"ports/1/gids/99"), Err(Errno::NOENT));
+        // It has no parent, and nothing else of one.
+        assert_eq!(read(&dir, c"device/numa_node").unwrap(), b"-1");
+        assert_eq!(read(&dir, c"device/vendor"), Err(Errno::NOENT));
     }
 }

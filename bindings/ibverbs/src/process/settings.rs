@@ -113,7 +113,8 @@ fn path() -> PathChoice {
     }
 }
 
-fn shares_memory() -> bool {
+/// Whether the program asks for registered memory that neighbours can map.
+pub(crate) fn shares_memory() -> bool {
     match text_of(MEMORY).as_deref() {
         Some("shared") => true,
         Some("private") | None => false,

@@ -418,6 +418,7 @@ static void children_stay_out_of_it(void)
 {
 	struct process own = fork_connected(USUAL);
 	unsigned char *mine = space_of(&own);
+	EQUAL(ibv_is_fork_initialized(), memory_is_shared() ? IBV_FORK_ENABLED : IBV_FORK_UNNEEDED);
 	meet(&own);
 	pid_t extra = fork();
 	CHECK(extra >= 0);

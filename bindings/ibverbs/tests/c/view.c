@@ -157,6 +157,7 @@ static void every_attribute_that_tools_read_is_there(void)
 		"parent", "uevent", "ports/1/state", "ports/1/phys_state", "ports/1/rate", "ports/1/link_layer",
 		"ports/1/lid", "ports/1/sm_lid", "ports/1/sm_sl", "ports/1/lid_mask_count", "ports/1/cap_mask",
 		"ports/1/pkeys/0", "ports/1/gids/0", "ports/1/gid_attrs/types/0", "ports/1/gid_attrs/ndevs/0",
+		"device/numa_node",
 	};
 	char path[128], text[64];
 	for (size_t at = 0; at < sizeof ATTRIBUTES / sizeof *ATTRIBUTES; at++) {
@@ -168,6 +169,7 @@ static void every_attribute_that_tools_read_is_there(void)
 		CHECK(strlen(text) > 1 && text[strlen(text) - 1] == '\n');
 		fclose(file);
 	}
+	CHECK(holds(open(DEVICE "/device/numa_node", O_RDONLY), "-1\n"));
 	CHECK(holds(open(CLASS "_verbs/abi_version", O_RDONLY), "6\n"));
 	struct ibv_context *context = open_device();
 	struct ibv_device_attr attr;

@@ -106,14 +106,14 @@ impl DeviceConfig {
     }
 }
 
-/// Adds the interface's scope to a link-local address without one.
+/// Adds the interface's scope to an address that means something else on each interface, if it has none.
 fn scoped(addr: SocketAddr, ifindex: u32) -> SocketAddr {
     let SocketAddr::V6(v6) = addr else {
         return addr;
     };
     let [a, b, ..] = v6.ip().octets();
-    // fe80::/10, and multicast with the scope "link" in the low half of the second byte.
-    let of_link = (a == 0xfe && b & 0xc0 == 0x80) || (a == 0xff && b & 0x0f == 2);
+    // fe80::/10, and multicast with the scope "interface" or "link" in the low half of the second byte.
+    let of_link = (a == 0xfe && b & 0xc0 == 0x80) || (a == 0xff && matches!(b & 0x0f, 1 | 2));
     if !of_link || v6.scope_id() != 0 {
         return addr;
     }
