@@ -144,8 +144,7 @@ impl Output {
     /// The packet as a frame, with its headers encoded.
     pub(crate) fn frame(&mut self) -> Option<TxFrame<'static>> {
         let (path, headers) = self.packet.as_ref()?;
-        let mut pieces = Placements::new();
-        pieces.try_extend_from_slice(&self.delivery.pieces).ok()?;
+        let pieces = self.delivery.pieces.clone();
         Some(TxFrame {
             path: *path,
             header: headers.emit(),

@@ -249,7 +249,7 @@ fn what_a_device_does_not_have_is_not_granted() {
         assert_eq!(errno(), libc::EOPNOTSUPP, "XRC");
         let too_large: [fn(&mut ibv_qp_cap); 4] = [
             |cap| cap.max_send_wr = 1 << 20,
-            |cap| cap.max_recv_sge = 9,
+            |cap| cap.max_recv_sge = roce::verbs::MAX_SGE as u32 + 1,
             |cap| cap.max_inline_data = 1 << 20,
             |cap| cap.max_recv_wr = u32::MAX,
         ];

@@ -198,6 +198,56 @@ static void what_is_not_there_is_refused(void)
 	EQUAL(ibv_close_device(side.context), 0);
 }
 
+/* As many pieces as soft-RoCE takes, each as short or as long as it likes, on both sides: the bytes go from one list into
+ * the other as if both were one piece. */
+static void messages_have_many_pieces(void)
+{
+	enum { PIECES = 32 };
+	struct ibv_sge from[PIECES], into[PIECES];
+	struct ibv_send_wr wr = { .opcode = IBV_WR_SEND, .sg_list = from, .num_sge = PIECES };
+	struct ibv_recv_wr receive = { .sg_list = into, .num_sge = PIECES }, *bad;
+	struct pair pair = { .context = open_device() };
+	struct side *sides[] = { &pair.a, &pair.b };
+	for (int at = 0; at < 2; at++) {
+		*sides[at] = make_parts(pair.context, NULL);
+		struct ibv_qp_init_attr init = plan(sides[at]->cq, IBV_QPT_RC);
+		init.cap.max_send_sge = init.cap.max_recv_sge = PIECES;
+		CHECK(sides[at]->qp = ibv_create_qp(sides[at]->pd, &init));
+		EQUAL(init.cap.max_send_sge, PIECES);
+	}
+	connect_pair(pair.a.qp, pair.b.qp);
+	for (int longest = 3; longest <= 600; longest += 199) { /* within a packet, and across many */
+		size_t total = 0, place = 0, got = 0, room = 0;
+		for (int at = 0; at < PIECES; at++) {
+			uint32_t length = at * 7 % longest, space = (PIECES - at) * 5 % longest;
+			memset(pair.a.bytes + place, at + 1, length);
+			from[at] = piece(&pair.a, place, length);
+			into[at] = piece(&pair.b, at * 1000, space);
+			(total += length, room += space);
+			place += length + 13;
+		}
+		into[PIECES - 1].length += total > room ? total - room : 0;
+		EQUAL(ibv_post_recv(pair.b.qp, &receive, &bad), 0);
+		EQUAL(post(&pair.a, wr, 0, 0), 0);
+		expect(pair.a.cq, IBV_WC_SUCCESS);
+		EQUAL(expect(pair.b.cq, IBV_WC_SUCCESS).byte_len, total);
+		uint32_t in_piece = 0;
+		for (int at = 0, source = 0; at < PIECES; at++) {
+			const unsigned char *here = pair.b.bytes + at * 1000;
+			for (uint32_t byte = 0; byte < into[at].length && got < total; byte++, got++) {
+				while (in_piece == from[source].length)
+					(source++, in_piece = 0);
+				EQUAL(here[byte], source + 1);
+				in_piece++;
+			}
+		}
+		EQUAL(got, total);
+	}
+	wr.num_sge = PIECES + 1;
+	EQUAL(post(&pair.a, wr, 0, 0), EINVAL);
+	destroy_pair(&pair);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct test CASES[] = {
@@ -208,6 +258,7 @@ int main(int argc, char **argv)
 		CASE(a_parent_domain_stands_for_its_domain),
 		CASE(memory_that_cannot_be_written_is_read_only),
 		CASE(what_is_not_there_is_refused),
+		CASE(messages_have_many_pieces),
 	};
 	return RUN(CASES, argc, argv);
 }

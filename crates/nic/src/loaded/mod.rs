@@ -29,7 +29,7 @@ use roce::device::{Device, PostError};
 use roce::endpoint::{AsyncEvent, AttrMask, QpAttr, QpConfig, QpState, Reliability, SrqConfig};
 use roce::verbs::{
     Access, AddressHandle, Completion, CqId, MAX_SGE, MemoryRegion, PdId, Qpn, RecvWr, SendOp,
-    SendWr, SrqId, Transport, VerbsError, WindowId,
+    SendWr, ShortList, SrqId, Transport, VerbsError, WindowId,
 };
 use roce::wire::ROCE_PORT;
 use roce::world::Path;
@@ -496,7 +496,7 @@ fn accepted<T>(chain: &[T], rejected: *mut T) -> usize {
 }
 
 /// A list of memory in C's terms.
-fn list(sges: &[roce::verbs::Sge]) -> ArrayVec<ibv_sge, MAX_SGE> {
+fn list(sges: &[roce::verbs::Sge]) -> ShortList<ibv_sge> {
     let pieces = sges.iter();
     pieces.map(|sge| ibv_sge { addr: sge.addr, length: sge.len, lkey: sge.lkey }).collect()
 }

@@ -2,10 +2,8 @@
 //!
 //! Gathering and placing are the same walk over the list; only the kind of the check differs.
 
-use arrayvec::ArrayVec;
-
 use crate::memory::region::{AccessKind, ProtectionError, Range, RegionTable};
-use crate::verbs::{MAX_SGE, PdId, Sge};
+use crate::verbs::{PdId, Sge, ShortList};
 
 /// Bytes of registered memory, the source or destination of a packet's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +32,7 @@ impl Placement {
 }
 
 /// Where one packet's payload is, in order.
-pub type Placements = ArrayVec<Placement, MAX_SGE>;
+pub type Placements = ShortList<Placement>;
 
 /// Length of the whole list in bytes.
 pub(crate) fn total_bytes(sges: &[Sge]) -> u64 {

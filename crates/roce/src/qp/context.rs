@@ -1,10 +1,8 @@
 //! The context of a queue pair: its connection parameters and queues. They are fixed while it runs,
 //! except those that SQD may change.
 
-use arrayvec::ArrayVec;
-
 use crate::memory::sg::Placement;
-use crate::verbs::{Access, Connect, CqId, MAX_SGE, Path, PdId, Qpn, Reliability, Transport};
+use crate::verbs::{Access, Connect, CqId, Path, PdId, Qpn, Reliability, ShortList, Transport};
 use crate::wire::{Bth, DEFAULT_PKEY, Ext, Headers, Opcode, Psn, Service};
 
 /// A packet to send: headers, and the location of its payload.
@@ -17,7 +15,7 @@ pub struct Transmit {
     /// Transport headers.
     pub headers: Headers,
     /// Payload, in order, in registered memory.
-    pub payload: ArrayVec<Placement, MAX_SGE>,
+    pub payload: ShortList<Placement>,
     /// Zero bytes after the payload, 0–3, as the BTH says.
     pub pad: u8,
 }

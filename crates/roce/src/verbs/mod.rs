@@ -3,6 +3,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | `ids` | identifiers of objects |
+//! | `list` | short lists, of which few are long |
 //! | `attributes` | attributes that queue pairs are created, connected and modified with |
 //! | `transition` | the legal state transitions of a queue pair, and their attributes |
 //! | `path` | the way to a peer |
@@ -18,20 +19,20 @@ pub mod device;
 mod error;
 mod event;
 mod ids;
+mod list;
 mod path;
 pub(crate) mod transition;
-
-use arrayvec::ArrayVec;
 
 pub use crate::wire::Qpn;
 pub use attributes::{AttrMask, Connect, Mtu, QpAttr, QpConfig, QpState, Reliability, SrqConfig};
 pub use error::VerbsError;
 pub use event::AsyncEvent;
 pub use ids::{CqId, PdId, SrqId, WindowId};
+pub use list::ShortList;
 pub use path::{Ecn, Path};
 
 /// Most scatter/gather elements one work request may carry.
-pub const MAX_SGE: usize = 8;
+pub const MAX_SGE: usize = 32;
 
 /// Longest message in bytes (IBA 9.7.7: 2^31).
 pub const MAX_MESSAGE_BYTES: u64 = 1 << 31;
@@ -106,7 +107,7 @@ pub struct Sge {
 }
 
 /// Scatter/gather list of one work request.
-pub type SgList = ArrayVec<Sge, MAX_SGE>;
+pub type SgList = ShortList<Sge>;
 
 /// Transport service of a queue pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
