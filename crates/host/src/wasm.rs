@@ -19,7 +19,7 @@ mod weight;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -27,8 +27,8 @@ use rustix::time::{ClockId, clock_gettime};
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 use wasmtime::{
-    Config, Engine, ExternType, Instance, InstancePre, Linker, Module, PoolingAllocationConfig,
-    ResourceLimiter, Store, Trap as WasmTrap, UpdateDeadline, ValType,
+    Config, Engine, ExternType, Instance, InstancePre, Linker, Module, OptLevel,
+    PoolingAllocationConfig, ResourceLimiter, Store, Trap as WasmTrap, UpdateDeadline, ValType,
 };
 use xio::dataset::Dtype;
 use xio::kernel::{MapFault, TokenMap, Trap};
@@ -70,6 +70,9 @@ const MAX_STACK_BYTES: usize = 256 << 10;
 const MEMORY: &str = "memory";
 const BUFFER: &str = "dquant_buffer";
 
+/// Most weight of a module.
+pub const MAX_WEIGHT: u64 = weight::MAX_WEIGHT;
+
 /// Alignment of the buffer for tokens.
 const BUFFER_ALIGN: usize = 16;
 
@@ -101,9 +104,9 @@ pub enum ModuleError {
         /// What the compiler says.
         why: String,
     },
-    /// Compiling it would take too much time and memory.
+    /// Compiling it may take too much time and memory.
     #[error(
-        "it keeps too many values at too many branches: its weight is above {most}, at which compiling takes seconds"
+        "it has too much code, or keeps too many values at too many branches and calls: its weight is above {most}, at which compiling may take seconds"
     )]
     TooHeavy {
         /// Most weight.
@@ -198,6 +201,50 @@ impl State {
     }
 }
 
+/// Modules that are compiled at once without a limit of their own: many sessions may begin at once.
+const LIGHT_WEIGHT: u64 = MAX_WEIGHT / 64;
+
+/// Heavier ones that are compiled at once, because each takes memory.
+const HEAVY_AT_ONCE: usize = 2;
+
+/// The places of heavy modules. Nothing is locked while a module is compiled, and light ones never wait.
+static HEAVY: Places = Places { taken: Mutex::new(0), freed: Condvar::new() };
+
+struct Places {
+    taken: Mutex<usize>,
+    freed: Condvar,
+}
+
+/// A place, until it is dropped.
+struct Place(&'static Places);
+
+impl Places {
+    fn take(&'static self) -> Place {
+        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let full = |taken: &mut usize| *taken >= HEAVY_AT_ONCE;
+        let mut taken = self.freed.wait_while(taken, full).unwrap_or_else(PoisonError::into_inner);
+        *taken += 1;
+        Place(self)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        *self.0.taken.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.0.freed.notify_one();
+    }
+}
+
+/// What a module costs to compile, and whether it would be optimised. Above [`MAX_WEIGHT`] it is not counted to the
+/// end.
+///
+/// # Errors
+/// When it is no module for this sandbox.
+pub fn weight(module: &[u8]) -> Result<(u64, bool), ModuleError> {
+    let found = weight::of(module).map_err(|why| ModuleError::Invalid { why })?;
+    Ok(found.chosen())
+}
+
 /// CPU time for a block of so many bytes, in nanoseconds.
 const fn time_limit_ns(bytes: u64) -> u64 {
     (TIME_BASE_MS * 1_000_000) + (TIME_LIMIT_MS - TIME_BASE_MS) * bytes * 1_000_000 / (1 << 20)
@@ -209,7 +256,7 @@ fn thread_cpu_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-fn config() -> Config {
+fn config(optimises: bool) -> Config {
     // Pages that blocks touch stay mapped and are cleared: their faults would cost more than most modules.
     let mut pool = PoolingAllocationConfig::new();
     pool.total_core_instances(INSTANCES)
@@ -227,6 +274,7 @@ fn config() -> Config {
         .memory_reservation(MAX_MEMORY_BYTES as u64)
         .max_wasm_stack(MAX_STACK_BYTES)
         .cranelift_nan_canonicalization(true)
+        .cranelift_opt_level(if optimises { OptLevel::Speed } else { OptLevel::None })
         .wasm_relaxed_simd(false)
         .wasm_memory64(false)
         .wasm_multi_memory(false)
@@ -250,15 +298,13 @@ impl UserAction {
         if found != *sha256 {
             return Err(ModuleError::Hash { found: hex(&found), wanted: hex(sha256) });
         }
-        let weight = weight::of(bytes).map_err(|why| ModuleError::Invalid { why })?;
-        if weight > weight::MAX_WEIGHT {
-            return Err(ModuleError::TooHeavy { most: weight::MAX_WEIGHT });
+        let (weight, optimises) = weight(bytes)?;
+        if weight > MAX_WEIGHT {
+            return Err(ModuleError::TooHeavy { most: MAX_WEIGHT });
         }
         let sandbox = |why: &dyn fmt::Display| ModuleError::Sandbox { why: why.to_string() };
-        // One at a time: many sessions may begin at once, and each compiler takes memory.
-        static COMPILER: Mutex<()> = Mutex::new(());
-        let _compiling = COMPILER.lock().unwrap_or_else(PoisonError::into_inner);
-        let engine = Engine::new(&config()).map_err(|error| sandbox(&error))?;
+        let _place = (weight > LIGHT_WEIGHT).then(|| HEAVY.take());
+        let engine = Engine::new(&config(optimises)).map_err(|error| sandbox(&error))?;
         // The text format is not accepted: the feature is off.
         let module = Module::from_binary(&engine, bytes)
             .map_err(|error| ModuleError::Invalid { why: in_one_line(&error) })?;

@@ -1,35 +1,109 @@
 //! What a module costs to compile, counted before it is compiled.
 //!
-//! Time and memory of the compiler grow with the values that are alive wherever a function branches, and few bytes can
-//! keep thousands of them alive at thousands of places: some modules of 256 KiB took minutes and gigabytes. These are
+//! The compiler is not linear in the bytes of a module: few bytes can keep thousands of values alive at thousands of
+//! places, or send a value round thousands of loops, and some modules of 256 KiB took minutes and gigabytes. These are
 //! refused here; what compilers make of programs weighs far less. Nothing is compiled or run here.
+//!
+//! The weight of a function is the sum of what makes the compiler work:
+//!
+//! - each operator, by the machine code that it becomes;
+//! - each *place*: an edge of the control flow or a call that the machine code has, times the values alive there, because
+//!   registers are allocated for each value at each place. Most places cannot be seen in the module. The sandbox has no
+//!   signal handler, so whatever may trap is a branch around a call;
+//! - each value that is merged where branches meet, times the values that are merged at the heads of loops, because the
+//!   search for merges of one value repeats as often as values pass through them; and the squares of the numbers of loops
+//!   and of merges, as measured.
+//!
+//! The values alive are at most the locals and the operands on the stack, if the compiler does not optimise. An
+//! optimiser also keeps what it has computed for later: at most the result of each operator of the function. So a module
+//! has two weights, and one that is light with both is optimised. `examples/compile_pace.rs` measures what a weight costs,
+//! for every operator and for the worst arrangements known.
+
+use std::collections::BTreeSet;
+use std::mem::take;
 
 use wasmparser::{
-    FuncValidator, FuncValidatorAllocations, FunctionBody, Operator, Parser, ValidPayload,
+    FuncValidator, FuncValidatorAllocations, FunctionBody, Operator, Parser, Payload, ValidPayload,
     Validator, ValidatorResources, WasmFeatures,
 };
 
-/// Most weight of a module. The heaviest ones below it take a second and 0.3 GB to compile.
-pub(super) const MAX_WEIGHT: u64 = 4 << 20;
+/// Most weight of a module.
+pub(super) const MAX_WEIGHT: u64 = 100_000_000;
 
-/// The weight of a module, or of its first functions if that is above [`MAX_WEIGHT`] already.
+/// Of a function, beside its body: its entry, its exit, and an entry for callers from outside.
+const FUNCTION: u64 = 6_000;
+
+/// Of a byte outside the functions: types, exports, entries of tables.
+const BYTE: u64 = 20;
+
+/// Of a local.
+const LOCAL: u64 = 40;
+
+/// Of an operator that computes something.
+const OPERATOR: u64 = 800;
+
+/// Of an operator that only says where a value is.
+const NAME: u64 = 100;
+
+/// Of a value that is alive at a place.
+const ALIVE: u64 = 7;
+
+/// Of a loop, for each loop of its function.
+const LOOPS: u64 = 10;
+
+/// How many pairs of merges weigh as much as one unit.
+const PAIRS: u64 = 8;
+
+/// Of a value that may be merged, for each that is merged at the head of a loop.
+const MERGE: u64 = 1;
+
+/// Values that are alive beside those of the module.
+const HIDDEN_VALUES: u64 = 8;
+
+/// The features of the sandbox, which `super::config` gives to the compiler.
+const FEATURES: WasmFeatures =
+    WasmFeatures::WASM2.union(WasmFeatures::EXTENDED_CONST).difference(WasmFeatures::MULTI_VALUE);
+
+/// What a module costs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Weight {
+    /// To compile as it is.
+    pub(super) plain: u64,
+    /// To compile with optimisations.
+    pub(super) optimised: u64,
+}
+
+impl Weight {
+    fn add(&mut self, other: Weight) {
+        self.plain = self.plain.saturating_add(other.plain);
+        self.optimised = self.optimised.saturating_add(other.optimised);
+    }
+
+    /// The lower one that is allowed, or the plain one; and whether it is that of an optimised module.
+    pub(super) fn chosen(self) -> (u64, bool) {
+        let optimises = self.optimised <= MAX_WEIGHT;
+        (if optimises { self.optimised } else { self.plain }, optimises)
+    }
+}
+
+/// The weight of a module, or of its first parts if the plain one is above [`MAX_WEIGHT`] already.
 ///
 /// # Errors
 /// When it is invalid, with what WebAssembly says of it.
-pub(super) fn of(module: &[u8]) -> Result<u64, String> {
+pub(super) fn of(module: &[u8]) -> Result<Weight, String> {
     let invalid = |error: wasmparser::BinaryReaderError| error.to_string();
-    // What the sandbox does not support is refused by its compiler.
-    let mut validator = Validator::new_with_features(WasmFeatures::all());
-    let (mut weight, mut allocations) = (0_u64, FuncValidatorAllocations::default());
+    let mut validator = Validator::new_with_features(FEATURES);
+    let (mut weight, mut allocations) = (Weight::default(), FuncValidatorAllocations::default());
     for payload in Parser::new(0).parse_all(module) {
         let payload = payload.map_err(invalid)?;
+        weight.add(Weight { plain: outside(&payload), optimised: outside(&payload) });
         let ValidPayload::Func(function, body) = validator.payload(&payload).map_err(invalid)?
         else {
             continue;
         };
-        let mut function = function.into_validator(std::mem::take(&mut allocations));
-        weight += weigh(&mut function, &body, MAX_WEIGHT).map_err(invalid)?;
-        if weight > MAX_WEIGHT {
+        let mut function = function.into_validator(take(&mut allocations));
+        weight.add(Body::default().weigh(&mut function, &body).map_err(invalid)?);
+        if weight.plain > MAX_WEIGHT {
             break;
         }
         allocations = function.into_allocations();
@@ -37,39 +111,231 @@ pub(super) fn of(module: &[u8]) -> Result<u64, String> {
     Ok(weight)
 }
 
-/// The weight of a function: its locals, its operators, and the values alive at each that may branch.
-fn weigh(
-    function: &mut FuncValidator<ValidatorResources>,
-    body: &FunctionBody<'_>,
-    most: u64,
-) -> Result<u64, wasmparser::BinaryReaderError> {
-    function.read_locals(&mut body.get_binary_reader())?;
-    let locals = u64::from(function.len_locals());
-    let (mut weight, mut operators) = (locals, body.get_operators_reader()?);
-    while !operators.eof() && weight <= most {
-        let before = function.operand_stack_height();
-        let (operator, offset) = operators.read_with_offset()?;
-        function.op(offset, &operator)?;
-        let alive = locals + u64::from(before.max(function.operand_stack_height()));
-        weight += 1 + alive * branches(&operator);
+/// The weight of a section, but for the bodies of functions.
+fn outside(payload: &Payload<'_>) -> u64 {
+    match payload {
+        // Copied as they are, or passed over.
+        Payload::DataSection(_) | Payload::CustomSection(_) => 0,
+        payload => match payload.as_section() {
+            Some((id, range)) if id != CODE_SECTION => BYTE * range.len() as u64,
+            _ => 0,
+        },
     }
-    Ok(weight)
 }
 
-/// The places that an operator may go on at, beside the next.
-fn branches(operator: &Operator<'_>) -> u64 {
-    match operator {
-        Operator::BrTable { targets } => 1 + u64::from(targets.len()),
-        Operator::Block { .. }
-        | Operator::Loop { .. }
-        | Operator::If { .. }
-        | Operator::Else
-        | Operator::End
-        | Operator::Br { .. }
-        | Operator::BrIf { .. }
-        | Operator::Return
-        | Operator::Call { .. }
-        | Operator::CallIndirect { .. } => 1,
-        _ => 0,
+/// The number of the section with the bodies of functions.
+const CODE_SECTION: u8 = 10;
+
+/// A block, `loop`, `if`, or the whole function.
+#[derive(Default)]
+struct Frame {
+    is_loop: bool,
+    /// Branches that lead to its end, or to its head if it is a loop.
+    branches: u64,
+    /// Locals that are set in it: what may have to be merged where it ends, or where it begins again.
+    set: BTreeSet<u32>,
+}
+
+/// What has been seen of a function.
+#[derive(Default)]
+struct Body {
+    frames: Vec<Frame>,
+    loops: u64,
+    /// Values that are merged, each where it is.
+    merges: u64,
+    /// Values passed along edges to where they are merged.
+    merged: u64,
+    /// Values that are merged at the heads of loops.
+    around: u64,
+}
+
+impl Body {
+    fn weigh(
+        mut self,
+        function: &mut FuncValidator<ValidatorResources>,
+        body: &FunctionBody<'_>,
+    ) -> Result<Weight, wasmparser::BinaryReaderError> {
+        // Callers from outside pass them one by one, which takes the square of their number.
+        let parameters = u64::from(function.len_locals());
+        function.read_locals(&mut body.get_binary_reader())?;
+        let locals = u64::from(function.len_locals());
+        let (mut weight, mut operators) =
+            (FUNCTION + LOCAL * locals + parameters * parameters, body.get_operators_reader()?);
+        let (mut results, mut all_places) = (0_u64, 0_u64);
+        self.frames.push(Frame::default());
+        while !operators.eof() && weight <= MAX_WEIGHT {
+            let before = function.operand_stack_height();
+            let (operator, offset) = operators.read_with_offset()?;
+            function.op(offset, &operator)?;
+            self.follow(&operator);
+            let alive = locals + u64::from(before.max(function.operand_stack_height()));
+            let (own, places) = cost(&operator);
+            weight += own + ALIVE * places * (HIDDEN_VALUES + alive);
+            (results, all_places) = (results + u64::from(own >= OPERATOR), all_places + places);
+        }
+        if operators.eof() {
+            operators.finish()?;
+        }
+        let squares = LOOPS * self.loops.saturating_mul(self.loops)
+            + self.merges.saturating_mul(self.merges) / PAIRS;
+        let rounds = self.merged.saturating_mul(self.around).saturating_mul(MERGE);
+        let plain = weight.saturating_add(squares).saturating_add(rounds);
+        let kept = all_places.saturating_mul(results).saturating_mul(ALIVE);
+        Ok(Weight { plain, optimised: plain.saturating_add(kept) })
     }
+
+    /// Follows the control flow.
+    fn follow(&mut self, operator: &Operator<'_>) {
+        match operator {
+            Operator::Block { .. } | Operator::If { .. } => self.frames.push(Frame::default()),
+            Operator::Loop { .. } => {
+                self.loops += 1;
+                self.frames.push(Frame { is_loop: true, ..Frame::default() });
+            }
+            Operator::Else => self.branch(0),
+            Operator::Br { relative_depth } | Operator::BrIf { relative_depth } => {
+                self.branch(*relative_depth);
+            }
+            Operator::BrTable { targets } => {
+                let named = targets.targets().flatten();
+                named.chain([targets.default()]).for_each(|depth| self.branch(depth));
+            }
+            Operator::LocalSet { local_index } | Operator::LocalTee { local_index } => {
+                if let Some(frame) = self.frames.last_mut() {
+                    frame.set.insert(*local_index);
+                }
+            }
+            Operator::End => self.end(),
+            _ => {}
+        }
+    }
+
+    fn branch(&mut self, depth: u32) {
+        let at = self.frames.len().checked_sub(1 + depth as usize);
+        if let Some(frame) = at.and_then(|at| self.frames.get_mut(at)) {
+            frame.branches += 1;
+        }
+    }
+
+    fn end(&mut self) {
+        let Some(Frame { is_loop, branches, mut set }) = self.frames.pop() else {
+            return;
+        };
+        let values = set.len() as u64;
+        // The way in from above counts as well.
+        self.merges += values;
+        self.merged += (branches + 1) * values;
+        if is_loop {
+            self.around += values;
+        }
+        if let Some(outer) = self.frames.last_mut() {
+            if outer.set.len() < set.len() {
+                std::mem::swap(&mut outer.set, &mut set);
+            }
+            outer.set.extend(set);
+        }
+    }
+}
+
+/// The work of an operator itself, and the edges and calls that it becomes.
+fn cost(operator: &Operator<'_>) -> (u64, u64) {
+    use Operator as O;
+    match operator {
+        O::LocalGet { .. }
+        | O::LocalSet { .. }
+        | O::LocalTee { .. }
+        | O::I32Const { .. }
+        | O::I64Const { .. }
+        | O::Drop
+        | O::Nop => (NAME, 0),
+        O::BrTable { targets } => {
+            let targets = 1 + u64::from(targets.len());
+            (OPERATOR * targets, 2 * targets)
+        }
+        O::Block { .. } | O::Else | O::End | O::Br { .. } | O::Return => (NAME, 1),
+        O::If { .. } | O::BrIf { .. } => (OPERATOR, 2),
+        O::Call { .. } | O::Unreachable => (2 * OPERATOR, 2),
+        // It looks at the time.
+        O::Loop { .. } => (3 * OPERATOR, 5),
+        // The table's bounds, an entry that is not made yet, one that is none, and its type.
+        O::CallIndirect { .. } => (12 * OPERATOR, 10),
+        O::I32DivU | O::I32RemU | O::I64DivU | O::I64RemU => (2 * OPERATOR, 2),
+        O::I32DivS | O::I32RemS | O::I64DivS | O::I64RemS => (3 * OPERATOR, 4),
+        O::I32TruncF32S
+        | O::I32TruncF32U
+        | O::I32TruncF64S
+        | O::I32TruncF64U
+        | O::I64TruncF32S
+        | O::I64TruncF32U
+        | O::I64TruncF64S
+        | O::I64TruncF64U => (4 * OPERATOR, 6),
+        O::MemoryGrow { .. }
+        | O::MemoryFill { .. }
+        | O::MemoryCopy { .. }
+        | O::MemoryInit { .. }
+        | O::DataDrop { .. }
+        | O::TableGet { .. }
+        | O::TableSet { .. }
+        | O::TableGrow { .. }
+        | O::TableFill { .. }
+        | O::TableCopy { .. }
+        | O::TableInit { .. }
+        | O::ElemDrop { .. }
+        | O::RefFunc { .. } => (5 * OPERATOR, 8),
+        operator if accesses_memory(operator) => (OPERATOR, 3),
+        _ => (OPERATOR, 0),
+    }
+}
+
+/// Loads and stores, whose bounds are checked.
+fn accesses_memory(operator: &Operator<'_>) -> bool {
+    use Operator as O;
+    matches!(
+        operator,
+        O::I32Load { .. }
+            | O::I64Load { .. }
+            | O::F32Load { .. }
+            | O::F64Load { .. }
+            | O::I32Load8S { .. }
+            | O::I32Load8U { .. }
+            | O::I32Load16S { .. }
+            | O::I32Load16U { .. }
+            | O::I64Load8S { .. }
+            | O::I64Load8U { .. }
+            | O::I64Load16S { .. }
+            | O::I64Load16U { .. }
+            | O::I64Load32S { .. }
+            | O::I64Load32U { .. }
+            | O::I32Store { .. }
+            | O::I64Store { .. }
+            | O::F32Store { .. }
+            | O::F64Store { .. }
+            | O::I32Store8 { .. }
+            | O::I32Store16 { .. }
+            | O::I64Store8 { .. }
+            | O::I64Store16 { .. }
+            | O::I64Store32 { .. }
+            | O::V128Load { .. }
+            | O::V128Load8x8S { .. }
+            | O::V128Load8x8U { .. }
+            | O::V128Load16x4S { .. }
+            | O::V128Load16x4U { .. }
+            | O::V128Load32x2S { .. }
+            | O::V128Load32x2U { .. }
+            | O::V128Load8Splat { .. }
+            | O::V128Load16Splat { .. }
+            | O::V128Load32Splat { .. }
+            | O::V128Load64Splat { .. }
+            | O::V128Load32Zero { .. }
+            | O::V128Load64Zero { .. }
+            | O::V128Store { .. }
+            | O::V128Load8Lane { .. }
+            | O::V128Load16Lane { .. }
+            | O::V128Load32Lane { .. }
+            | O::V128Load64Lane { .. }
+            | O::V128Store8Lane { .. }
+            | O::V128Store16Lane { .. }
+            | O::V128Store32Lane { .. }
+            | O::V128Store64Lane { .. }
+    )
 }

@@ -1,0 +1,430 @@
+//! What a unit of a module's weight costs to compile (`host::wasm::weight`).
+//!
+//! ```text
+//! cargo run --release -p host --features wasm --example compile_pace [-- PART [FILTER]]
+//! ```
+//!
+//! Builds modules with `1/PART` of the weight that is allowed, an eighth without an argument: one for every operator
+//! that the sandbox accepts, alone and between values that are alive, and the worst arrangements known. Prints the CPU
+//! time, the growth of the peak of memory and the time for 10^6 units of weight, the most expensive first. FILTER is
+//! part of a name, or the path of a module, of which it prints the same.
+//!
+//! Operators are not listed: every opcode is tried with every form of operands that an operator has.
+
+use std::fmt::{self, Write as _};
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+use sha2::{Digest, Sha256};
+
+const I32: u8 = 0x7f;
+const I64: u8 = 0x7e;
+const F32: u8 = 0x7d;
+const F64: u8 = 0x7c;
+const V128: u8 = 0x7b;
+const TYPES: [u8; 5] = [I32, I64, F32, F64, V128];
+
+/// A number in LEB128.
+fn leb(mut number: usize) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while number >= 0x80 {
+        bytes.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    bytes.push(number as u8);
+    bytes
+}
+
+fn counted(items: &[Vec<u8>]) -> Vec<u8> {
+    [leb(items.len()), items.concat()].concat()
+}
+
+fn section(id: u8, body: &[u8]) -> Vec<u8> {
+    [vec![id], leb(body.len()), body.to_vec()].concat()
+}
+
+fn function(takes: &[u8], returns: &[u8]) -> Vec<u8> {
+    [&[0x60][..], &leb(takes.len()), takes, &leb(returns.len()), returns].concat()
+}
+
+/// What a module has beside the functions that are measured.
+#[derive(Clone, Default)]
+struct Around {
+    types: Vec<Vec<u8>>,
+    /// Functions of type 2, `() -> ()`, unless a type is given.
+    of_type: Option<usize>,
+    exported: bool,
+    elements: usize,
+}
+
+/// A module with the exports of an action, a table, a passive element and data segment, a global of each kind, and
+/// functions of these bodies: locals and code, without the last `end`. Function 0 takes and returns an `i32`.
+fn module(around: &Around, bodies: &[Vec<u8>]) -> Vec<u8> {
+    let mut types =
+        vec![function(&[I32], &[I32]), function(&[I32, I32, I64], &[I32]), function(&[], &[])];
+    types.extend_from_slice(&around.types);
+    let mut functions = vec![leb(0), leb(1)];
+    functions.resize(2 + bodies.len(), leb(around.of_type.unwrap_or(2)));
+    let export = |name: &str, kind: u8, index: usize| {
+        [leb(name.len()), name.as_bytes().to_vec(), vec![kind], leb(index)].concat()
+    };
+    let mut exports =
+        vec![export("memory", 2, 0), export("dquant_buffer", 0, 0), export("dquant_map_u32", 0, 1)];
+    if around.exported {
+        exports.extend((0..bodies.len()).map(|at| export(&format!("{at:x}"), 0, 2 + at)));
+    }
+    let constant = |kind: u8| match kind {
+        I32 => vec![0x41, 0],
+        I64 => vec![0x42, 0],
+        F32 => [&[0x43][..], &[0; 4]].concat(),
+        F64 => [&[0x44][..], &[0; 8]].concat(),
+        _ => [&[0xfd, 0x0c][..], &[0; 16]].concat(),
+    };
+    let globals: Vec<Vec<u8>> =
+        TYPES.iter().map(|kind| [&[*kind, 1][..], &constant(*kind), &[0x0b]].concat()).collect();
+    let segment = [vec![1, 0], counted(&vec![leb(0); around.elements.max(1)])].concat();
+    let mut code = vec![vec![0, 0x41, 0x10, 0x0b], vec![0, 0x41, 0, 0x0b]];
+    code.extend(bodies.iter().map(|body| [&body[..], &[0x0b]].concat()));
+    let code: Vec<Vec<u8>> =
+        code.iter().map(|body| [leb(body.len()), body.clone()].concat()).collect();
+    let sections = [
+        section(1, &counted(&types)),
+        section(3, &counted(&functions)),
+        section(4, &counted(&[vec![0x70, 0, 10]])),
+        section(5, &counted(&[vec![0, 1]])),
+        section(6, &counted(&globals)),
+        section(7, &counted(&exports)),
+        section(9, &counted(&[segment])),
+        section(12, &leb(1)),
+        section(10, &counted(&code)),
+        section(11, &counted(&[vec![1, 1, 7]])),
+    ];
+    [&b"\0asm\x01\0\0\0"[..], &sections.concat()].concat()
+}
+
+fn load(bytes: &[u8]) -> Result<(), host::wasm::ModuleError> {
+    host::wasm::UserAction::load(bytes, &Sha256::digest(bytes).into()).map(drop)
+}
+
+/// Locals 0 to 9: two of each type.
+fn locals() -> Vec<u8> {
+    counted(&TYPES.map(|kind| vec![2, kind]))
+}
+
+fn get(kind: u8) -> [u8; 2] {
+    let at = TYPES.iter().position(|other| *other == kind).unwrap_or_default();
+    [0x20, 2 * at as u8]
+}
+
+/// Uses a value: it is added to the `i32` in local 1.
+fn used(kind: u8) -> Vec<u8> {
+    let to_i32: &[u8] = match kind {
+        I32 => &[],
+        I64 => &[0xa7],
+        F32 => &[0xbc],
+        F64 => &[0xbd, 0xa7],
+        _ => &[0xfd, 0x64],
+    };
+    [to_i32, &[0x20, 1, 0x6a, 0x21, 1]].concat()
+}
+
+/// One operator with operands, whose result is used.
+struct Form {
+    name: String,
+    code: Vec<u8>,
+}
+
+/// All operators of the sandbox, each with the first form of operands that is valid.
+fn operators() -> Vec<Form> {
+    let one_byte = (0..=0xff_u8).filter(|op| !(0xfb..=0xfe).contains(op)).map(|op| vec![op]);
+    let misc = (0..32).map(|op| vec![0xfc, op]);
+    let vector = (0..=0xff).map(|op| [vec![0xfd], leb(op)].concat());
+    one_byte.chain(misc).chain(vector).filter_map(|op| form(&op)).collect()
+}
+
+/// Operators that change the control flow are measured by hand.
+const CONTROL: std::ops::RangeInclusive<u8> = 0x00..=0x0f;
+
+fn form(op: &[u8]) -> Option<Form> {
+    // Nothing; a memory, a place in it, a lane, an index or two; a place and a lane; sixteen bytes.
+    let immediates: [&[u8]; 7] = [&[], &[0], &[0, 0], &[1, 0, 0], &[0, 0, 0], &[1, 0], &[0; 16]];
+    if op.len() == 1 && CONTROL.contains(&op[0]) {
+        return None;
+    }
+    let mut operands: Vec<Vec<u8>> = vec![vec![]];
+    for length in 1..=3 {
+        let longer = (operands.clone().into_iter().filter(|list| list.len() == length - 1))
+            .flat_map(|list| TYPES.map(|kind| [&list[..], &[kind]].concat()));
+        operands.extend(longer.collect::<Vec<_>>());
+    }
+    for operands in &operands {
+        for immediate in immediates {
+            for result in TYPES.iter().map(Some).chain([None]) {
+                let gets: Vec<u8> = operands.iter().flat_map(|kind| get(*kind)).collect();
+                let tail = result.map(|kind| used(*kind)).unwrap_or_default();
+                let code = [&gets[..], op, immediate, &tail].concat();
+                let whole = module(&Around::default(), &[[locals(), code.clone()].concat()]);
+                if host::wasm::weight(&whole).is_ok() {
+                    let mut name = String::new();
+                    for byte in op {
+                        // Writing to a string does not fail.
+                        let _ = write!(name, "{byte:02x}");
+                    }
+                    return Some(Form { name, code });
+                }
+            }
+        }
+    }
+    None
+}
+
+/// `count` times `code` between `width` values that are alive from its beginning to its end.
+fn between(width: usize, code: &[u8], count: usize) -> Vec<u8> {
+    // Each is another value: the number of leading zeros of the one before.
+    let values = [0x20, 0, 0x67, 0x22, 0].repeat(width);
+    let uses = [0x20, 1, 0x6a, 0x21, 1].repeat(width);
+    [locals(), values, code.repeat(count), uses].concat()
+}
+
+type Family = (String, Box<dyn Fn(usize) -> Vec<u8>>);
+
+fn families(filter: &str) -> Vec<Family> {
+    let mut all: Vec<Family> = Vec::new();
+    let mut add =
+        |name: &str, make: Box<dyn Fn(usize) -> Vec<u8>>| all.push((name.to_owned(), make));
+    let flow: [(&str, &[u8]); 12] = [
+        ("block", &[0x02, 0x40, 0x0b]),
+        ("loop", &[0x03, 0x40, 0x0b]),
+        ("loop again", &[0x03, 0x40, 0x20, 0, 0x0d, 0, 0x0b]),
+        ("if", &[0x20, 0, 0x04, 0x40, 0x0b]),
+        ("if else", &[0x20, 0, 0x04, 0x40, 0x05, 0x0b]),
+        ("if set else set", &[0x20, 0, 0x04, 0x40, 0x20, 1, 0x21, 0, 0x05, 0x41, 3, 0x21, 0, 0x0b]),
+        ("br_if", &[0x02, 0x40, 0x20, 0, 0x0d, 0, 0x0b]),
+        ("br_table", &[0x02, 0x40, 0x20, 0, 0x0e, 3, 0, 0, 0, 0, 0x0b]),
+        ("unreachable", &[0x20, 0, 0x04, 0x40, 0x00, 0x0b]),
+        ("return", &[0x20, 0, 0x04, 0x40, 0x0f, 0x0b]),
+        ("call", &[0x20, 0, 0x10, 0, 0x21, 0]),
+        ("call_indirect", &[0x20, 0, 0x20, 0, 0x11, 0, 0, 0x21, 0]),
+    ];
+    for width in [0, 60, 500, 4_000] {
+        for (name, code) in flow {
+            let make = move |count| module(&Around::default(), &[between(width, code, count)]);
+            add(&format!("{name}, {width} alive"), Box::new(make));
+        }
+    }
+    let wanted = filter.is_empty() || filter.starts_with("operator");
+    for Form { name, code } in wanted.then(operators).unwrap_or_default() {
+        for width in [0, 1_000] {
+            let code = code.clone();
+            let make = move |count| module(&Around::default(), &[between(width, &code, count)]);
+            add(&format!("operator {name}, {width} alive"), Box::new(make));
+        }
+    }
+    arrangements(&mut add);
+    code_arrangements(&mut add);
+    all
+}
+
+/// Arrangements of types and functions that are known to make compilers slow.
+fn arrangements(add: &mut impl FnMut(&str, Box<dyn Fn(usize) -> Vec<u8>>)) {
+    let plain = Around::default;
+    add("functions", Box::new(move |count| module(&plain(), &vec![vec![0]; count])));
+    let exported = Around { exported: true, ..plain() };
+    add("exported functions", Box::new(move |count| module(&exported, &vec![vec![0]; count])));
+    add(
+        "types",
+        Box::new(|count| {
+            let types = (0..count).map(|at| function(&vec![I32; at % 7], &[])).collect();
+            module(&Around { types, ..Around::default() }, &[])
+        }),
+    );
+    add(
+        "elements",
+        Box::new(|count| module(&Around { elements: count, ..Around::default() }, &[])),
+    );
+    for params in [10, 1_000] {
+        let around = Around {
+            types: vec![function(&vec![I64; params], &[])],
+            of_type: Some(3),
+            exported: true,
+            ..Around::default()
+        };
+        add(
+            &format!("functions of {params} parameters"),
+            Box::new(move |count| module(&around, &vec![vec![0]; count])),
+        );
+        let around = Around { types: vec![function(&vec![I32; params], &[])], ..Around::default() };
+        add(
+            &format!("indirect calls with {params} arguments"),
+            Box::new(move |count| {
+                let call = [[0x20, 0].repeat(params + 1), vec![0x11, 3, 0]].concat();
+                module(&around, &[[locals(), call.repeat(count)].concat()])
+            }),
+        );
+    }
+    for many in [160, 5_000, 49_000] {
+        add(
+            &format!("functions of {many} locals"),
+            Box::new(move |count| {
+                let body = [vec![1], leb(many), vec![I64]].concat();
+                module(&Around::default(), &vec![body; count])
+            }),
+        );
+    }
+}
+
+/// Arrangements of the code of one function.
+fn code_arrangements(add: &mut impl FnMut(&str, Box<dyn Fn(usize) -> Vec<u8>>)) {
+    for nested in [
+        &[0x03, 0x40, 0x20, 0, 0x0d, 0][..],
+        &[0x02, 0x40, 0x20, 0, 0x0d, 0],
+        &[0x20, 0, 0x04, 0x40],
+    ] {
+        for width in [0, 1_000] {
+            add(
+                &format!("nested {:02x}, {width} alive", nested[0]),
+                Box::new(move |count| {
+                    let code = [nested.repeat(count), vec![0x0b; count]].concat();
+                    module(&Around::default(), &[between(width, &code, 1)])
+                }),
+            );
+        }
+    }
+    for locals in [30, 1_000] {
+        add(&format!("{locals} locals go round"), Box::new(move |count| go_round(locals, count)));
+        add(
+            &format!("{locals} locals change"),
+            Box::new(move |count| {
+                let change = |at: usize| {
+                    let (one, other) = (leb(at % locals), leb(at * 7 % locals));
+                    [&[0x20][..], &one, &[0xa7, 0x04, 0x40, 0x20], &other, &[0x21], &one, &[0x0b]]
+                        .concat()
+                };
+                let all: Vec<u8> = (0..count).flat_map(change).collect();
+                module(&Around::default(), &[[vec![1], leb(locals), vec![I64], all].concat()])
+            }),
+        );
+    }
+    for again in [false, true] {
+        add(
+            &format!("values kept for later, {}", if again { "in a loop" } else { "after loads" }),
+            Box::new(move |count| kept(count, again)),
+        );
+    }
+}
+
+/// A loop with `count` ways back, in which each of many locals takes the value of the one before.
+fn go_round(locals: usize, count: usize) -> Vec<u8> {
+    let shift: Vec<u8> = (1..locals)
+        .rev()
+        .flat_map(|at| [&[0x20][..], &leb(at - 1), &[0x21], &leb(at)].concat())
+        .collect();
+    let back = [0x20, 0, 0x0d, 0].repeat(count);
+    let code = [&[0x03, 0x40][..], &shift, &back, &[0x0b]].concat();
+    module(&Around::default(), &[[vec![1], leb(locals), vec![I32], code].concat()])
+}
+
+/// Values that an optimiser would keep: the same ones before and after loads, or in a loop which never changes them.
+fn kept(count: usize, again: bool) -> Vec<u8> {
+    let values: Vec<u8> = (0..count)
+        .flat_map(|at| {
+            [&[0x20, 0, 0x41][..], &leb(64 + at)[..], &[0x6c, 0x20, 1, 0x73, 0x21, 1]].concat()
+        })
+        .collect();
+    let loads = [0x20, 0, 0x28, 2, 0, 0x20, 1, 0x6a, 0x21, 1].repeat(count);
+    let code = if again {
+        [&[0x03, 0x40][..], &values, &loads, &[0x20, 1, 0x0d, 0, 0x0b]].concat()
+    } else {
+        [&values[..], &loads, &values].concat()
+    };
+    module(&Around::default(), &[[locals(), code].concat()])
+}
+
+fn cpu() -> Duration {
+    let now = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
+
+/// A line of `/proc/self/status` in KiB.
+fn status_kib(name: &str) -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find(|line| line.starts_with(name));
+    line.and_then(|line| line.split_whitespace().nth(1)?.parse().ok()).unwrap_or(0)
+}
+
+struct Measured {
+    name: String,
+    weight: u64,
+    bytes: usize,
+    seconds: f64,
+    peak_mib: u64,
+}
+
+impl fmt::Display for Measured {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Measured { name, weight, bytes, seconds, peak_mib } = self;
+        let rate = seconds * 1e6 / *weight as f64;
+        write!(
+            f,
+            "{rate:7.4} s/10^6 {seconds:7.3} s {peak_mib:5} MiB, weight {weight:9}, {bytes:6} bytes: {name}"
+        )
+    }
+}
+
+/// Compiles a module.
+fn measure(name: &str, bytes: &[u8], weight: u64, optimised: bool) -> Measured {
+    // The peak begins again at what is resident now.
+    let _ = std::fs::write("/proc/self/clear_refs", "5");
+    let (before, begun) = (status_kib("VmRSS"), cpu());
+    let loaded = load(bytes);
+    let seconds = (cpu() - begun).as_secs_f64();
+    let peak_mib = (status_kib("VmHWM").saturating_sub(before)) >> 10;
+    let why = loaded.err().map(|error| format!(": {error}")).unwrap_or_default();
+    let how = if optimised { ", optimised" } else { "" };
+    Measured { name: format!("{name}{how}{why}"), weight, bytes: bytes.len(), seconds, peak_mib }
+}
+
+/// The heaviest of a family up to a weight.
+fn heaviest(make: &dyn Fn(usize) -> Vec<u8>, most: u64) -> Option<(Vec<u8>, u64, bool)> {
+    let fits = |count: usize| {
+        let bytes = make(count);
+        if bytes.len() as u64 > host::wasm::MAX_MODULE_BYTES {
+            return None;
+        }
+        let (weight, optimised) = host::wasm::weight(&bytes).ok()?;
+        (weight <= most).then_some((bytes, weight, optimised))
+    };
+    let (mut low, mut high) = (1, 1 << 18);
+    while high - low > low / 64 + 1 {
+        let middle = (low + high) / 2;
+        if fits(middle).is_some() { low = middle } else { high = middle }
+    }
+    fits(low)
+}
+
+fn main() {
+    let mut args = std::env::args().skip(1);
+    let part: u64 = args.next().map_or(8, |part| part.parse().expect("a number"));
+    let filter = args.next().unwrap_or_default();
+    if let Ok(bytes) = std::fs::read(&filter) {
+        let (weight, optimised) = host::wasm::weight(&bytes).unwrap_or_default();
+        return println!("{}", measure(&filter, &bytes, weight, optimised));
+    }
+    let mut all = Vec::new();
+    for (name, make) in families(&filter).into_iter().filter(|(name, _)| name.contains(&filter)) {
+        let Some((bytes, weight, optimised)) = heaviest(&*make, host::wasm::MAX_WEIGHT / part)
+        else {
+            println!("{name}: the lightest is too heavy, or it is invalid");
+            continue;
+        };
+        all.push(measure(&name, &bytes, weight, optimised));
+        eprintln!("{}", all[all.len() - 1]);
+    }
+    all.sort_by(|one, other| {
+        let rate = |of: &Measured| of.seconds / of.weight as f64;
+        rate(other).total_cmp(&rate(one))
+    });
+    for measured in &all {
+        println!("{measured}");
+    }
+}
