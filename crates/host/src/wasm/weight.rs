@@ -268,7 +268,7 @@ fn cost(operator: &Operator<'_>) -> (u64, u64) {
         | O::I64TruncF32S
         | O::I64TruncF32U
         | O::I64TruncF64S
-        | O::I64TruncF64U => (4 * OPERATOR, 6),
+        | O::I64TruncF64U => (7 * OPERATOR, 6),
         O::MemoryGrow { .. }
         | O::MemoryFill { .. }
         | O::MemoryCopy { .. }
