@@ -176,7 +176,7 @@ mod tests {
         let (mut cut, mut full) = (0, 0);
         for seed in 0..2_000 {
             let mut rng = Rng::new(seed);
-            let mut pieces: Placements = (0..1 + rng.next_u32() % 4)
+            let mut pieces: Placements = (0..1 + rng.next_u32() % 30)
                 .map(|_| Placement { addr: rng.next_u64() % 60, len: 1 + rng.next_u32() % 20 })
                 .collect();
             let mut model = addresses(&pieces);
