@@ -212,8 +212,10 @@ fn matching(path: &str) -> Result<Vec<PathBuf>, Error> {
     let found = glob::glob(path).map_err(|error| bad(error.to_string()))?;
     let found =
         found.collect::<Result<Vec<PathBuf>, _>>().map_err(|error| bad(error.to_string()))?;
-    // An index beside a file of tokens is not a dataset.
-    let is_data = |path: &PathBuf| path.extension().is_none_or(|ending| ending != "idx");
+    // What lies beside a file of tokens and describes it is not a dataset.
+    let is_data = |path: &PathBuf| {
+        !engine::catalog::is_description(&path.file_name().unwrap_or_default().to_string_lossy())
+    };
     let files: Vec<PathBuf> =
         found.into_iter().filter(is_data).filter(|path| path.is_file()).collect();
     if files.is_empty() { Err(bad("no file matches".to_owned())) } else { Ok(files) }

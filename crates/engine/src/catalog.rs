@@ -1,28 +1,27 @@
 //! The catalogue of a storage target: names to files below the roots, and what is in them.
 //!
-//! A name is a path below a root, with or without its ending. `name.npy` holds its token type; so does
-//! `name.idx` beside a `name.bin` (Megatron). A `.bin` alone is flat: its type comes from its manifest or
-//! from the request, and its bytes are checked against it ([`formats::settle`]). Nothing outside the roots
-//! is opened, whatever the name contains.
+//! A name is a path below a root, with or without its ending. A `name.idx` beside a `name.bin` (Megatron) tells the
+//! type of its tokens. What every other file holds is decided by [`formats::settle`], as for the local commands: by
+//! its header, or a flat one by its manifest or the request, against which its bytes are checked. Nothing outside the
+//! roots is opened, whatever the name contains.
 
 use std::fs::File;
 use std::io::Read;
-use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use formats::Manifest;
 use formats::dochash::{self, ListReader, Subject, WRITE_HINT, Words};
 use formats::documents::{Described, Fingerprint, IndexReader, NO_INDEX_HINT};
 use formats::manifest::{ENDING, MAX_BYTES, REWRITE_HINT};
-use formats::settle::{self, Origin, Refusal};
+use formats::settle::{self, Asked, NoTokens, Origin, Refusal};
+use formats::{DOCUMENTLESS_HINT, Manifest};
 use host::descriptors::make_room;
 use host::root::{IoChoice, IoMode, OpenError, OpenFile, Root, Stamp};
 use tonic::Status;
 use xio::dataset::guess::Evidence;
-use xio::dataset::{self, BYTES, DatasetError, Dtype, Format, TokenFile, flat, npy};
+use xio::dataset::{self, BYTES, DatasetError, Dtype, Format, Sniff, TokenFile, npy};
 use xio::documents::{Documents, DocumentsError};
 use xio::sums::FileSums;
 
@@ -158,13 +157,10 @@ impl Catalog {
     /// Opens the index of a dataset of this name, to be read once.
     pub(crate) fn index(&self, name: &str) -> Result<IndexReader, Status> {
         self.locate(name, IoChoice::Buffered, |root, name, file| {
-            let described = match name.ends_with(".npy") {
-                true => {
-                    let layout = npy::parse(&read(&name, file.fd, HEAD_BYTES)?, file.size);
-                    let layout = layout.map_err(|error| refuse(&name, error, INSPECT_HINT))?;
-                    Described { bytes: layout.data_bytes(), dtype: Some(layout.dtype) }
-                }
-                false => Described { bytes: file.size, dtype: None },
+            let described = match npy::parse(&read(&name, file.fd, HEAD_BYTES)?, file.size) {
+                Ok(layout) => Described { bytes: layout.data_bytes(), dtype: Some(layout.dtype) },
+                Err(DatasetError::Magic { .. }) => Described { bytes: file.size, dtype: None },
+                Err(error) => return Err(refuse(&name, error, INSPECT_HINT)),
             };
             open_index(root, &name, described)?
                 .ok_or_else(|| refuse(&name, NO_INDEX, NO_INDEX_HINT))
@@ -451,38 +447,16 @@ fn describe(
     let manifest = manifest_of(root, &name)?;
     let vocabulary = Some(request.vocabulary).filter(|size| *size > 0);
     let refused = |refusal: Refusal| refuse(&name, refusal.why, &refusal.hint);
-    let (holds_records, mut record_bytes) = (request.dtype == BYTES, 0);
-    let sample = |range| sampled(root, (&name, &file), range, vocabulary);
+    let holds_records = request.dtype == BYTES;
     let (mut documents, mut single) = (Fingerprint::default(), 0);
     let mut note = |tokens, sequences| {
         documents.push(tokens);
         single += u64::from(sequences == 1);
         each(tokens);
     };
-    let whole_file = Described { bytes: file.size, dtype: None };
-    let (layout, origin) = if holds_records {
-        let (layout, bytes) = records_of(root, &name, &file)?;
-        record_bytes = bytes;
-        (Ok(layout), Origin::Given)
-    } else if name.ends_with(".npy") {
-        (npy::parse(&read_head(root, &name, &file.stamp)?, file.size), Origin::File)
-    } else if let Some(index) = open_index(root, &name, whole_file)? {
-        let read = match request.documents {
-            true => index.read_all(&mut note),
-            false => index.read_all(|_, _| ()),
-        };
-        (Ok(read.map_err(|error| refused_index(&name, &error))?), Origin::File)
-    } else {
-        // A manifest tells more than samples.
-        let evidence = match manifest {
-            Some(_) => Evidence::new(file.size, vocabulary),
-            None => sample(0..file.size)?,
-        };
-        let given = given_type(&name, &request.dtype)?;
-        let settled = settle::flat_type(given, manifest.as_ref(), &evidence).map_err(refused)?;
-        (flat(settled.0, file.size), settled.1)
-    };
-    let layout = layout.map_err(|error| refuse(&name, &error, hint_of(&error)))?;
+    let buffered = buffered(root, &name, &file)?;
+    let (layout, origin, record_bytes) =
+        layout_of((root, &name, &file), &buffered, request, manifest.as_ref(), &mut note)?;
     if request.documents && !holds_records && !matches!(layout.format, Format::Megatron { .. }) {
         read_other_index(root, &name, &layout, &mut note)?;
     }
@@ -490,7 +464,9 @@ fn describe(
         agrees(manifest, &name, file.size, &layout, holds_records).map_err(refused)?;
     }
     if let Some(vocabulary) = vocabulary {
-        let evidence = sample(layout.data_offset..layout.data_offset + layout.data_bytes())?;
+        let tokens = layout.data_offset..layout.data_offset + layout.data_bytes();
+        let evidence = settle::sample(&buffered, tokens, Some(vocabulary));
+        let evidence = evidence.map_err(|error| refused_file(&name, error.into()))?;
         within_vocabulary(vocabulary, manifest.as_ref(), layout.dtype, &evidence)
             .map_err(refused)?;
     }
@@ -516,26 +492,74 @@ fn describe(
     Ok(Found { info, file, layout, sums, documents: None, hashes: None })
 }
 
-/// Samples of this range of an open file.
-fn sampled(
-    root: &Root,
-    (name, file): (&str, &OpenFile),
-    range: Range<u64>,
-    vocabulary: Option<u64>,
-) -> Result<Evidence, Status> {
-    let system = |error: std::io::Error| Status::internal(format!("{name}: {error}"));
-    let buffered = match file.mode {
-        IoMode::Buffered => file.fd.try_clone().map_err(system)?,
+/// Where the tokens of an open file are, who says their type, and the bytes of a record. Where documents are asked for
+/// and its format has them, passes on their lengths.
+fn layout_of(
+    (root, name, file): (&Root, &str, &OpenFile),
+    buffered: &File,
+    request: &DatasetRef,
+    manifest: Option<&Manifest>,
+    note: &mut dyn FnMut(u64, u64),
+) -> Result<(TokenFile, Origin, u64), Status> {
+    let sniffed = settle::sniff(buffered, file.size);
+    if request.dtype == BYTES {
+        // Records are what the user says; only an array knows better how long they are.
+        let is_array = matches!(sniffed, Ok(Sniff::Npy));
+        let (layout, bytes) = records_of(root, name, file, is_array)?;
+        return Ok((layout, Origin::Given, bytes));
+    }
+    let sniffed = sniffed.map_err(|error| refused_file(name, error))?;
+    // A header of the file itself tells more than an index beside it.
+    let whole_file = Described { bytes: file.size, dtype: None };
+    let index = match sniffed {
+        Sniff::Npy | Sniff::Headed(_) => None,
+        _ => open_index(root, name, whole_file)?,
+    };
+    if let Some(index) = index {
+        let read = match request.documents {
+            true => index.read_all(note),
+            false => index.read_all(|_, _| ()),
+        };
+        return Ok((read.map_err(|error| refused_index(name, &error))?, Origin::File, 0));
+    }
+    let dtype = given_type(name, &request.dtype)?;
+    let vocabulary = Some(request.vocabulary).filter(|size| *size > 0);
+    let asked = Asked { dtype, vocabulary, ..Asked::default() };
+    let found = settle::describe(buffered, file.size, asked, manifest);
+    let (layout, origin) = found.map_err(|error| refused_file(name, error))?;
+    Ok((layout, origin, 0))
+}
+
+/// An open file for buffered reads.
+fn buffered(root: &Root, name: &str, file: &OpenFile) -> Result<File, Status> {
+    let fd = match file.mode {
+        IoMode::Buffered => {
+            file.fd.try_clone().map_err(|error| refused_file(name, error.into()))?
+        }
         IoMode::Direct => reopen(root, name, &file.stamp)?,
     };
-    settle::sample(&File::from(buffered), range, vocabulary).map_err(system)
+    Ok(File::from(fd))
+}
+
+/// A file that holds no tokens that are read.
+fn refused_file(name: &str, error: NoTokens) -> Status {
+    match error {
+        NoTokens::Io(error) => Status::internal(format!("{name}: {error}")),
+        NoTokens::Dataset(error) => refuse(name, &error, hint_of(&error)),
+        NoTokens::Refused(refusal) => refuse(name, refusal.why, &refusal.hint),
+    }
+}
+
+/// Whether a file of this name describes a dataset beside it: an index, a manifest, hashes.
+pub fn is_description(name: &str) -> bool {
+    name.ends_with(".idx") || settle::is_sidecar(name)
 }
 
 /// Refuses what describes a dataset.
 fn refuse_description(name: &str) -> Result<(), Status> {
-    match name.ends_with(".idx") || name.ends_with(ENDING) {
+    match is_description(name) {
         true => {
-            let why = "an index or a manifest holds no tokens";
+            let why = "what describes a dataset, such as an index or a manifest, holds no tokens";
             Err(refuse(name, why, "name the file that it describes"))
         }
         false => Ok(()),
@@ -543,8 +567,13 @@ fn refuse_description(name: &str) -> Result<(), Status> {
 }
 
 /// A file as records, and the bytes of one where the file says them.
-fn records_of(root: &Root, name: &str, file: &OpenFile) -> Result<(TokenFile, u64), Status> {
-    if !name.ends_with(".npy") {
+fn records_of(
+    root: &Root,
+    name: &str,
+    file: &OpenFile,
+    is_array: bool,
+) -> Result<(TokenFile, u64), Status> {
+    if !is_array {
         return Ok((dataset::bytes(file.size), 0));
     }
     let parsed = npy::parse_records(&read_head(root, name, &file.stamp)?, file.size);
@@ -573,6 +602,7 @@ fn hint_of(error: &DatasetError) -> &'static str {
         | DatasetError::BigEndian { .. } => {
             "if it holds records that are no tokens, such as images: --dtype bytes and window(BYTES OF A RECORD)"
         }
+        DatasetError::Documentless { .. } => DOCUMENTLESS_HINT,
         DatasetError::NoRecords { .. } => "save an array of a type of fixed size",
         _ => INSPECT_HINT,
     }
@@ -727,7 +757,7 @@ pub fn read_list(path: &str) -> Result<Vec<u64>, Error> {
 pub(crate) fn refused_index(name: &str, error: &formats::Error) -> Status {
     match error {
         // Which array of the index is wrong with which value; the file may be what is wrong.
-        formats::Error::Dataset { source, .. } => refuse(name, source, INSPECT_HINT),
+        formats::Error::Dataset { source, .. } => refuse(name, source, hint_of(source)),
         formats::Error::Io { .. } => Status::internal(error.to_string()),
         _ => Status::invalid_argument(format!("{error}\n{}", error.hint())),
     }

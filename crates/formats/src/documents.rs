@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use twox_hash::XxHash3_64;
 use xio::dataset::megatron::{HEADER_BYTES, Header, Walk};
-use xio::dataset::{Dtype, TokenFile};
+use xio::dataset::{DatasetError, Dtype, TokenFile};
 use xio::documents::MAX_DOCUMENTS;
 
 use crate::error::Error;
@@ -104,7 +104,7 @@ impl Column {
 }
 
 /// Reads an index once, from its first document to its last. Sequences of one document are joined, and those behind
-/// the last document form one more.
+/// the last document are an error.
 #[derive(Debug)]
 pub struct IndexReader {
     path: PathBuf,
@@ -160,7 +160,11 @@ impl IndexReader {
     pub fn next_document(&mut self) -> Result<Option<u64>, Error> {
         let end = match self.next_end()? {
             Some(end) => end,
-            None if self.sequence < self.header.sequences => self.header.sequences,
+            None if self.sequence < self.header.sequences => {
+                let (last, sequences) = (self.sequence as i64, self.header.sequences);
+                let error = DatasetError::Documentless { last, sequences };
+                return Err(Error::dataset(&self.path)(error));
+            }
             None => return Ok(None),
         };
         let mut tokens = 0;
@@ -273,7 +277,7 @@ mod tests {
     fn the_sequences_of_each_document_are_counted() {
         for (ends, expected) in [
             (&[0, 1, 1, 3, 4][..], &[1, 0, 2, 1][..]),
-            (&[0, 1], &[1, 3]),
+            (&[0, 1, 4], &[1, 3]),
             (&[0, 1, 2, 3, 4], &[1; 4]),
         ] {
             let bytes = index(&[3, 0, 5, 1], ends);
@@ -292,10 +296,7 @@ mod tests {
     fn sequences_of_a_document_are_joined() {
         let (found, described) = read(&index(&[3, 0, 5, 1], &[0, 1, 3, 3, 4]), of(9)).unwrap();
         assert_eq!((found, described.tokens), (vec![3, 5, 0, 1], 9));
-        let (rest, _) = read(&index(&[3, 2, 4], &[0, 1]), of(9)).unwrap();
-        assert_eq!(rest, [3, 6], "sequences behind the last document");
-        let (all, _) = read(&index(&[3, 2, 4], &[]), of(9)).unwrap();
-        assert_eq!(all, [9], "no document index at all");
+        assert_eq!(read(&index(&[], &[]), of(0)).unwrap().0, [0_u64; 0]);
         assert_eq!(read(&index(&[], &[0]), of(0)).unwrap().0, [0_u64; 0]);
         assert_eq!(read(&index(&[], &[0, 0, 0]), of(0)).unwrap().0, [0, 0]);
     }
@@ -327,6 +328,10 @@ mod tests {
         says(b"MMIDIDX\x00\x00", of(5), "header ends early");
         says(b"", of(5), "header ends early");
         says(&index(&[3, 2], &[0, 2, 1]), of(5), "document_indices[2] is 1");
+        for forgotten in [&[][..], &[0], &[0, 1]] {
+            let forgotten = index(&[3, 2], forgotten);
+            says(&forgotten, of(5), "last document of the index ends with sequence");
+        }
         let mut many = index(&[], &[]);
         many[26..34].copy_from_slice(&300_000_000_u64.to_le_bytes());
         let unwritten = file(&many);

@@ -73,6 +73,10 @@ pub enum Error {
     },
 }
 
+/// What to do about sequences that belong to no document.
+pub const DOCUMENTLESS_HINT: &str = "Megatron-core refuses it, too: merge the files anew; to stream the tokens without \
+                                     documents, move the index away and name the type with --dtype";
+
 impl Error {
     pub(crate) fn read(path: &Path) -> impl Fn(io::Error) -> Error + Copy + '_ {
         |source| Error::Io { action: "read", path: path.to_owned(), source }
@@ -108,6 +112,7 @@ impl Error {
             Error::Dataset { source: DatasetError::Ragged { .. }, .. } => {
                 "the file is of another type, or incomplete"
             }
+            Error::Dataset { source: DatasetError::Documentless { .. }, .. } => DOCUMENTLESS_HINT,
             Error::Dataset { .. } => {
                 "token files are flat, .npy of integers, Megatron .bin + .idx, or of a format in \
                  docs/formats.md; this one may be incomplete"

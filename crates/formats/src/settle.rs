@@ -1,8 +1,10 @@
 //! Which type the tokens of a file have, and who says so.
 //!
-//! A flat file does not record its type. It comes from the manifest or from the user, and what the bytes of the file
+//! [`describe`] decides for every command, for the target and for Python. A header says what the file holds. A flat
+//! file does not record its type. It comes from the manifest or from the user, and what the bytes of the file
 //! rule out is refused, whoever says it. Without both, the bytes decide when they leave no doubt, and the caller has
-//! to report that it is a guess ([`Origin::Guess`]). The same rules hold at the target and on this machine.
+//! to report that it is a guess ([`Origin::Guess`]). A file of another format, or with a header that nobody knows, is
+//! refused by name: its ids would be shifted.
 
 use std::fmt;
 use std::fs::File;
@@ -10,16 +12,26 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-use xio::dataset::Dtype;
 use xio::dataset::guess::{Evidence, SAMPLE_BYTES, sample_offsets};
+use xio::dataset::{
+    DatasetError, Dtype, Format, SNIFF_BYTES, Sniff, TokenFile, npy, sniff as sniff_head,
+};
 
-use crate::manifest::{Manifest, REWRITE_HINT};
+use crate::dochash;
+use crate::manifest::{self, Manifest, REWRITE_HINT};
 
 /// Who says which type the tokens have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// The header of the file, or the index beside it.
     File,
+    /// A header in front of the tokens, of this writer and with so many bytes.
+    Header {
+        /// Who writes such headers.
+        writer: &'static str,
+        /// Its length.
+        bytes: u64,
+    },
     /// The manifest beside it.
     Manifest,
     /// The user.
@@ -32,6 +44,9 @@ impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Origin::File => f.write_str("file"),
+            Origin::Header { writer, bytes } => {
+                write!(f, "file: its header of {bytes} bytes, as {writer} writes it")
+            }
             Origin::Manifest => f.write_str("manifest"),
             Origin::Given => f.write_str("given"),
             Origin::Guess(why) => write!(f, "guess: {why}"),
@@ -79,6 +94,159 @@ pub fn sample(file: &File, range: Range<u64>, vocabulary: Option<u64>) -> io::Re
     Ok(evidence)
 }
 
+/// What is asked of a file.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Asked {
+    /// The type, where the user says it.
+    pub dtype: Option<Dtype>,
+    /// Ids are below this number.
+    pub vocabulary: Option<u64>,
+    /// Believe the given type of a flat file, without a look at its bytes.
+    pub trusted: bool,
+    /// Describe integers of any type, also those that are not delivered.
+    pub any_integer: bool,
+}
+
+/// Why a file is not read as tokens.
+#[derive(Debug)]
+pub enum NoTokens {
+    /// It cannot be read.
+    Io(io::Error),
+    /// Its header or its length is invalid.
+    Dataset(DatasetError),
+    /// It is something else, or of an unknown type.
+    Refused(Refusal),
+}
+
+impl From<io::Error> for NoTokens {
+    fn from(error: io::Error) -> NoTokens {
+        NoTokens::Io(error)
+    }
+}
+
+impl From<DatasetError> for NoTokens {
+    fn from(error: DatasetError) -> NoTokens {
+        NoTokens::Dataset(error)
+    }
+}
+
+impl From<Refusal> for NoTokens {
+    fn from(refusal: Refusal) -> NoTokens {
+        NoTokens::Refused(refusal)
+    }
+}
+
+/// Whether a file of this name lies beside a dataset and describes it: manifests, hashes, and what datatrove writes
+/// beside its tokens. Patterns such as `corpus/*` name them, too.
+pub fn is_sidecar(name: &str) -> bool {
+    let endings = [manifest::ENDING, dochash::ENDING, ".ds.index", ".ds.metadata", ".ds.loss"];
+    endings.iter().any(|ending| name.ends_with(ending))
+}
+
+/// Checks the type that a user gave to plain bytes of a dataset: a column or a member.
+///
+/// # Errors
+/// When they cannot be of it, or begin with a header.
+pub fn plain_bytes(given: Dtype, bytes: &[u8]) -> Result<(), Refusal> {
+    let mut evidence = Evidence::new(bytes.len() as u64 & !7, None);
+    evidence.add(bytes);
+    match evidence.against(given) {
+        None => Ok(()),
+        Some(why) => Err(Refusal::new(why, "name the type that they have with --dtype")),
+    }
+}
+
+/// Bytes that are enough for [`plain_bytes`].
+pub const PLAIN_BYTES: usize = 64 << 10;
+
+/// What the first bytes of a file say it is.
+///
+/// # Errors
+/// When the file cannot be read, or has a header of tokens that does not describe it.
+pub fn sniff(file: &File, len: u64) -> Result<Sniff, NoTokens> {
+    Ok(sniff_head(&head(file, len, SNIFF_BYTES as u64)?, len)?)
+}
+
+/// Describes a file of `len` bytes that no index describes. A header counts more than the type that is asked for.
+///
+/// # Errors
+/// When it cannot be read, holds no tokens, or nothing tells their type.
+pub fn describe(
+    file: &File,
+    len: u64,
+    asked: Asked,
+    manifest: Option<&Manifest>,
+) -> Result<(TokenFile, Origin), NoTokens> {
+    let found = match asked.trusted {
+        // Nothing is refused that the program itself has written.
+        true if !head(file, len, npy::PREFIX_BYTES as u64)?.starts_with(npy::MAGIC) => {
+            Sniff::Unmarked
+        }
+        _ => sniff(file, len)?,
+    };
+    let (found, origin) = match found {
+        Sniff::Npy => {
+            let header = npy::header_bytes(&head(file, len, npy::PREFIX_BYTES as u64)?)?;
+            let header = head(file, len, header)?;
+            let parse = if asked.any_integer { npy::parse_integers } else { npy::parse };
+            (parse(&header, len)?, Origin::File)
+        }
+        Sniff::Headed(found) => {
+            let Format::Headed { writer } = found.format else {
+                return Err(DatasetError::Magic { format: "token" }.into());
+            };
+            (found, Origin::Header { writer, bytes: found.data_offset })
+        }
+        Sniff::MegatronIndex => {
+            let why = "is an index, which holds no tokens";
+            return Err(Refusal::new(why, "name the .bin that it describes").into());
+        }
+        Sniff::Foreign(foreign) if manifest.is_none() => {
+            return Err(Refusal::new(format!("is {}", foreign.what), foreign.hint).into());
+        }
+        Sniff::Foreign(_) | Sniff::Unmarked => flat(file, len, asked, manifest)?,
+    };
+    if !asked.any_integer && !found.dtype.is_float() {
+        found.dtype.token()?;
+    }
+    Ok((found, origin))
+}
+
+fn flat(
+    file: &File,
+    len: u64,
+    asked: Asked,
+    manifest: Option<&Manifest>,
+) -> Result<(TokenFile, Origin), NoTokens> {
+    let (dtype, origin) = match asked.dtype.filter(|_| asked.trusted) {
+        Some(dtype) => (dtype, Origin::Given),
+        None => {
+            // A manifest tells more than samples.
+            let evidence = match manifest {
+                Some(_) => Evidence::new(len, asked.vocabulary),
+                None => sample(file, 0..len, asked.vocabulary)?,
+            };
+            flat_type(asked.dtype, manifest, &evidence)?
+        }
+    };
+    let (bytes, data_offset) = (u64::from(dtype.bytes()), 0);
+    match len % bytes {
+        0 => Ok((
+            TokenFile { dtype, data_offset, tokens: len / bytes, format: Format::Flat },
+            origin,
+        )),
+        left => Err(DatasetError::Ragged { dtype, len, left }.into()),
+    }
+}
+
+/// The first `bytes` of a file of `len` bytes, or all of it.
+fn head(file: &File, len: u64, bytes: u64) -> io::Result<Vec<u8>> {
+    // Callers pass lengths that are bounded by their format.
+    let mut head = vec![0; bytes.min(len) as usize];
+    file.read_exact_at(&mut head, 0)?;
+    Ok(head)
+}
+
 /// The type of a flat file, from the manifest, the user, or its bytes.
 ///
 /// # Errors
@@ -95,17 +263,45 @@ pub fn flat_type(
         )),
         (Some(recorded), _) => Ok((recorded, Origin::Manifest)),
         (None, Some(given)) => match evidence.against(given) {
-            None => Ok((given, Origin::Given)),
-            Some(why) => Err(Refusal::new(why, against_hint(given))),
+            None => unless_header(given, evidence, Origin::Given),
+            Some(why) => match evidence.guess_behind_header() {
+                Some((dtype, why)) => Err(header_refusal(dtype, &why)),
+                None => Err(Refusal::new(why, against_hint(given))),
+            },
         },
         (None, None) => match evidence.guess() {
-            Ok((guess, why)) => Ok((guess, Origin::Guess(why))),
-            Err(why) => {
-                let why = format!("has no header that tells the type of its tokens, and {why}");
-                Err(Refusal::new(why, FLAT_HINT))
-            }
+            Ok((guess, why)) => unless_header(guess, evidence, Origin::Guess(why)),
+            Err(why) => Err(match evidence.guess_behind_header() {
+                Some((dtype, why)) => header_refusal(dtype, &why),
+                None => {
+                    let why = format!("has no header that tells the type of its tokens, and {why}");
+                    Refusal::new(why, FLAT_HINT)
+                }
+            }),
         },
     }
+}
+
+/// Accepts a type, unless the file begins with a header.
+fn unless_header(
+    dtype: Dtype,
+    evidence: &Evidence,
+    origin: Origin,
+) -> Result<(Dtype, Origin), Refusal> {
+    match evidence.header(dtype) {
+        None => Ok((dtype, origin)),
+        Some(why) => Err(header_refusal(dtype, &why)),
+    }
+}
+
+fn header_refusal(dtype: Dtype, why: &str) -> Refusal {
+    Refusal::new(
+        format!("begins with an unknown header, not with {dtype}: {why}"),
+        format!(
+            "cut it off: tail -c +N FILE > NEW, where N is the header's length plus 1; if there is none, record \
+             that: dquant inspect FILE --dtype {dtype} --write-manifest --force"
+        ),
+    )
 }
 
 fn against_hint(given: Dtype) -> String {

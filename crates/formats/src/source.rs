@@ -22,8 +22,8 @@ use xio::dataset::{Dtype, TokenFile, megatron, npy};
 
 use crate::error::Error;
 use crate::kind::Kind;
-use crate::manifest::Manifest;
-use crate::settle::Origin;
+use crate::manifest::{Manifest, is_plain};
+use crate::settle::{self, Origin};
 
 /// Bytes of a part where the format can be cut anywhere.
 pub(crate) const PART_BYTES: u64 = 8 << 20;
@@ -144,6 +144,11 @@ pub fn open(path: &Path, options: &ReadOptions) -> Result<Box<dyn Source>, Error
 }
 
 fn open_file(path: &Path, options: &ReadOptions) -> Result<Box<dyn Source>, Error> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    if settle::is_sidecar(&name) {
+        let why = "describes a dataset and holds no tokens";
+        return Err(Error::refused(path, why, "name the file that it describes"));
+    }
     let kind = match options.kind {
         Some(kind) => kind,
         None => sniff(path)?,
@@ -159,13 +164,14 @@ fn open_file(path: &Path, options: &ReadOptions) -> Result<Box<dyn Source>, Erro
     }
 }
 
-/// The format of a file by its first bytes and its name.
+/// The format of a file by its first bytes and its name. What is not read at all is refused by [`settle::describe`].
+///
+/// [`settle::describe`]: crate::settle::describe
 fn sniff(path: &Path) -> Result<Kind, Error> {
     let mut head = Vec::new();
     let file = File::open(path).map_err(Error::read(path))?;
     file.take(512).read_to_end(&mut head).map_err(Error::read(path))?;
     let ends = |ending: &str| path.extension().is_some_and(|found| found == ending);
-    let compressed = [&b"\x1f\x8b"[..], b"\x28\xb5\x2f\xfd", b"BZh", b"PK\x03\x04"];
     Ok(if head.starts_with(npy::MAGIC) {
         Kind::Npy
     } else if head.starts_with(megatron::MAGIC) {
@@ -178,8 +184,6 @@ fn sniff(path: &Path) -> Result<Kind, Error> {
         Kind::WebDataset
     } else if ends("bin") && path.with_extension("idx").is_file() {
         Kind::Megatron
-    } else if compressed.iter().any(|magic| head.starts_with(magic)) {
-        return Err(Error::refused(path, "is compressed as a whole", "decompress it first"));
     } else {
         Kind::Flat
     })
@@ -199,10 +203,14 @@ fn open_folder(folder: &Path, options: &ReadOptions) -> Result<Box<dyn Source>, 
             )),
         };
     }
+    if let Some(files) = saved_files(folder)? {
+        return open_columns(folder, files, Kind::Arrow, options);
+    }
     let entries = fs::read_dir(folder).map_err(Error::read(folder))?;
     let paths = entries.map(|entry| entry.map(|entry| entry.path()));
     let mut paths = paths.collect::<Result<Vec<_>, _>>().map_err(Error::read(folder))?;
     paths.sort();
+    paths.retain(|path| is_data(path));
     let with = |ending: &str| -> Vec<PathBuf> {
         let ends = |path: &&PathBuf| path.extension().is_some_and(|found| found == ending);
         paths.iter().filter(ends).cloned().collect()
@@ -224,6 +232,36 @@ fn open_folder(folder: &Path, options: &ReadOptions) -> Result<Box<dyn Source>, 
             "name one file, or a folder that holds one dataset",
         )),
     }
+}
+
+/// Whether a file of a folder without an index may be data: hidden files and those of tools, which begin with `_`,
+/// are not, nor is what `map` and `filter` of Hugging Face datasets keep of what they computed.
+fn is_data(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let is_cache = name.starts_with("cache-") && name.ends_with(".arrow");
+    !name.starts_with(['.', '_']) && !is_cache
+}
+
+/// The files of a dataset that `save_to_disk` of Hugging Face datasets wrote, in their order, which `state.json` lists.
+fn saved_files(folder: &Path) -> Result<Option<Vec<PathBuf>>, Error> {
+    let state = folder.join("state.json");
+    if !state.is_file() {
+        return Ok(None);
+    }
+    let found = index_json(&state)?;
+    let Some(listed) = found.get("_data_files").and_then(|files| files.as_array()) else {
+        return Ok(None);
+    };
+    if !found["_indices_data_files"].is_null() {
+        let why = "orders its rows by indices beside them, which are not read";
+        return Err(Error::refused(&state, why, "save it after flatten_indices()"));
+    }
+    let name = |file: &serde_json::Value| {
+        let name = file["filename"].as_str().filter(|name| is_plain(name));
+        let why = "`_data_files` names no file in the folder";
+        name.map(|name| folder.join(name)).ok_or_else(|| Error::corrupt(&state, why))
+    };
+    listed.iter().map(name).collect::<Result<_, _>>().map(Some)
 }
 
 #[cfg(feature = "parquet")]

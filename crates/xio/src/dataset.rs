@@ -7,6 +7,7 @@
 //! | format | entry point | needs |
 //! |---|---|---|
 //! | flat binary, as written by `numpy.ndarray.tofile` | [`flat`] | dtype from a manifest or the user, file length; [`guess`] checks it |
+//! | tokens behind a header of llm.c or Lit-GPT | [`sniff`] | header bytes, file length |
 //! | NumPy `.npy`, versions 1 to 3 | [`npy::parse`] | header bytes, file length |
 //! | Megatron `.bin` with `.idx` | [`megatron::parse`], [`megatron::Walk`] | the `.idx`, `.bin` length |
 //! | records of bytes, flat or `.npy` | [`bytes`], [`npy::parse_records`] | that the user asks for [`BYTES`] |
@@ -18,9 +19,11 @@
 
 mod dtype;
 pub mod guess;
+mod head;
 mod identity;
 pub mod megatron;
 pub mod npy;
+mod sniff;
 
 use alloc::string::String;
 
@@ -28,6 +31,7 @@ use thiserror::Error;
 
 pub use dtype::Dtype;
 pub use identity::Identity;
+pub use sniff::{Foreign, SNIFF_BYTES, Sniff, sniff};
 
 /// A described token file. The tokens of all documents are contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +58,11 @@ impl TokenFile {
 pub enum Format {
     /// Nothing but tokens.
     Flat,
+    /// Tokens behind a header.
+    Headed {
+        /// Who writes such headers.
+        writer: &'static str,
+    },
     /// NumPy `.npy` of this major version.
     Npy {
         /// 1, 2 or 3.
@@ -74,32 +83,10 @@ impl Format {
     /// Short name for reports.
     pub const fn name(self) -> &'static str {
         match self {
-            Format::Flat => "flat",
+            Format::Flat | Format::Headed { .. } => "flat",
             Format::Npy { .. } => "npy",
             Format::Megatron { .. } => "megatron",
         }
-    }
-}
-
-/// The format announced by the first bytes of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sniff {
-    /// A NumPy file: go on with [`npy::parse`].
-    Npy,
-    /// A Megatron index: go on with [`megatron::parse`] and the `.bin` beside it.
-    MegatronIndex,
-    /// No known magic: a flat file, if the user gives the dtype.
-    Unmarked,
-}
-
-/// Detects a format from the first bytes of a file (nine are enough).
-pub fn sniff(head: &[u8]) -> Sniff {
-    if head.starts_with(npy::MAGIC) {
-        Sniff::Npy
-    } else if head.starts_with(megatron::MAGIC) {
-        Sniff::MegatronIndex
-    } else {
-        Sniff::Unmarked
     }
 }
 
@@ -135,6 +122,12 @@ pub enum DatasetError {
     /// A Megatron dtype code outside 1 to 8.
     #[error("dtype code {code} in the index is unknown (1 to 8 are defined)")]
     DtypeCode {
+        /// The code as stored.
+        code: u8,
+    },
+    /// A code of Lit-GPT's header that stands for no integer type.
+    #[error("type code {code} in the header is no integer type (1 to 5 and 8 are)")]
+    HeaderCode {
         /// The code as stored.
         code: u8,
     },
@@ -260,6 +253,16 @@ pub enum DatasetError {
         /// What it must be.
         expected: Expected,
     },
+    /// A Megatron index with sequences behind the last document.
+    #[error(
+        "the last document of the index ends with sequence {last}, but there are {sequences}: a merge left the others out"
+    )]
+    Documentless {
+        /// Sequences up to the end of the last document.
+        last: i64,
+        /// All sequences.
+        sequences: u64,
+    },
 }
 
 /// The required value in the Megatron index.
@@ -282,6 +285,7 @@ impl DatasetError {
         match self {
             DatasetError::DtypeName { .. } => "dtype-name",
             DatasetError::DtypeCode { .. } => "dtype-code",
+            DatasetError::HeaderCode { .. } => "header-code",
             DatasetError::BigEndian { .. } => "big-endian",
             DatasetError::NotInteger { .. } => "not-integer",
             DatasetError::NotTokens { .. } => "not-tokens",
@@ -298,6 +302,7 @@ impl DatasetError {
             DatasetError::Scalar => "scalar",
             DatasetError::TooLarge { .. } => "too-large",
             DatasetError::Index { .. } => "index",
+            DatasetError::Documentless { .. } => "documentless",
         }
     }
 }
@@ -326,13 +331,5 @@ mod tests {
             Err(DatasetError::Ragged { dtype: Dtype::U64, len: 4_097, left: 1 })
         );
         assert_eq!(flat(Dtype::U8, 8), Err(DatasetError::NotTokens { dtype: Dtype::U8 }));
-    }
-
-    #[test]
-    fn magic_tells_the_format() {
-        assert_eq!(sniff(b"\x93NUMPY\x01\x00v"), Sniff::Npy);
-        assert_eq!(sniff(b"MMIDIDX\x00\x00\x01"), Sniff::MegatronIndex);
-        assert_eq!(sniff(b"MMID"), Sniff::Unmarked);
-        assert_eq!(sniff(b""), Sniff::Unmarked);
     }
 }

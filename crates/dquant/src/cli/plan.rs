@@ -386,7 +386,7 @@ impl fmt::Display for Explained {
             let tokens = tokens.map_or(String::new(), |tokens| format!("{tokens} tokens of "));
             let says = match origin.as_str() {
                 "given" => "as given",
-                "file" => "as its header says",
+                origin if origin.starts_with("file") => "as its header says",
                 "manifest" => "as its manifest says",
                 _ => "a guess",
             };

@@ -106,3 +106,36 @@ fn cut(path: &Path, len: u64) {
         .and_then(|file| file.set_len(len))
         .expect("writable");
 }
+
+/// A header of llm.c in front of the tokens: the target reads behind it, and refuses one that nobody knows.
+#[test]
+fn headers_are_no_tokens_at_the_target_either() {
+    let Some(world) = World::new("headers_are_no_tokens") else {
+        return;
+    };
+    let (target, dpu) = (world.target(&[]), world.dpu(&[]));
+    let corpus = Corpus::flat(&world.data("plain.bin"), Dtype::U16, tokens(400_000, 3));
+    let want = expected(PLAN, &[&corpus], 0..9);
+    let plain = fs::read(&corpus.path).expect("it was written");
+    let file = |number: u32| {
+        let words = [number, 1, plain.len() as u32 / 2].map(u32::to_le_bytes);
+        let mut file = words.concat();
+        file.resize(1_024, 0);
+        [&file[..], &plain].concat()
+    };
+    fs::write(world.data("known.bin"), file(20_240_520)).expect("writable");
+    for ran in both_ways(&world, &dpu, &target.url("known"), &[]) {
+        assert!(!ran.stderr.contains("guess"), "{}", ran.stderr);
+        assert_same(&ran.good().stdout, &want);
+    }
+    fs::write(world.data("own.bin"), file(20_250_211)).expect("writable");
+    fs::write(world.data("own.bin.dochash"), &plain).expect("writable");
+    for args in [&[][..], &["--dtype", "u16"]] {
+        for ran in both_ways(&world, &dpu, &target.url("own"), args) {
+            ran.failed(2, &["own.bin", "begins with an unknown header"], "tail -c");
+        }
+    }
+    for ran in both_ways(&world, &dpu, &target.url("own.bin.dochash"), &["--dtype", "u16"]) {
+        ran.failed(2, &["own.bin.dochash", "holds no tokens"], "describes");
+    }
+}

@@ -1,21 +1,20 @@
 //! Flat, NumPy and Megatron files: the tokens of all documents in one run.
 //!
 //! A Megatron index is checked whole when it is opened, in blocks ([`megatron::Walk`]); of its arrays only the starts
-//! of the parts are kept. Sequences of Megatron that belong to one document are joined, and those behind the last
-//! document form one more.
+//! of the parts are kept. Sequences of Megatron that belong to one document are joined.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use xio::dataset::{DatasetError, Dtype, Format, TokenFile, megatron, npy};
+use xio::dataset::{DatasetError, Format, TokenFile, megatron};
 
 use super::blocks::Blocks;
 use super::{BLOCK_BYTES, Layout, PART_BYTES, ReadOptions, Sink, Source, folder_of, relative};
 use crate::error::Error;
 use crate::kind::Kind;
 use crate::manifest::Manifest;
-use crate::settle::{self, Origin, Refusal};
+use crate::settle::{self, Asked, NoTokens, Origin, Refusal};
 
 /// Entries of an index that are read at once.
 const INDEX_BLOCK: u64 = 1 << 16;
@@ -64,8 +63,6 @@ struct Index {
     file: Opened,
     header: megatron::Header,
     starts: Vec<Start>,
-    /// Whether sequences follow the last document.
-    has_rest: bool,
 }
 
 /// A dataset in one run.
@@ -82,55 +79,37 @@ pub(super) fn open(
     options: &ReadOptions,
 ) -> Result<Box<dyn Source>, Error> {
     match kind {
-        Kind::Npy => open_npy(Opened::new(path)?, options),
         Kind::Megatron => {
             let data = Opened::new(&path.with_extension("bin"))?;
             open_megatron(data, Opened::new(&path.with_extension("idx"))?, options)
         }
-        _ => open_flat(Opened::new(path)?, options),
+        _ => open_single(Opened::new(path)?, options),
     }
 }
 
-fn open_flat(data: Opened, options: &ReadOptions) -> Result<Box<dyn Source>, Error> {
-    let trusted = options.dtype.filter(|_| options.trusted);
+/// A file that no index describes.
+fn open_single(data: Opened, options: &ReadOptions) -> Result<Box<dyn Source>, Error> {
     let manifest = options.manifest(&data.path)?;
-    let evidence = settle::sample(&data.file, 0..data.len, options.vocabulary);
-    let evidence = evidence.map_err(Error::read(&data.path))?;
-    let (dtype, origin) = match trusted {
-        Some(dtype) => (dtype, Origin::Given),
-        None => settle::flat_type(options.dtype, manifest.as_ref(), &evidence)
-            .map_err(|refusal| refused(&data.path, refusal))?,
+    let asked = Asked {
+        dtype: options.dtype,
+        vocabulary: options.vocabulary,
+        trusted: options.trusted,
+        any_integer: true,
     };
-    refuse_floats(&data.path, dtype)?;
-    let bytes = u64::from(dtype.bytes());
-    if !data.len.is_multiple_of(bytes) {
-        let source = DatasetError::Ragged { dtype, len: data.len, left: data.len % bytes };
+    let found = settle::describe(&data.file, data.len, asked, manifest.as_ref());
+    let (token_file, origin) = found.map_err(|error| match error {
+        NoTokens::Io(source) => Error::read(&data.path)(source),
+        NoTokens::Dataset(source) => Error::Dataset { path: data.path.clone(), source },
+        NoTokens::Refused(refusal) => refused(&data.path, refusal),
+    })?;
+    let dtype = token_file.dtype;
+    if dtype.is_float() {
+        // Values of floating point are streamed, but are no token ids.
+        let source = DatasetError::NotInteger { descr: dtype.to_string(), kind: 'f' };
         return Err(Error::Dataset { path: data.path, source });
     }
-    let tokens = data.len / bytes;
-    let token_file = TokenFile { dtype, data_offset: 0, tokens, format: Format::Flat };
-    finish(data, token_file, None, manifest, (Kind::Flat, origin), options)
-}
-
-/// Values of floating point are streamed, but are no token ids.
-fn refuse_floats(path: &Path, dtype: Dtype) -> Result<(), Error> {
-    match dtype.is_float() {
-        false => Ok(()),
-        true => {
-            let source = DatasetError::NotInteger { descr: dtype.to_string(), kind: 'f' };
-            Err(Error::Dataset { path: path.to_owned(), source })
-        }
-    }
-}
-
-fn open_npy(data: Opened, options: &ReadOptions) -> Result<Box<dyn Source>, Error> {
-    let token_file = {
-        let refused = Error::dataset(&data.path);
-        let header = npy::header_bytes(&data.head(npy::PREFIX_BYTES as u64)?).map_err(refused)?;
-        npy::parse_integers(&data.head(header)?, data.len).map_err(refused)?
-    };
-    let manifest = options.manifest(&data.path)?;
-    finish(data, token_file, None, manifest, (Kind::Npy, Origin::File), options)
+    let kind = if matches!(token_file.format, Format::Npy { .. }) { Kind::Npy } else { Kind::Flat };
+    finish(data, token_file, None, manifest, (kind, origin), options)
 }
 
 fn open_megatron(
@@ -143,11 +122,10 @@ fn open_megatron(
     let header = header.map_err(Error::dataset(&index.path))?;
     let mut walk = megatron::Walk::new(header, data.len);
     let mut starts = part_starts(&index, header, &mut walk)?;
-    let last = document_starts(&index, header, &mut walk, &mut starts)?;
+    document_starts(&index, header, &mut walk, &mut starts)?;
     let token_file = walk.finish().map_err(Error::dataset(&index.path))?;
-    let has_rest = last < header.sequences;
     let manifest = options.manifest(&data.path)?;
-    let index = Index { file: index, header, starts, has_rest };
+    let index = Index { file: index, header, starts };
     finish(data, token_file, Some(index), manifest, (Kind::Megatron, Origin::File), options)
 }
 
@@ -181,21 +159,20 @@ fn part_starts(
     Ok(starts)
 }
 
-/// Checks the documents and notes the first that ends in each part; returns the last index.
+/// Checks the documents and notes the first that ends in each part.
 fn document_starts(
     index: &Opened,
     header: megatron::Header,
     walk: &mut megatron::Walk,
     starts: &mut [Start],
-) -> Result<u64, Error> {
-    let (mut part, mut last) = (0, 0);
+) -> Result<(), Error> {
+    let mut part = 0;
     for (first, count) in entries(0, header.document_indices) {
         let indices = index.range(header.documents_at() + 8 * first, 8 * count)?;
         walk.documents(&indices).map_err(Error::dataset(&index.path))?;
         for (at, value) in (first..).zip(indices.as_chunks::<8>().0) {
             // The walk has checked that it is not negative.
             let end = i64::from_le_bytes(*value) as u64;
-            last = end;
             // The first entry is the start of the first document, not an end.
             while at > 0 && starts.get(part).is_some_and(|start| part == 0 || start.sequence < end)
             {
@@ -204,7 +181,7 @@ fn document_starts(
             }
         }
     }
-    Ok(last)
+    Ok(())
 }
 
 /// Cuts entries `from .. to` into blocks: first entry and number of entries of each.
@@ -248,9 +225,7 @@ fn finish(
             .map_err(of_file)?;
     }
     let documents = match &index {
-        Some(index) => {
-            Some(index.header.document_indices.saturating_sub(1) + u64::from(index.has_rest))
-        }
+        Some(index) => Some(index.header.document_indices.saturating_sub(1)),
         None => manifest.as_ref().and_then(|manifest| manifest.documents),
     };
     let mut paths = vec![data.path.clone()];
@@ -258,13 +233,20 @@ fn finish(
     let folder = folder_of(&data.path);
     let files = relative(&folder, &paths);
     let tokens = Some(token_file.tokens);
+    let note = match token_file.format {
+        Format::Headed { writer } => Some(format!(
+            "tokens from byte {} on, behind a header of {writer}",
+            token_file.data_offset
+        )),
+        _ => None,
+    };
     let layout = Layout {
         kind,
         dtype,
         origin,
         tokens,
         documents,
-        note: None,
+        note,
         run: Some(token_file),
         manifest,
         folder,
@@ -321,7 +303,7 @@ impl Contiguous {
                 ends.up_to(sequence + 1, sink)?;
             }
         }
-        if next.is_none() && index.has_rest { sink.end_document() } else { Ok(()) }
+        Ok(())
     }
 }
 

@@ -16,7 +16,7 @@ use super::{Layout, ReadOptions, Sink, Source};
 use crate::error::Error;
 use crate::kind::Kind;
 use crate::manifest::is_plain;
-use crate::settle::Origin;
+use crate::settle::{self, Origin};
 
 /// Type codes of `ndarray` columns without a fixed type.
 const CODES: [(u8, Dtype); 8] = [
@@ -228,7 +228,13 @@ fn type_of(
     };
     let (dtype, origin) = match (first.column.dtype, first.column.is_bytes, options.dtype) {
         (Some(dtype), ..) => (dtype, Origin::File),
-        (None, true, Some(given)) => (given, Origin::Given),
+        (None, true, Some(given)) => {
+            let first = first.first_bytes(settle::PLAIN_BYTES)?;
+            settle::plain_bytes(given, &first).map_err(|refusal| {
+                Error::refused(index, format!("column {}", refusal.why), refusal.hint)
+            })?;
+            (given, Origin::Given)
+        }
         (None, true, None) => {
             let why = "its column holds plain bytes, which do not record their type";
             return Err(Error::refused(index, why, "name it with --dtype; LLM Foundry writes i64"));
@@ -263,6 +269,24 @@ impl ShardFile {
         let mut code = [0];
         shard.exact(&mut code)?;
         of_code(&shard, code[0])
+    }
+
+    /// The plain bytes of the first samples, up to this many.
+    fn first_bytes(&self, most: usize) -> Result<Vec<u8>, Error> {
+        let mut shard = self.open()?;
+        let mut bytes = Vec::new();
+        while let Some(len) = shard.next_sample()? {
+            let (length, rest) = self.to_column(&mut shard, len)?;
+            let have = bytes.len();
+            let taken = length.min((most - have) as u64);
+            bytes.resize(have + taken as usize, 0);
+            shard.exact(&mut bytes[have..])?;
+            if bytes.len() == most {
+                break;
+            }
+            shard.skip(length - taken + rest)?;
+        }
+        Ok(bytes)
     }
 
     /// Skips to the column; returns its length and the bytes that follow it in the sample.

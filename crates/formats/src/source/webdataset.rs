@@ -14,7 +14,7 @@ use xio::dataset::{Dtype, npy};
 use super::{BLOCK_BYTES, Layout, PART_BYTES, ReadOptions, Sink, Source, folder_of, relative};
 use crate::error::Error;
 use crate::kind::Kind;
-use crate::settle::Origin;
+use crate::settle::{self, Origin};
 
 /// Members of the first archive that are looked at to find the field.
 const LOOK: usize = 64;
@@ -189,6 +189,11 @@ fn type_of(path: &Path, field: &str, options: &ReadOptions) -> Result<(Dtype, Or
         let hint = "name it with --dtype, for example --dtype u16";
         let why = format!("the field {field} does not record the type of its tokens");
         let given = options.dtype.ok_or_else(|| Error::refused(path, why, hint))?;
+        settle::plain_bytes(given, &first_bytes(path, field, settle::PLAIN_BYTES)?).map_err(
+            |refusal| {
+                Error::refused(path, format!("the field {field} {}", refusal.why), refusal.hint)
+            },
+        )?;
         return Ok((given, Origin::Given));
     }
     let mut found = None;
@@ -207,6 +212,20 @@ fn type_of(path: &Path, field: &str, options: &ReadOptions) -> Result<(Dtype, Or
             Err(Error::refused(path, why, "leave --dtype out: the arrays tell the type"))
         }
     }
+}
+
+/// The bytes of a field in the first samples, up to this many.
+fn first_bytes(path: &Path, field: &str, most: usize) -> Result<Vec<u8>, Error> {
+    let mut bytes = Vec::new();
+    members(path, 0, |member, _| {
+        if member.field.as_deref() == Some(field) && member.is_plain {
+            let left = (most - bytes.len()) as u64;
+            let read = member.entry.take(left).read_to_end(&mut bytes);
+            read.map_err(Error::read(path))?;
+        }
+        Ok(bytes.len() < most)
+    })?;
+    Ok(bytes)
 }
 
 /// Reads the header of an array; returns its type and the bytes of its values.

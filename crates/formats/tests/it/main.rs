@@ -6,3 +6,4 @@ mod golden;
 mod kit;
 mod pairs;
 mod resume;
+mod wild;

@@ -6,14 +6,18 @@
 //! over a few samples of the file. It proposes a type only when the bytes leave no doubt, and it contradicts a type
 //! that the user gave when the bytes do.
 //!
+//! A header in front of the ids shows too ([`Evidence::header`]): its first bytes are not like the rest of the file.
+//!
 //! Callers read [`SAMPLE_BYTES`] at each of the offsets of [`sample_offsets`]: the work does not depend on the length
 //! of the file.
 
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
+use alloc::vec::Vec;
 
 use super::Dtype;
+use super::head;
 
 /// No vocabulary in use is larger. An id beyond it is a sign of a wrong type.
 pub const LARGEST_VOCABULARY: u64 = 1 << 20;
@@ -29,6 +33,9 @@ const ENOUGH: u64 = 64;
 
 /// Different lower halves that token files have, unlike constants and counters.
 const VARIETY: u32 = 48;
+
+/// Byte above which upper bytes of two-byte ids are rare and lower ones are not.
+const ENDLESS: u8 = 0xf0;
 
 /// Negative numbers that label files hold, such as -100 for "no loss here".
 const SMALLEST_LABEL: i64 = -256;
@@ -110,6 +117,8 @@ pub struct Evidence {
     /// Which lower halves of numbers of four bytes occurred, one bit each, until they are varied.
     lower_halves: Box<[u64; 1024]>,
     varieties: u32,
+    /// All samples, in the order of the file.
+    sampled: Vec<u8>,
 }
 
 impl Evidence {
@@ -127,6 +136,7 @@ impl Evidence {
             uppermost: 0,
             lower_halves: Box::new([0; 1024]),
             varieties: 0,
+            sampled: Vec::new(),
         }
     }
 
@@ -155,6 +165,7 @@ impl Evidence {
         let texts = sample.chunks(128).map(|bytes| bytes.iter().map(is_text).sum::<u8>());
         self.text += texts.map(u64::from).sum::<u64>();
         self.bytes += sample.len() as u64;
+        self.sampled.extend_from_slice(sample);
     }
 
     /// Whether the lower halves differ as ids do.
@@ -171,6 +182,9 @@ impl Evidence {
         if self.is_text() {
             return Err("its bytes are text, not token ids".into());
         }
+        if let Some(why) = [8, 4, 2].iter().find_map(|width| self.big_endian(*width)) {
+            return Err(why);
+        }
         if self.words4.count < ENOUGH || !self.is_varied() {
             return Err("its bytes are too few or too uniform to tell the type".into());
         }
@@ -180,11 +194,11 @@ impl Evidence {
             format!("all {count} sampled numbers of {bytes} bytes are ids of at most {largest}")
         };
         if self.words8.all_are_ids() && self.file_len.is_multiple_of(8) {
-            return Ok((Dtype::I64, below(&self.words8, 8)));
+            return self.unless_rising(Dtype::I64, below(&self.words8, 8));
         }
         if self.words4.all_are_ids() && self.file_len.is_multiple_of(4) {
             let dtype = if self.words4.negative > 0 { Dtype::I32 } else { Dtype::U32 };
-            return Ok((dtype, below(&self.words4, 4)));
+            return self.unless_rising(dtype, below(&self.words4, 4));
         }
         let narrow = self.words2.all_are_ids() && self.file_len.is_multiple_of(2);
         let compressed = self.vocabulary.is_none() && self.uppermost * 1024 >= self.words2.count;
@@ -196,8 +210,74 @@ impl Evidence {
         Err("its bytes look like ids of no type".into())
     }
 
+    /// Numbers that never fall are no text: an index holds the ends of documents.
+    fn unless_rising(&self, dtype: Dtype, why: String) -> Result<(Dtype, String), String> {
+        match head::numbers(&self.sampled, dtype.bytes()).is_sorted() {
+            true => Err("its numbers only rise, as the ends of documents in an index do".into()),
+            false => Ok((dtype, why)),
+        }
+    }
+
+    /// Why the bytes are big-endian ids of this width, where they leave no doubt.
+    fn big_endian(&self, width: u32) -> Option<String> {
+        let bound = LARGEST_VOCABULARY as i64;
+        let is_big = match width {
+            // The upper bytes of ids end somewhere, the lower ones take all values.
+            2 => {
+                let (mut count, mut high) = (0_u64, 0_u64);
+                for &[first, second] in self.sampled.as_chunks::<2>().0 {
+                    if first > ENDLESS {
+                        return None;
+                    }
+                    count += 1;
+                    high += u64::from(second > ENDLESS);
+                }
+                count >= 16 * ENOUGH && high * 64 >= count
+            }
+            _ => {
+                let mut count = 0;
+                let mut swapped = self.sampled.chunks_exact(width as usize).map(|number| {
+                    number.iter().fold(0_u64, |value, byte| value << 8 | u64::from(*byte))
+                });
+                let are_ids = swapped.by_ref().all(|id| {
+                    count += 1;
+                    id < LARGEST_VOCABULARY
+                });
+                let is_beyond = |id: &i64| !(SMALLEST_LABEL..bound).contains(id);
+                let mut beyond = head::numbers(&self.sampled, width).filter(is_beyond);
+                are_ids && count >= ENOUGH && beyond.nth(count as usize / 2).is_some()
+            }
+        };
+        is_big.then(|| {
+            format!(
+                "its bytes are big-endian ids of {width} bytes: write it with numpy's byteswap()"
+            )
+        })
+    }
+
+    /// Why the first bytes of the file are a header and no ids of this type, where they leave no doubt.
+    pub fn header(&self, dtype: Dtype) -> Option<String> {
+        head::header(&self.sampled, self.file_len, dtype)
+    }
+
+    /// As [`guess`](Evidence::guess), of what follows a header: its type, and why there is one.
+    pub fn guess_behind_header(&self) -> Option<(Dtype, String)> {
+        let (_, body) = head::split(&self.sampled, self.file_len);
+        let mut behind = Evidence::new(self.file_len & !7, self.vocabulary);
+        behind.add(body);
+        let (dtype, _) = behind.guess().ok()?;
+        Some((dtype, self.header(dtype)?))
+    }
+
     /// Why the bytes cannot be tokens of the type `given`, where they leave no doubt.
     pub fn against(&self, given: Dtype) -> Option<String> {
+        let big_endian = (2..=8).contains(&given.bytes()) && !given.is_float();
+        if let Some(why) = big_endian.then(|| self.big_endian(given.bytes())).flatten() {
+            return Some(format!("is not {given}: {why}"));
+        }
+        if self.is_text() && given.bytes() > 1 {
+            return Some(format!("is not {given}: its bytes are text, not token ids"));
+        }
         let none = Words::default();
         let words = match given.bytes() {
             _ if given.is_float() => &none,
@@ -317,14 +397,33 @@ mod tests {
     fn what_leaves_a_doubt_is_not_guessed() {
         let noise: Vec<u8> = ids(9_000, 1 << 31).iter().map(|id| (id >> 9) as u8).collect();
         let text = "It was the best of times, it was the worst of times.\n".repeat(90);
-        for data in [&[][..], &[7; 40], &[0; 9_000], &stored(&[5; 900], 4), &noise, text.as_bytes()]
-        {
+        for data in [&[][..], &[7; 40], &[0; 9_000], &stored(&[5; 900], 4), &noise] {
             let guess = evidence(data, None).guess();
             assert!(guess.is_err(), "{} bytes: {guess:?}", data.len());
             assert_eq!(evidence(data, None).against(Dtype::U32), None);
         }
+        let text = evidence(text.as_bytes(), None);
+        assert!(text.guess().unwrap_err().contains("text"));
+        assert!(text.against(Dtype::U16).unwrap().contains("text"));
+        assert_eq!(text.against(Dtype::U8), None, "bytes are ids, too");
         // Digits stored as u16: the halves of u32 would be as small.
         assert!(evidence(&stored(&ids(9_000, 10), 2), None).guess().is_err());
+    }
+
+    #[test]
+    fn big_endian_ids_are_no_others() {
+        for vocabulary in [5_000, 32_000, 50_257] {
+            let ids = ids(9_000, vocabulary);
+            let big = |bytes: usize| -> Vec<u8> {
+                ids.iter().flat_map(|id| id.to_be_bytes()[8 - bytes..].to_vec()).collect()
+            };
+            for (bytes, dtype) in [(2, Dtype::U16), (4, Dtype::U32), (8, Dtype::I64)] {
+                let found = evidence(&big(bytes), None);
+                let why = format!("big-endian ids of {bytes} bytes");
+                assert!(found.guess().unwrap_err().contains(&why), "{bytes}");
+                assert!(found.against(dtype).unwrap().contains(&why), "{bytes}");
+            }
+        }
     }
 
     #[test]

@@ -15,7 +15,8 @@
 //!
 //! All numbers are little-endian. The whole index is checked, not sampled: every pointer must be where
 //! the sequence before it ends and the last must end where the `.bin` ends, so that reading the `.bin`
-//! straight through delivers every document once and nothing else. An index has at least 12 bytes for
+//! straight through delivers every document once and nothing else. The last document must end with the last sequence,
+//! as Megatron-core asserts: merges that forgot the list of documents would make one document of many. An index has at least 12 bytes for
 //! each sequence, so [`Walk`] checks it in pieces; [`parse`] checks it whole.
 
 use super::{DatasetError, Dtype, Expected, Format, TokenFile, exact_len};
@@ -223,6 +224,10 @@ impl Walk {
         exact_len(LENGTHS, self.sequences_seen, self.header.sequences)?;
         exact_len(DOCUMENTS, self.documents_seen, self.header.document_indices)?;
         exact_len("Megatron .bin", self.bin_len, self.next_pointer)?;
+        let (last, sequences) = (self.last_document, self.header.sequences);
+        if u64::try_from(last) != Ok(sequences) {
+            return Err(DatasetError::Documentless { last, sequences });
+        }
         Ok(TokenFile {
             dtype: self.header.dtype,
             data_offset: 0,
