@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,15 +12,16 @@ use serde::Serialize;
 use super::{Console, Report};
 use crate::exit::{CliError, Exit, on_end_signal};
 use crate::tokenize::{
-    self, Encoding, Eos, Event, Format, Job, Leftovers, Outcome, Reason, TokenType, TokenizeError,
-    Totals, VocabularyName, skipped,
+    self, Encoding, Eos, Event, Format, Job, Leftovers, Noted, Outcome, Reason, TokenType,
+    TokenizeError, Totals, VocabularyName, skipped,
 };
 use crate::units::{self, Bytes, Count, Wait};
 
 /// Turn text into one flat file of token ids, with an index of documents
 ///
-/// A document is a text file, a line of JSON (.jsonl, .ndjson) or a row of Parquet (.parquet), each
-/// also compressed (.gz, .zst), or standard input (-). It ends with the vocabulary's end-of-text
+/// A document is a text file, a line of JSON (.jsonl, .ndjson, or .json that holds lines) or a row of
+/// Parquet (.parquet), each also compressed (.gz, .zst), or standard input (-). Files that hold none
+/// of these, such as .csv, are refused without --format, or left out of a folder. It ends with the vocabulary's end-of-text
 /// token. Folders are read with everything below them, sorted by path; hidden files and symbolic
 /// links inside are left out. Documents without text and files that are not UTF-8 are skipped and
 /// counted. The tokens are those of each whole document, whatever the chunk size and the number
@@ -157,6 +158,7 @@ struct Narrator<'a> {
     started: Instant,
     shown: Instant,
     skipped: u64,
+    noted: u64,
     /// Bytes of text that an interrupted run has done.
     bytes_before: u64,
     /// Bytes of the inputs at the first event: what an interrupted run has read.
@@ -176,6 +178,7 @@ impl<'a> Narrator<'a> {
             started: now,
             shown: now,
             skipped: 0,
+            noted: 0,
             bytes_before: 0,
             input_before: None,
         }
@@ -190,8 +193,27 @@ impl<'a> Narrator<'a> {
         }
     }
 
+    /// Names the first few inputs of which something is assumed.
+    fn noted(&mut self, path: &Path, noted: Noted) {
+        self.noted += 1;
+        let path = path.display();
+        match noted {
+            _ if self.noted > Narrator::NAMED + 1 => {}
+            _ if self.noted > Narrator::NAMED => {
+                self.console.note("further such files are not named");
+            }
+            Noted::LeftOut(what) => self.console.note(format_args!(
+                "{path} is left out: it is {what}; --format reads every file of the folder"
+            )),
+            Noted::AsText => self.console.note(format_args!(
+                "{path} is read as plain text, one document: --format says otherwise"
+            )),
+        }
+    }
+
     fn tell(&mut self, event: Event<'_>) {
         match event {
+            Event::Noted { path, noted } => self.noted(path, noted),
             Event::Skipped { place, reason } => self.skipped(place, reason),
             Event::Resumed(totals) => {
                 self.bytes_before = totals.text_bytes;
@@ -271,9 +293,12 @@ fn explain_io(error: &TokenizeError) -> CliError {
         ("create" | "rename", _) => "the folder of the output must exist and be writable",
         ("write", _) => "is there space on the output's disk?",
         (_, std::io::ErrorKind::UnexpectedEof) => "the file is incomplete: copy it again",
-        ("read", std::io::ErrorKind::InvalidData | std::io::ErrorKind::Other) => {
-            "the compressed file is damaged: test it with `gzip -t` or `zstd -t`"
-        }
+        (
+            "read",
+            std::io::ErrorKind::InvalidData
+            | std::io::ErrorKind::InvalidInput
+            | std::io::ErrorKind::Other,
+        ) => "the compressed file is damaged: test it with `gzip -t` or `zstd -t`",
         _ => "name files and folders that exist and that this user may read",
     };
     CliError::usage(error).hint(hint).caused_by(error)
@@ -296,6 +321,10 @@ fn hint(error: &TokenizeError) -> &'static str {
         }
         TokenizeError::StdinTwice => "name - once",
         TokenizeError::NotCompressed { .. } => "rename it, or copy it again if it is damaged",
+        TokenizeError::NoDocumentsIn { .. } => {
+            "write its texts as JSON lines (of a list: jq -c '.[]' FILE) or as plain text; --format text takes it as \
+             it is, --format jsonl line by line"
+        }
         TokenizeError::NotBuilt { .. } => "build with `cargo build --release --features full`",
         TokenizeError::Parquet { .. } => "the file may be incomplete: copy it again",
         TokenizeError::Column { .. } => "name a column of strings with --field",

@@ -37,6 +37,14 @@ pub enum TokenizeError {
         /// The format that its name promises.
         what: &'static str,
     },
+    /// An input is neither text nor lines nor rows.
+    #[error("{} is {what}, from which no documents are read", path.display())]
+    NoDocumentsIn {
+        /// The input.
+        path: PathBuf,
+        /// What it is, with its article.
+        what: &'static str,
+    },
     /// This build cannot read such a file.
     #[error("{} needs the feature `{feature}`, which this build does not have", path.display())]
     NotBuilt {

@@ -1,12 +1,19 @@
-//! One line of JSON: the text of one field.
+//! One line of JSON: the text of one field of each object in it.
 //!
 //! Only the wanted field is kept; the others are checked and skipped. As in Python's `json`, the last of two fields of
-//! one name counts.
+//! one name counts. What that module writes and reads beyond the standard is read, too: `NaN` and `Infinity` among the
+//! values, and halves of surrogate pairs in texts, which become U+FFFD, as in tiktoken. Files that were put together
+//! without a thought have byte order marks before any line and several objects in one; both are read.
+//!
+//! Lines that conform are parsed once. Others cost a few passes over the object that does not.
 
 use std::fmt;
 
 use serde::Deserializer;
 use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+/// Most objects of a line; bounds memory.
+const MAX_OBJECTS: usize = 1 << 14;
 
 /// The field that holds the text.
 #[derive(Clone, Copy, Debug)]
@@ -19,19 +26,130 @@ impl<'a> Field<'a> {
         Field { name }
     }
 
-    /// Appends the text of the field in this line to `text`; after an error, part of it may have been.
-    ///
-    /// # Errors
-    /// Why the line is broken.
-    pub(super) fn append(self, line: &[u8], text: &mut String) -> Result<(), String> {
-        let line = std::str::from_utf8(line)
-            .map_err(|error| format!("not UTF-8 at byte {}", error.valid_up_to()))?;
-        let mut parser = serde_json::Deserializer::from_str(line);
-        let parsed = Object { name: self.name, text }.deserialize(&mut parser);
-        parsed.and_then(|()| parser.end()).map_err(|error| {
-            // The parser counts lines, but there is only one.
-            error.to_string().replace("line 1 column", "column")
-        })
+    /// Appends the text of the field in each object of this line to `text`, and passes on how each ended: `text` ends
+    /// with its text, or with what it held before and why it is broken.
+    pub(super) fn read(
+        self,
+        line: &[u8],
+        text: &mut String,
+        each: &mut dyn FnMut(&mut String, Result<(), String>),
+    ) {
+        let mut rest = match std::str::from_utf8(line) {
+            Ok(line) => trimmed(line),
+            Err(error) => {
+                return each(text, Err(format!("not UTF-8 at byte {}", error.valid_up_to())));
+            }
+        };
+        for number in 0.. {
+            if rest.is_empty() {
+                return;
+            }
+            if number == MAX_OBJECTS {
+                return each(text, Err(format!("more than {MAX_OBJECTS} objects in a line")));
+            }
+            let start = text.len();
+            let mut parser = serde_json::Deserializer::from_str(rest);
+            let parsed = Object { name: self.name, text }.deserialize(&mut parser);
+            if parsed.is_ok() && parser.end().is_ok() {
+                return each(text, Ok(()));
+            }
+            let object = &rest[..object_end(rest).unwrap_or(rest.len())];
+            let result = parsed.or_else(|error| {
+                text.truncate(start);
+                self.read_lenient(object, text).ok_or_else(|| described(&error))
+            });
+            if result.is_err() {
+                text.truncate(start);
+            }
+            each(text, result);
+            rest = trimmed(&rest[object.len()..]);
+        }
+    }
+
+    /// Reads an object again, without what Python allows and the standard does not; none if that does not help.
+    fn read_lenient(self, object: &str, text: &mut String) -> Option<()> {
+        let object = conforming(object)?;
+        let mut parser = serde_json::Deserializer::from_str(&object);
+        Object { name: self.name, text }.deserialize(&mut parser).ok()?;
+        parser.end().ok()
+    }
+}
+
+/// Without blanks and byte order marks at both ends.
+fn trimmed(line: &str) -> &str {
+    line.trim_matches(|c: char| c.is_ascii_whitespace() || c == '\u{feff}')
+}
+
+fn described(error: &serde_json::Error) -> String {
+    // The parser counts lines, but there is only one.
+    error.to_string().replace("line 1 column", "column")
+}
+
+/// Where the object or list ends that a line begins with.
+fn object_end(line: &str) -> Option<usize> {
+    let (mut depth, mut in_text, mut is_escaped) = (0_usize, false, false);
+    for (at, byte) in line.bytes().enumerate() {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' if in_text => is_escaped = true,
+            b'{' | b'[' if !in_text => depth += 1,
+            _ if depth == 0 => return None,
+            b'"' => in_text = !in_text,
+            b'}' | b']' if !in_text => {
+                depth -= 1;
+                if depth == 0 {
+                    return Some(at + 1);
+                }
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+/// The object as the standard has it: numbers that are none become null, halves of surrogate pairs U+FFFD. None where
+/// it holds neither.
+fn conforming(object: &str) -> Option<String> {
+    let mut written = String::with_capacity(object.len());
+    let (mut rest, mut in_text, mut is_changed) = (object, false, false);
+    loop {
+        let stops: &[char] = if in_text { &['"', '\\'] } else { &['"', 'N', 'I', '-'] };
+        let Some(next) = rest.find(stops) else {
+            written += rest;
+            return is_changed.then_some(written);
+        };
+        written += &rest[..next];
+        rest = &rest[next..];
+        let (instead, length) = match rest.as_bytes()[0] {
+            b'"' => {
+                in_text = !in_text;
+                ("\"", 1)
+            }
+            b'\\' => escape(rest),
+            _ => ["NaN", "Infinity", "-Infinity"]
+                .iter()
+                .find(|word| rest.starts_with(**word))
+                .map_or((&rest[..1], 1), |word| ("null", word.len())),
+        };
+        is_changed |= *instead != rest[..length];
+        written += instead;
+        rest = &rest[length..];
+    }
+}
+
+/// The escape that a text begins with, or what stands for it, and its length.
+fn escape(text: &str) -> (&str, usize) {
+    let unit = |at: usize| {
+        let digits = text.get(at..at + 6)?.strip_prefix("\\u")?;
+        u32::from_str_radix(digits, 16).ok()
+    };
+    match (unit(0), unit(6)) {
+        (Some(0xd800..=0xdbff), Some(0xdc00..=0xdfff)) => (&text[..12], 12),
+        (Some(0xd800..=0xdfff), _) => ("\\ufffd", 6),
+        _ => {
+            let length = 1 + text[1..].chars().next().map_or(0, char::len_utf8);
+            (&text[..length], length)
+        }
     }
 }
 
@@ -161,9 +279,54 @@ impl<'de> Visitor<'de> for Text<'_> {
 mod tests {
     use super::*;
 
+    fn texts(line: impl AsRef<[u8]>) -> Vec<Result<String, String>> {
+        let (mut text, mut found) = (String::from("before"), Vec::new());
+        Field::new("text").read(line.as_ref(), &mut text, &mut |text, result| {
+            found.push(result.map(|()| text.split_off("before".len())));
+            assert_eq!(text, "before", "nothing is left of what is broken");
+        });
+        found
+    }
+
+    /// Of a line that holds one object.
     fn text(line: impl AsRef<[u8]>) -> Result<String, String> {
-        let mut text = String::new();
-        Field::new("text").append(line.as_ref(), &mut text).map(|()| text)
+        let mut found = texts(line);
+        assert_eq!(found.len(), 1, "{found:?}");
+        found.remove(0)
+    }
+
+    #[test]
+    fn what_python_reads_is_read() {
+        assert_eq!(text(r#"{"text":"a","score":NaN}"#).as_deref(), Ok("a"));
+        let line = r#"{"x":[-Infinity,Infinity,-1],"text":"NaN \"-Infinity\"","y":NaN}"#;
+        assert_eq!(text(line).as_deref(), Ok("NaN \"-Infinity\""));
+        for (line, expected) in [
+            (r#"{"text":"a \ud83d b"}"#, "a \u{fffd} b"),
+            (r#"{"text":"\ud83d\ude00 \ude00\ud83d"}"#, "\u{1f600} \u{fffd}\u{fffd}"),
+            (r#"{"text":"\\ud83d \ud800\\"}"#, "\\ud83d \u{fffd}\\"),
+            (r#"{"k\udc00":1,"text":"b"}"#, "b"),
+            ("\u{feff}{\"text\":\"c\"}\u{feff}", "c"),
+        ] {
+            assert_eq!(text(line).as_deref(), Ok(expected), "{line}");
+        }
+        assert!(text(r#"{"text":NaN}"#).unwrap_err().contains("null"));
+        assert!(text(r#"{"text":"a","x":Nan}"#).unwrap_err().contains("column"));
+    }
+
+    #[test]
+    fn each_object_of_a_line_is_a_document() {
+        let ok = |text: &str| Ok(text.to_owned());
+        let line = r#"{"text":"a}{"}{"text":"b","x":NaN} {"text":"\""}"#;
+        assert_eq!(texts(line), [ok("a}{"), ok("b"), ok("\"")]);
+        let found = texts(r#"{"other":1}{"text":"b"}{"text":"cut"#);
+        assert_eq!((found.len(), &found[1]), (3, &ok("b")));
+        assert!(found[0].is_err() && found[2].is_err(), "{found:?}");
+        let found = texts(r#"{"text":"a"} and more"#);
+        assert!(found.len() == 2 && found[0] == ok("a") && found[1].is_err(), "{found:?}");
+        let many = r#"{"text":"a"}"#.repeat(MAX_OBJECTS + 5);
+        let found = texts(many);
+        assert_eq!(found.len(), MAX_OBJECTS + 1);
+        assert!(found[MAX_OBJECTS].as_ref().unwrap_err().contains("objects in a line"));
     }
 
     #[test]
@@ -185,8 +348,7 @@ mod tests {
             (br#"{"text":{}}"#, "field `text` is an object"),
             (br#"["text"]"#, "expected a JSON object"),
             (br#"{"text":"cut off"#, "EOF while parsing"),
-            (br#"{"text":"a"} {"text":"b"}"#, "trailing characters at column 14"),
-            (br#"{"text":"\ud800"}"#, "escape"),
+            (br#"{"text":"\u12"}"#, "escape"),
             (b"{\"text\":\"a\tb\"}", "control character"),
             (b"{\"text\":\"a\xff\"}", "not UTF-8 at byte 10"),
             (b"{\"other\":\"\xff\",\"text\":\"a\"}", "not UTF-8 at byte 10"),

@@ -57,7 +57,7 @@ pub use encoding::Encoding;
 pub use error::TokenizeError;
 pub use pipeline::run;
 pub use sink::{Leftovers, TokenType};
-pub use sources::Format;
+pub use sources::{Format, Noted};
 pub use vocabulary::{Eos, VocabularyName};
 
 /// What to tokenise and how.
@@ -140,6 +140,13 @@ pub enum Event<'a> {
     Resumed(&'a Totals),
     /// An interrupted run is forgotten.
     StartedAnew,
+    /// What is assumed of an input before it is read.
+    Noted {
+        /// The input.
+        path: &'a Path,
+        /// What.
+        noted: Noted,
+    },
     /// A document is left out.
     Skipped {
         /// Which one.

@@ -56,7 +56,8 @@ enum Item {
 pub fn run(job: &Job<'_>, watch: &mut dyn FnMut(Event<'_>)) -> Result<Outcome, TokenizeError> {
     let names = Names::new(job.output)?;
     let outputs = [names.output.clone(), names.index.clone(), names.manifest.clone()];
-    let sources = sources::list(job.inputs, job.format, &outputs)?;
+    let mut note = |path: &Path, noted| watch(Event::Noted { path, noted });
+    let sources = sources::list(job.inputs, job.format, &outputs, &mut note)?;
     if job.with_index && job.output.extension().is_none_or(|end| end != "bin") {
         return Err(TokenizeError::NoIndexName { path: names.output });
     }

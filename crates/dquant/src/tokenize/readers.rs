@@ -9,7 +9,7 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
 use super::TokenizeError;
-use super::batch::{After, Batch, Place, Reason};
+use super::batch::{After, Batch, Place, Reason, Segment};
 use super::checkpoint::Position;
 use super::cut::{ChunkReader, ReadError};
 use super::input::{self, Bytes, BytesRead};
@@ -186,35 +186,31 @@ impl Reader<'_> {
                 return Ok(());
             }
             let place = self.place();
-            let is_first = self.position.bytes == 0;
             self.advance(&line);
             if line.len() as u64 == MAX_WHOLE_BYTES && !line.ends_with(b"\n") {
                 self.batch.leave_out(place, Reason::Broken(too_long()));
                 self.skip_line(source, &mut lines)?;
             } else {
-                // A byte order mark may stand at the beginning of a file.
-                let mark = if is_first { "\u{feff}".as_bytes() } else { b"" };
-                let line = line.strip_prefix(mark).unwrap_or(&line);
-                let line = line.trim_ascii();
-                if !line.is_empty() {
-                    self.line(&field, line, place);
-                }
+                self.line(field, line.trim_ascii(), place);
             }
             self.position.record += 1;
             self.flush_if_full()?;
         }
     }
 
-    fn line(&mut self, field: &Field<'_>, line: &[u8], place: Place) {
-        let start = self.batch.text.len();
-        match field.append(line, &mut self.batch.text) {
-            Err(reason) => {
-                self.batch.text.truncate(start);
-                self.batch.leave_out(place, Reason::Broken(reason));
+    fn line(&mut self, field: Field<'_>, line: &[u8], place: Place) {
+        let mut text = std::mem::take(&mut self.batch.text);
+        let mut start = text.len();
+        field.read(line, &mut text, &mut |text, result| {
+            let end = text.len();
+            match result {
+                Err(reason) => self.batch.leave_out(place, Reason::Broken(reason)),
+                Ok(()) if end == start => self.batch.leave_out(place, Reason::Empty),
+                Ok(()) => self.batch.segments.push(Segment { place, end, after: After::End }),
             }
-            Ok(()) if self.batch.text.len() == start => self.batch.leave_out(place, Reason::Empty),
-            Ok(()) => self.batch.segment(place, After::End),
-        }
+            start = end;
+        });
+        self.batch.text = text;
     }
 
     fn skip_line(&mut self, source: &Source, lines: &mut impl BufRead) -> Result<(), Stop> {

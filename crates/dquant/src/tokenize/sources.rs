@@ -4,6 +4,8 @@
 //! machine. Below a folder, names that begin with a dot, manifests and symbolic links are left out: the first
 //! two are rarely intended as input, the last can form loops. Paths named on the command line are always read; `-` is standard
 //! input. What a file holds follows from its name, without `.gz`, `.zst` or `.zstd`, unless the user says otherwise.
+//! An ending that stands for several things, `.json`, is decided by the first bytes. What is known to hold no documents is
+//! refused, or left out of a folder and named; what nobody knows is read as text, and named too.
 
 use std::fs::{self, Metadata};
 use std::os::unix::ffi::OsStrExt;
@@ -15,7 +17,7 @@ use clap::ValueEnum;
 use formats::manifest::ENDING;
 use twox_hash::XxHash3_128;
 
-use super::TokenizeError;
+use super::{TokenizeError, input};
 
 /// What an input holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -28,18 +30,84 @@ pub enum Format {
     Parquet,
 }
 
-impl Format {
-    /// What the name of a file says; plain text when it says nothing.
-    fn of(path: &Path) -> Format {
+/// Endings of plain text, of source code, and of what people write text in.
+const TEXT: &[&str] = &[
+    "adoc", "asm", "bash", "bat", "bib", "c", "cc", "cfg", "clj", "cmake", "conf", "cpp", "cs",
+    "css", "cu", "cuh", "cxx", "dart", "diff", "el", "ex", "exs", "f90", "fs", "go", "gradle", "h",
+    "hh", "hpp", "hs", "htm", "html", "ini", "java", "jl", "js", "jsx", "kt", "latex", "less",
+    "lisp", "log", "lua", "m", "markdown", "md", "mdx", "ml", "mm", "org", "pas", "patch", "php",
+    "pl", "pm", "ps1", "py", "pyi", "pyx", "r", "rb", "rkt", "rmd", "rs", "rst", "s", "sass",
+    "scala", "scm", "scss", "sh", "sol", "sql", "srt", "sv", "swift", "tcl", "tex", "text", "toml",
+    "ts", "tsx", "txt", "v", "vb", "vhd", "vim", "vtt", "vue", "wiki", "yaml", "yml", "zig", "zsh",
+];
+
+/// Endings of files that hold no documents that are read, and what such a file is.
+const NO_DOCUMENTS: &[(&[&str], &str)] = &[
+    (&["warc", "wet", "wat", "arc"], "a web archive"),
+    (&["csv", "tsv", "psv"], "a table"),
+    (&["xml", "xlsx", "ods"], "a document with structure of its own"),
+    (&["arrow", "feather", "avro", "orc"], "a file of columns, which `--format` does not know"),
+    (&["tar", "tgz", "zip", "7z", "rar"], "an archive"),
+    (&["bz2", "xz", "lz4", "br", "sz", "snappy"], "compressed in a way that is not read"),
+    (
+        &["bin", "idx", "npy", "npz", "pt", "pth", "pkl", "pickle", "safetensors", "h5", "hdf5"],
+        "a file of numbers",
+    ),
+    (&["ds", "tfrecord", "tfrecords", "array_record", "mds", "db", "sqlite"], "a file of records"),
+    (&["pdf", "epub", "doc", "docx", "odt", "rtf"], "a document with structure of its own"),
+    (&["jpg", "jpeg", "png", "gif", "webp", "mp3", "wav", "flac", "mp4"], "no text"),
+];
+
+/// What the name of a file says it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Named {
+    Format(Format),
+    /// Lines or one value: the first bytes tell.
+    Json,
+    /// Nothing that is read.
+    Not(&'static str),
+    /// Nothing known.
+    Unknown,
+}
+
+impl Named {
+    fn of(path: &Path) -> Named {
         let name = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
         let compressed = [".gz", ".zst", ".zstd"].iter().find_map(|end| name.strip_suffix(end));
         let name = compressed.unwrap_or(&name);
-        match name.rsplit_once('.') {
-            Some((_, "jsonl" | "ndjson")) => Format::Jsonl,
-            Some((_, "parquet")) => Format::Parquet,
-            _ => Format::Text,
+        let Some((_, ending)) = name.rsplit_once('.') else {
+            return Named::Format(Format::Text);
+        };
+        match ending {
+            "jsonl" | "ndjson" | "jsonlines" => Named::Format(Format::Jsonl),
+            "parquet" => Named::Format(Format::Parquet),
+            "json" => Named::Json,
+            ending if TEXT.contains(&ending) => Named::Format(Format::Text),
+            ending => NO_DOCUMENTS
+                .iter()
+                .find(|(endings, _)| endings.contains(&ending))
+                .map_or(Named::Unknown, |(_, what)| Named::Not(what)),
         }
     }
+}
+
+/// What a file holds whose name says JSON: lines, if the first is an object.
+fn json(path: &Path) -> Result<Format, TokenizeError> {
+    let head = input::head(path)?;
+    let text = head.strip_prefix("\u{feff}".as_bytes()).unwrap_or(&head).trim_ascii_start();
+    let line = text.split(|byte| *byte == b'\n').next().unwrap_or(text);
+    // One that is longer than what was read is no object of a few fields over many lines.
+    let is_whole = line.len() < text.len() || head.len() < input::HEAD_BYTES as usize;
+    let what = match text.first() {
+        None => return Ok(Format::Jsonl),
+        Some(b'{') if !is_whole || line.trim_ascii_end().ends_with(b"}") => {
+            return Ok(Format::Jsonl);
+        }
+        Some(b'{') => "one JSON object over several lines",
+        Some(b'[') => "a JSON list",
+        _ => "no JSON object per line",
+    };
+    Err(TokenizeError::NoDocumentsIn { path: path.to_owned(), what })
 }
 
 /// An input to read.
@@ -56,11 +124,24 @@ pub struct Source {
 }
 
 impl Source {
-    fn file(path: PathBuf, format: Option<Format>, metadata: &Metadata) -> Source {
-        let format = format.unwrap_or_else(|| Format::of(&path));
+    fn file(
+        path: PathBuf,
+        format: Option<Format>,
+        metadata: &Metadata,
+        note: &mut dyn FnMut(&Path, Noted),
+    ) -> Result<Source, TokenizeError> {
+        let format = match (format, Named::of(&path)) {
+            (Some(format), _) | (None, Named::Format(format)) => format,
+            (None, Named::Json) => json(&path)?,
+            (None, Named::Not(what)) => return Err(TokenizeError::NoDocumentsIn { path, what }),
+            (None, Named::Unknown) => {
+                note(&path, Noted::AsText);
+                Format::Text
+            }
+        };
         let modified_ns =
             i128::from(metadata.mtime()) * 1_000_000_000 + i128::from(metadata.mtime_nsec());
-        Source { path, format, bytes: Some(metadata.len()), modified_ns }
+        Ok(Source { path, format, bytes: Some(metadata.len()), modified_ns })
     }
 
     /// Whether this is standard input.
@@ -85,15 +166,26 @@ pub fn fingerprint(sources: &[Source]) -> String {
     format!("{} files, xxh3 {:032x}", sources.len(), hash.finish_128())
 }
 
-/// Lists the sources of all inputs, in the order of the inputs. Files in `outputs` are not inputs.
+/// What a user should know of an input before it is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Noted {
+    /// It is read as plain text, although nothing says that it is.
+    AsText,
+    /// It lies in a folder and is left out, because it is this.
+    LeftOut(&'static str),
+}
+
+/// Lists the sources of all inputs, in the order of the inputs. Files in `outputs` are not inputs. `note` takes what is
+/// assumed of files whose names do not tell what they hold.
 ///
 /// # Errors
-/// When a folder cannot be read, an input is neither file nor folder, nothing is found, standard input is named
-/// twice, or an output is named as an input.
+/// When a folder cannot be read, an input is neither file nor folder, holds no documents, nothing is found, standard
+/// input is named twice, or an output is named as an input.
 pub fn list(
     inputs: &[PathBuf],
     format: Option<Format>,
     outputs: &[PathBuf],
+    note: &mut dyn FnMut(&Path, Noted),
 ) -> Result<Vec<Source>, TokenizeError> {
     let outputs: Vec<PathBuf> = outputs.iter().flat_map(fs::canonicalize).collect();
     let is_output = |path: &Path| fs::canonicalize(path).is_ok_and(|path| outputs.contains(&path));
@@ -103,23 +195,34 @@ pub fn list(
             if sources.iter().any(Source::is_stdin) {
                 return Err(TokenizeError::StdinTwice);
             }
-            let format = format.unwrap_or(Format::Text);
+            let format = format.unwrap_or_else(|| {
+                note(input, Noted::AsText);
+                Format::Text
+            });
             sources.push(Source { path: input.clone(), format, bytes: None, modified_ns: 0 });
             continue;
         }
         let metadata = fs::metadata(input).map_err(TokenizeError::io("open", input))?;
         if metadata.is_dir() {
             walk(input, &mut |path, metadata| {
-                if !is_output(&path) {
-                    sources.push(Source::file(path, format, metadata));
+                if is_output(&path) {
+                    return Ok(());
                 }
+                match Source::file(path, format, metadata, note) {
+                    Ok(source) => sources.push(source),
+                    Err(TokenizeError::NoDocumentsIn { path, what }) => {
+                        note(&path, Noted::LeftOut(what));
+                    }
+                    Err(error) => return Err(error),
+                }
+                Ok(())
             })?;
         } else if !metadata.is_file() {
             return Err(TokenizeError::NotAFile { path: input.clone() });
         } else if is_output(input) {
             return Err(TokenizeError::OutputIsInput { path: input.clone() });
         } else {
-            sources.push(Source::file(input.clone(), format, &metadata));
+            sources.push(Source::file(input.clone(), format, &metadata, note)?);
         }
     }
     if sources.is_empty() {
@@ -130,7 +233,10 @@ pub fn list(
 }
 
 /// Visits the files below `folder`, depth first in sorted order.
-fn walk(folder: &Path, visit: &mut dyn FnMut(PathBuf, &Metadata)) -> Result<(), TokenizeError> {
+fn walk(
+    folder: &Path,
+    visit: &mut dyn FnMut(PathBuf, &Metadata) -> Result<(), TokenizeError>,
+) -> Result<(), TokenizeError> {
     let mut unread = vec![folder.to_owned()];
     while let Some(path) = unread.pop() {
         let metadata = fs::symlink_metadata(&path).map_err(TokenizeError::io("open", &path))?;
@@ -141,7 +247,7 @@ fn walk(folder: &Path, visit: &mut dyn FnMut(PathBuf, &Metadata)) -> Result<(), 
             entries.sort_by(|a, b| b.as_os_str().as_bytes().cmp(a.as_os_str().as_bytes()));
             unread.extend(entries);
         } else if metadata.is_file() {
-            visit(path, &metadata);
+            visit(path, &metadata)?;
         }
     }
     Ok(())

@@ -31,6 +31,7 @@ mod tokenize_inputs;
 mod tokenize_resume;
 mod top;
 mod verbs_kit;
+mod wild;
 
 use std::fs;
 use std::path::{Path, PathBuf};
