@@ -242,7 +242,7 @@ fn own_directory() -> io::Result<PathBuf> {
         match private::directory(&base) {
             Ok(own) => return Ok(own),
             Err(error) => {
-                why = io::Error::new(error.kind(), format!("{}: {error}", base.display()))
+                why = io::Error::new(error.kind(), format!("{}: {error}", base.display()));
             }
         }
     }

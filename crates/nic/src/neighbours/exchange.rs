@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use roce::wire::ROCE_PORT;
-use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, connect,
@@ -21,6 +21,7 @@ use rustix::net::{
 
 use super::board::Board;
 use super::fifo::Reader;
+use crate::peer;
 
 /// How long either side waits for the other. A process that gets little CPU time may take a second; one that is
 /// stopped holds up those that connect to it, each once.
@@ -68,11 +69,15 @@ impl Other {
         for direction in [Timeout::Recv, Timeout::Send] {
             set_socket_timeout(&connection, direction, Some(PATIENCE))?;
         }
-        let peer = socket_peercred(&connection)?;
-        if peer.uid != rustix::process::geteuid() {
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it runs as another user"));
+        let refused = |why| io::Error::new(io::ErrorKind::PermissionDenied, why);
+        let peer = peer::of(&connection)?;
+        if peer.uid != rustix::process::geteuid().as_raw() {
+            return Err(refused("it runs as another user"));
         }
-        Ok(Other { connection, pid: peer.pid.as_raw_pid() })
+        // Its memory, and whether it still runs, is found by its number.
+        let pid = peer.pid.and_then(|pid| i32::try_from(pid).ok());
+        let pid = pid.ok_or_else(|| refused("it is not visible in this PID namespace"))?;
+        Ok(Other { connection, pid })
     }
 
     /// Somebody who has connected.
