@@ -1,16 +1,20 @@
 //! The same bytes are delivered under any fault (C4), within bounded memory (C6).
 
 use roce::endpoint::Mtu;
+use xio::capsule::{Outcome, ReadRequest};
 use xio::dataset::Dtype;
+use xio::kernel::crc32c;
 use xio::plan::Plan;
 use xio::reader::buffers_per_lane;
 use xio::reference::Reference;
+use xio::sums::SUM_BYTES;
 
 use super::corpus::{Corpus, Recipe, Shape};
 use sim::chance::Chance;
 
+use super::raw::request;
 use super::seeds::{Replay, seeds};
-use super::world::{Kill, Setup, World, faults};
+use super::world::{Kill, READER, Setup, World, faults};
 use sim::faults::FaultMix;
 
 /// Events over all seeds, so that paths never taken are noticed.
@@ -298,4 +302,37 @@ fn a_request_always_finds_a_receive() {
             assert_eq!(node.endpoint.counters().rnr_naks_sent, 0);
         }
     }
+}
+
+/// Blocks of a manifest are longer than those of a stream, so one of a stream may begin in one and end in the next: it is
+/// sent when both have been compared, and neither is read whole twice, however many requests wait for it.
+#[test]
+fn a_request_across_two_blocks_of_a_manifest_waits_for_both() {
+    let corpus = Corpus::large_file(&mut Chance::new(7));
+    let plain = Setup::plain(&corpus, 0);
+    let setup =
+        Setup { streams: Vec::new(), manifests: true, credits: 8, staging_buffers: 8, ..plain };
+    let mut world = World::new(&corpus, &setup);
+    let mut raw = world.raw_session(8);
+    let first_token = SUM_BYTES / 4 - 5;
+    for seq in 1..=3 {
+        let wanted = ReadRequest { first_token, ..request(&raw, seq, &corpus) };
+        raw.send(&mut world.net, &wanted.encode(crc32c));
+    }
+    let mut answers = Vec::new();
+    assert!(world.run_until(|world| {
+        raw.poll(&mut world.net);
+        answers.extend(raw.answers());
+        answers.len() == 3
+    }));
+    let at = corpus.datasets[0].byte_of(first_token) as usize;
+    let tokens = corpus.datasets[0].bytes[at..].chunks(4).take(corpus.window as usize);
+    let want: Vec<u8> = tokens.flat_map(|token| token[..2].to_vec()).collect();
+    for answer in answers {
+        let Outcome::Done { crc32c: sum, .. } = answer.outcome else { panic!("{answer:?}") };
+        assert_eq!(sum, crc32c(0, &want), "other bytes are sent");
+    }
+    assert_eq!(world.net.nodes[READER].memory.peek(raw.data.addr, want.len()), want);
+    assert_eq!(world.target.target.counters().proven_blocks, 2);
+    world.tear_down();
 }
