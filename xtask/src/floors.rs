@@ -233,7 +233,7 @@ const FLOORS: &[(&str, &str)] = &[
          mappings
          userfault
          movable: clock mappings skip userfault
-         neighbours: clock interfaces movable pool
+         neighbours: clock interfaces movable peer pool
          same_host: fault neighbours pool udp
          device: capture clock interfaces neighbours paces packet ready skip udp waiter
          doctor: device interfaces neighbours packet udp

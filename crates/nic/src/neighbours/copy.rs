@@ -2,6 +2,8 @@
 
 use std::io;
 
+use arrayvec::ArrayVec;
+
 use roce::direct::{DirectKind, DirectRequest, landing_order};
 use roce::verbs::MAX_SGE;
 
@@ -11,10 +13,10 @@ use roce::verbs::MAX_SGE;
 /// # Errors
 /// For atomics. When not all bytes were copied; `ESRCH` when the process is gone, `EPERM` when its memory may not be accessed.
 pub(super) fn copy(pid: i32, first: u64, request: &DirectRequest<'_>) -> io::Result<()> {
-    let mut local = [EMPTY; MAX_SGE];
-    let pieces = local.iter_mut().zip(request.local);
-    let count =
-        pieces.map(|(place, piece)| *place = span(piece.addr, u64::from(piece.len))).count();
+    // A request has at most as many pieces.
+    let pieces = request.local.iter().take(MAX_SGE);
+    let local: ArrayVec<_, MAX_SGE> =
+        pieces.map(|piece| span(piece.addr, u64::from(piece.len))).collect();
     let len = u64::from(request.part.len);
     // The kernel copies one span after the other.
     let mut remote = [span(first, len), EMPTY];
@@ -27,7 +29,7 @@ pub(super) fn copy(pid: i32, first: u64, request: &DirectRequest<'_>) -> io::Res
         }
     };
     let (from, to) = (local.as_ptr(), remote.as_ptr());
-    let (count, spans) = (count as libc::c_ulong, spans as libc::c_ulong);
+    let (count, spans) = (local.len() as libc::c_ulong, spans as libc::c_ulong);
     // SAFETY: the lists are valid for their lengths. The local bytes lie in registered regions, whose rights
     // the endpoint has checked; the kernel checks every byte on both sides and returns an error for
     // bytes that are not mapped.
