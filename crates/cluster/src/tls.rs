@@ -66,11 +66,9 @@ pub fn hint(cause: &str) -> Option<&'static str> {
 /// What a failure below a call means. The alert with which a server of TLS refuses plain HTTP/2 looks like a frame of a
 /// megabyte.
 pub(crate) fn said_plainly(cause: String) -> String {
-    match cause.as_str() {
-        "frame with invalid size" => {
-            "it does not answer in plain HTTP/2, as a brain with TLS does not".to_owned()
-        }
-        _ => cause,
+    match cause.ends_with("frame with invalid size") {
+        true => "it does not answer in plain HTTP/2, as a brain with TLS does not".to_owned(),
+        false => cause,
     }
 }
 

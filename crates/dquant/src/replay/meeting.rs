@@ -148,7 +148,10 @@ impl Meeting {
             for (control, from, message) in introduced {
                 meeting.admit(control, from, message, terms, &mut seats);
             }
-            if Instant::now() >= until {
+            // A rank that has connected is heard, so that it learns why this one ends.
+            let now = Instant::now();
+            let may_hear = now < until + INTRODUCTION_LIMIT && strangers.has_one_of(peers);
+            if now >= until && !may_hear {
                 let missing = seats.iter().enumerate().filter(|(_, seat)| seat.is_none());
                 let missing: Vec<String> =
                     missing.map(|(rank, _)| name(rank, &peers[rank])).collect();
@@ -363,6 +366,14 @@ impl Strangers {
             }
             self.0.push_back((control, from, Instant::now()));
         }
+    }
+
+    /// Whether one of them comes from the address of a rank.
+    fn has_one_of(&self, peers: &[SocketAddr]) -> bool {
+        let is_peer = |from: &SocketAddr| {
+            peers.iter().any(|peer| peer.ip().to_canonical() == from.ip().to_canonical())
+        };
+        self.0.iter().any(|(_, from, _)| is_peer(from))
     }
 
     /// Those that have said something. Those that are gone, talk nonsense or are silent for too long are ended.
