@@ -157,10 +157,14 @@ impl Catalog {
     /// Opens the index of a dataset of this name, to be read once.
     pub(crate) fn index(&self, name: &str) -> Result<IndexReader, Status> {
         self.locate(name, IoChoice::Buffered, |root, name, file| {
-            let described = match npy::parse(&read(&name, file.fd, HEAD_BYTES)?, file.size) {
-                Ok(layout) => Described { bytes: layout.data_bytes(), dtype: Some(layout.dtype) },
-                Err(DatasetError::Magic { .. }) => Described { bytes: file.size, dtype: None },
-                Err(error) => return Err(refuse(&name, error, INSPECT_HINT)),
+            let head = read(&name, file.fd, HEAD_BYTES)?;
+            let described = match head.starts_with(npy::MAGIC) {
+                true => {
+                    let layout = npy::parse(&head, file.size);
+                    let layout = layout.map_err(|error| refuse(&name, error, INSPECT_HINT))?;
+                    Described { bytes: layout.data_bytes(), dtype: Some(layout.dtype) }
+                }
+                false => Described { bytes: file.size, dtype: None },
             };
             open_index(root, &name, described)?
                 .ok_or_else(|| refuse(&name, NO_INDEX, NO_INDEX_HINT))

@@ -56,7 +56,10 @@ impl<'a> Field<'a> {
             let object = &rest[..object_end(rest).unwrap_or(rest.len())];
             let result = parsed.or_else(|error| {
                 text.truncate(start);
-                self.read_lenient(object, text).ok_or_else(|| described(&error))
+                match conforming(object) {
+                    Some(object) => self.read_alone(&object, text),
+                    None => Err(described(&error)),
+                }
             });
             if result.is_err() {
                 text.truncate(start);
@@ -66,12 +69,11 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// Reads an object again, without what Python allows and the standard does not; none if that does not help.
-    fn read_lenient(self, object: &str, text: &mut String) -> Option<()> {
-        let object = conforming(object)?;
-        let mut parser = serde_json::Deserializer::from_str(&object);
-        Object { name: self.name, text }.deserialize(&mut parser).ok()?;
-        parser.end().ok()
+    /// Appends the text of an object that has nothing behind it.
+    fn read_alone(self, object: &str, text: &mut String) -> Result<(), String> {
+        let mut parser = serde_json::Deserializer::from_str(object);
+        let parsed = Object { name: self.name, text }.deserialize(&mut parser);
+        parsed.and_then(|()| parser.end()).map_err(|error| described(&error))
     }
 }
 

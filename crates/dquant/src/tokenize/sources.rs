@@ -55,7 +55,6 @@ const NO_DOCUMENTS: &[(&[&str], &str)] = &[
     ),
     (&["ds", "tfrecord", "tfrecords", "array_record", "mds", "db", "sqlite"], "a file of records"),
     (&["pdf", "epub", "doc", "docx", "odt", "rtf"], "a document with structure of its own"),
-    (&["jpg", "jpeg", "png", "gif", "webp", "mp3", "wav", "flac", "mp4"], "no text"),
 ];
 
 /// What the name of a file says it holds.

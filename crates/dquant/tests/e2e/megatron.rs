@@ -83,10 +83,10 @@ fn documents_of_several_sequences_have_no_order_of_megatron() {
     let plan = ["--plan", "window(64) | order(megatron, seed=1) | batch(2)"];
     Cat::local(&world, "web.bin", &plan).finish().good();
     // The last two are one document; as many documents as sequences, of which one is empty; sequences of no document.
-    for (ends, part) in [
-        (&[0_i64, 1, 3][..], "1 of its 2 documents"),
-        (&[0, 1, 1, 3], "2 of its 3 documents"),
-        (&[0, 1], "1 of its 2 documents"),
+    for (ends, part, hint) in [
+        (&[0_i64, 1, 3][..], "1 of its 2 documents", "dquant convert"),
+        (&[0, 1, 1, 3], "2 of its 3 documents", "dquant convert"),
+        (&[0, 1], "the last document of the index ends with sequence 1", "Megatron-core"),
     ] {
         let mut other = index[..index.len() - 4 * 8].to_vec();
         other[26..34].copy_from_slice(&(ends.len() as u64).to_le_bytes());
@@ -96,7 +96,7 @@ fn documents_of_several_sequences_have_no_order_of_megatron() {
             Cat::through(&world, &dpu, &target.url("web"), &plan),
             Cat::local(&world, "web.bin", &plan),
         ] {
-            cat.finish().failed(2, &["web.bin", part, "sequences"], "dquant convert");
+            cat.finish().failed(2, &["web.bin", part, "sequence"], hint);
         }
     }
 }
