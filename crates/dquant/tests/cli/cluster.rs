@@ -517,6 +517,8 @@ fn a_new_token_needs_a_log_that_is_signed_with_it() {
     let sign = |more: &[&str]| {
         run(&folder, &[&["brain", "sign-log", "--state", "brain.redb"], more].concat())
     };
+    // The file is made when the lease is taken.
+    brain.says("leads in term 1, with 0 jobs");
     sign(&[]).failed(2, "a brain uses it: stop it first", "agents keep their plans");
     run(&folder, &["job", "submit", "ring:2@1G", "--name", "llm", "--brain", brain.address()])
         .good();
