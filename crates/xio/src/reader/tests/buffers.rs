@@ -44,6 +44,9 @@ struct Asked {
 struct Wire {
     asked: Vec<Asked>,
     room: usize,
+    /// How often a request cannot be sent, in thousandths.
+    refuses: u32,
+    draw: Chance,
     seed: u64,
 }
 
@@ -72,6 +75,9 @@ impl Supply for Wire {
         for other in &self.asked {
             let is_apart = other.memory.end <= memory.start || memory.end <= other.memory.start;
             assert!(is_apart, "seed {}: {block_ref:?} on top of {other:?}", self.seed);
+        }
+        if self.draw.per_mille(self.refuses) {
+            return false;
         }
         self.asked.push(Asked { block_ref, memory, tokens });
         true
@@ -227,14 +233,16 @@ fn respond(case: &Case, assembler: &mut Assembler, memory: &mut Arena, asked: &A
 
 #[test]
 fn a_buffer_with_an_outstanding_request_is_nobody_elses() {
-    for seed in 0..150 {
+    for seed in 0..400 {
         let mut draw = Chance::new(seed);
         let case = Case::draw(&mut draw);
         let (setup, expected) = (case.setup(), case.expected());
         let mut memory = Arena::new(setup.memory_bytes() as usize + 8192, &mut draw);
         let base = memory.take(setup.memory_bytes()).expect("as large");
         let mut assembler = Assembler::new(setup, base, Kernels::PORTABLE);
-        let mut wire = Wire { asked: Vec::new(), room: draw.between(1, 12) as usize, seed };
+        let (room, refuses) = (draw.between(1, 12) as usize, draw.pick(&[0, 30]));
+        let own = Chance::new(draw.word());
+        let mut wire = Wire { asked: Vec::new(), room, refuses, draw: own, seed };
         let seen = vec![Vec::new(); expected.len()];
         let mut rings = Rings { seen, is_full: false, end: None };
         // Slow targets leave much outstanding while samples are copied.
@@ -266,5 +274,59 @@ fn a_buffer_with_an_outstanding_request_is_nobody_elses() {
             }
             None => panic!("seed {seed}: it stands still"),
         }
+    }
+}
+
+/// A freed buffer is asked for at once, also while samples of other blocks are ready; and those of the group that a stream
+/// begins in the middle of are free once it is passed.
+#[test]
+fn no_buffer_is_idle_or_lost() {
+    for (first_batch, answers) in [(0, 1), (33, 1), (0, 64)] {
+        // 300 samples a block, of which the first group counts none: too many on either side.
+        let per_block = 300;
+        let samples = u64::from(per_block) * 12;
+        let file =
+            TokenFile { dtype: Dtype::U16, data_offset: 0, tokens: samples, format: Format::Flat };
+        let layout =
+            SampleLayout { file, window: 1, overlap: 0, samples, samples_per_block: per_block };
+        let shuffle = BlockShuffle::new(samples, per_block, 4, 7, 0).expect("sound");
+        let order = Order::new(Blend::new(&[1]).expect("sound"), vec![shuffle]);
+        let mut draw = Chance::new(1);
+        let mut case = Case::draw(&mut draw);
+        case.order = order.expect("one shuffle");
+        case.sources.truncate(1);
+        case.sources[0].layout = layout;
+        case.delivery = Delivery {
+            window_tokens: 1,
+            batch_samples: 20,
+            first_batch,
+            batches: None,
+            share: Share::WHOLE,
+            ..case.delivery
+        };
+        (case.left_out, case.bad) = (0..0, None);
+        let setup = case.setup();
+        let mut memory = Arena::new(setup.memory_bytes() as usize + 8192, &mut draw);
+        let base = memory.take(setup.memory_bytes()).expect("as large");
+        let mut assembler = Assembler::new(setup, base, Kernels::PORTABLE);
+        let own = Chance::new(2);
+        let mut wire = Wire { asked: Vec::new(), room: 64, refuses: 0, draw: own, seed: 0 };
+        let mut rings = Rings { seen: vec![Vec::new()], is_full: false, end: None };
+        let mut most = 0;
+        // Beyond the first group: only when nothing is ready, the next block comes.
+        while assembler.counters.delivered_bytes < 4 * 2 * samples {
+            while assembler.request_blocks(&mut wire) {}
+            assert_eq!(assembler.free_buffers(), 0, "from batch {first_batch}: a buffer is idle");
+            if assembler.counters.delivered_bytes > 2 * 2 * samples {
+                most = most.max(wire.asked.len());
+            }
+            if !assembler.copy(&mut memory, &mut rings) {
+                for asked in wire.asked.drain(..answers.min(wire.asked.len())) {
+                    respond(&case, &mut assembler, &mut memory, &asked);
+                }
+            }
+        }
+        let all = assembler.buffer_count();
+        assert!(most == all || answers > 1, "from batch {first_batch}: {most} of {all} are used");
     }
 }
