@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::os::fd::AsFd;
 use std::thread;
 use std::time::Duration;
 
@@ -584,4 +585,68 @@ fn slots_get_their_memory_shortly_before_they_are_needed() {
     let (_producer, fds) = Producer::create(RingConfig { slots: 3, slot_bytes }).unwrap();
     let blocks = rustix::fs::fstat(&fds.data).unwrap().st_blocks as u64;
     assert!(blocks * 512 >= 3 * slot_bytes);
+}
+
+/// Whether the producer's descriptor for credits is readable.
+fn is_signalled(producer: &Producer) -> bool {
+    let mut poll = [PollFd::from_borrowed_fd(producer.credit_fd(), PollFlags::IN)];
+    rustix::event::poll(&mut poll, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() > 0
+}
+
+/// A wait for credits is announced once, is ended by the first slot that comes back, and leaves no signal behind for
+/// the next wait.
+#[test]
+fn each_wait_for_credits_has_one_signal() {
+    let (mut producer, mut consumer, _life) = ring(3, 4096);
+    for round in 0..3 {
+        for value in 0..3 {
+            publish_u64(&mut producer, 3 * round + value);
+        }
+        let views: Vec<_> = (0..3).map(|_| consumer.next(LONG).unwrap().unwrap()).collect();
+        assert!(producer.arm_credit_wakeup() && !is_signalled(&producer), "round {round}");
+        drop(views);
+        assert_eq!(consumer.counters().credit_signals, round + 1, "one for the three slots");
+        assert!(is_signalled(&producer));
+        producer.disarm_credit_wakeup();
+        assert!(!is_signalled(&producer), "the signal would end the next wait");
+    }
+    assert_eq!(producer.counters().spurious_credit_wakeups, 0);
+}
+
+/// Before an engine sleeps, it wakes a trainer whom it has left asleep because few slots were ready.
+#[test]
+fn a_producer_that_waits_for_credits_leaves_nobody_asleep() {
+    let (mut producer, _consumer, _life) = ring(4, 4096);
+    let slots: Vec<_> = (0..3).map(|_| producer.free_slot().unwrap()).collect();
+    // A thread would also wake by itself.
+    assert!(producer.words().fall_asleep(0).is_some());
+    publish_u64(&mut producer, 7);
+    assert!(!producer.doorbell_if_needed(4), "one of four");
+    // The others are being filled, so there is no free slot.
+    assert!(producer.arm_credit_wakeup());
+    assert_eq!(producer.counters().doorbells, 1);
+    producer.disarm_credit_wakeup();
+    slots.into_iter().for_each(|slot| producer.abandon(slot).unwrap());
+}
+
+/// Only the number of the publication returns a slot: any other is counted, and the slot stays the reader's.
+#[test]
+fn a_release_of_another_publication_frees_nothing() {
+    let (producer, fds) = Producer::create(RingConfig { slots: 2, slot_bytes: 4096 }).unwrap();
+    let mut producer = producer;
+    let credit = map::Region::map(
+        fds.credit.as_fd(),
+        producer.geometry().credit_bytes(),
+        map::Access::ReadWrite,
+    );
+    let credit = credit.unwrap();
+    publish_u64(&mut producer, 1);
+    publish_u64(&mut producer, 2);
+    for (bad, word) in [(1, 7), (2, u64::MAX)] {
+        credit
+            .u64_at(producer.geometry().released_at(0))
+            .store(word, std::sync::atomic::Ordering::Release);
+        assert!(!producer.has_free_slot(), "returned by {word}");
+        assert_eq!(producer.counters().bad_release_words, bad);
+    }
 }
