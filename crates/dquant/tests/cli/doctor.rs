@@ -1,5 +1,7 @@
 //! `dquant doctor`: findings with fixes, the same for people and programs.
 
+use std::path::Path;
+
 use super::{Folder, Ran};
 
 #[test]
@@ -55,8 +57,12 @@ fn a_verbs_library_that_is_not_there_is_a_warning_with_a_fix() {
     assert_eq!(finding("empty.so", ".")["verdict"], "warn");
     folder.write("there.so", b"\x7fELF\x02");
     assert_eq!(finding("there.so", ".")["verdict"], "ok");
-    // Without a private directory `dquant run` refuses, too.
+    // Without a private directory `dquant run` refuses, too. `/dev/shm` is one where there is no other.
     let nowhere = finding("there.so", "no-such-directory");
-    assert_eq!(nowhere["verdict"], "warn", "{nowhere}");
-    assert!(nowhere["fix"].as_str().is_some_and(|fix| fix.contains("TMPDIR")), "{nowhere}");
+    if Path::new("/dev/shm").is_dir() {
+        assert_eq!(nowhere["verdict"], "ok", "{nowhere}");
+    } else {
+        assert_eq!(nowhere["verdict"], "warn", "{nowhere}");
+        assert!(nowhere["fix"].as_str().is_some_and(|fix| fix.contains("TMPDIR")), "{nowhere}");
+    }
 }
