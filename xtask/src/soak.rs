@@ -9,7 +9,7 @@
 //! |---|---|
 //! | [`prepare`] | builds the programs, and the C program for verbs |
 //! | [`draw`] | what happens, from the seed |
-//! | [`run`] | the rounds |
+//! | [`mod@run`] | the rounds |
 //! | [`ground`] | what all parts share: the folder, the first failure, the processes |
 //! | [`process`] | one process: started, signalled, awaited, ended |
 //! | [`place`] | a target and a DPU |

@@ -7,7 +7,7 @@
 //! | format | entry point | needs |
 //! |---|---|---|
 //! | flat binary, as written by `numpy.ndarray.tofile` | [`flat`] | dtype from a manifest or the user, file length; [`guess`] checks it |
-//! | tokens behind a header of llm.c or Lit-GPT | [`sniff`] | header bytes, file length |
+//! | tokens behind a header of llm.c or Lit-GPT | [`mod@sniff`] | header bytes, file length |
 //! | NumPy `.npy`, versions 1 to 3 | [`npy::parse`] | header bytes, file length |
 //! | Megatron `.bin` with `.idx` | [`megatron::parse`], [`megatron::Walk`] | the `.idx`, `.bin` length |
 //! | records of bytes, flat or `.npy` | [`bytes`], [`npy::parse_records`] | that the user asks for [`BYTES`] |
