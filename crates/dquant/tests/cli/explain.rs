@@ -63,7 +63,7 @@ fn a_program_of_another_pid_namespace_is_explained() {
             kill -0 $program || break
             sleep 0.1
         done
-        kill $program
+        kill -9 $program
         cat list; cat program notes >&2";
     let dquant = folder.command(&[]);
     let mut command = Command::new("unshare");
