@@ -11,10 +11,39 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use roce::device::Device;
-use roce::verbs::{Access, MemoryRegion, PdId};
+use roce::verbs::{Access, MemoryRegion, PdId, VerbsError};
 
 use super::watch::{Unwatched, Watch, Watched};
 use super::{Counters, Limits, Uncached};
+
+/// What the cache asks of a device.
+pub(super) trait Regions {
+    fn register(
+        &mut self,
+        pd: PdId,
+        addr: u64,
+        len: u64,
+        access: Access,
+    ) -> Result<MemoryRegion, VerbsError>;
+
+    fn deregister(&mut self, lkey: u32) -> Result<(), VerbsError>;
+}
+
+impl<D: Device> Regions for D {
+    fn register(
+        &mut self,
+        pd: PdId,
+        addr: u64,
+        len: u64,
+        access: Access,
+    ) -> Result<MemoryRegion, VerbsError> {
+        Device::register(self, pd, addr, len, access)
+    }
+
+    fn deregister(&mut self, lkey: u32) -> Result<(), VerbsError> {
+        Device::deregister(self, lkey)
+    }
+}
 
 /// Writable, first byte, end.
 type Key = (bool, u64, u64);
@@ -62,7 +91,7 @@ impl Cache {
     }
 
     /// An entry for the range, found or made, and in use from now on.
-    pub(super) fn acquire<D: Device>(
+    pub(super) fn acquire<D: Regions>(
         &mut self,
         device: &mut D,
         pd: PdId,
@@ -92,7 +121,7 @@ impl Cache {
     }
 
     /// A use has ended.
-    pub(super) fn release<D: Device>(
+    pub(super) fn release<D: Regions>(
         &mut self,
         device: &mut D,
         place: usize,
@@ -106,7 +135,7 @@ impl Cache {
     }
 
     /// Takes stale entries out of the index, and deregisters those without users.
-    pub(super) fn sweep<D: Device>(&mut self, device: &mut D, counters: &mut Counters) {
+    pub(super) fn sweep<D: Regions>(&mut self, device: &mut D, counters: &mut Counters) {
         let marked = self.watch.marked();
         if marked == self.marked {
             return;
@@ -124,7 +153,7 @@ impl Cache {
     }
 
     /// Deregisters everything, also what is in use.
-    pub(super) fn clear<D: Device>(&mut self, device: &mut D, counters: &mut Counters) {
+    pub(super) fn clear<D: Regions>(&mut self, device: &mut D, counters: &mut Counters) {
         self.index.clear();
         for place in 0..self.entries.len() {
             if let Some(entry) = &mut self.entries[place] {
@@ -148,7 +177,7 @@ impl Cache {
         self.entries[place].as_ref().is_some_and(|entry| self.watch.holds(&entry.watched))
     }
 
-    fn insert<D: Device>(
+    fn insert<D: Regions>(
         &mut self,
         device: &mut D,
         pd: PdId,
@@ -180,7 +209,7 @@ impl Cache {
     }
 
     /// A free place, and bytes for a region of this length.
-    fn make_room<D: Device>(
+    fn make_room<D: Regions>(
         &mut self,
         device: &mut D,
         len: u64,
@@ -212,7 +241,7 @@ impl Cache {
     }
 
     /// Deregisters an entry that is neither to be found nor in use. A device that refuses is asked again later.
-    fn remove_unused<D: Device>(&mut self, device: &mut D, place: usize, counters: &mut Counters) {
+    fn remove_unused<D: Regions>(&mut self, device: &mut D, place: usize, counters: &mut Counters) {
         let done = |entry: &mut Entry| !entry.is_current && entry.users == 0;
         let Some(entry) = self.entries[place].take_if(done) else { return };
         if device.deregister(entry.region.lkey).is_err() {

@@ -8,6 +8,7 @@ use rand_pcg::Pcg64;
 use rand_pcg::rand_core::{Rng, SeedableRng};
 use roce::endpoint::{Endpoint, EndpointConfig};
 
+use super::cache::Regions;
 use super::*;
 use crate::skip;
 
@@ -269,6 +270,52 @@ fn an_address_that_is_mapped_again_at_once_is_registered_anew() {
         unmapping.join().expect("no panic");
     }
     assert!(certain > 0, "{at_once} of {ROUNDS}, {:?}", rig.registrar.counters());
+}
+
+/// A device during whose next registrations the pages change.
+struct Renewing<'a> {
+    device: Endpoint,
+    space: &'a Space,
+    changes: u32,
+}
+
+impl Regions for Renewing<'_> {
+    fn register(
+        &mut self,
+        pd: PdId,
+        addr: u64,
+        len: u64,
+        access: Access,
+    ) -> Result<MemoryRegion, VerbsError> {
+        if self.changes > 0 {
+            self.changes -= 1;
+            self.space.renew(0, 1, true);
+        }
+        Device::register(&mut self.device, pd, addr, len, access)
+    }
+
+    fn deregister(&mut self, lkey: u32) -> Result<(), VerbsError> {
+        Device::deregister(&mut self.device, lkey)
+    }
+}
+
+#[test]
+fn pages_that_change_while_they_are_registered_are_not_cached() {
+    let Some((rig, watch)) = Rig::watching("registrations renewed", NO_BLOCKS) else { return };
+    let space = Space::new(1);
+    space.renew(0, 1, true);
+    let pd = rig.registrar.pd;
+    let mut device = Renewing { device: rig.device, space: &space, changes: 2 };
+    let (mut cache, mut counters) = (Cache::new(watch, &NO_BLOCKS), Counters::default());
+    for _ in 0..2 {
+        let made = cache.acquire(&mut device, pd, (space.first, PAGE), false, &mut counters);
+        assert!(matches!(made, Err(Uncached::Uncertain)), "{made:?}");
+        assert_eq!((cache.regions(), cache.bytes()), (0, 0));
+    }
+    let made = cache.acquire(&mut device, pd, (space.first, PAGE), false, &mut counters);
+    let (place, region) = made.expect("nothing changes");
+    cache.release(&mut device, place, &mut counters);
+    assert_eq!((region.len, counters.misses, counters.hits), (PAGE, 3, 0));
 }
 
 #[test]
