@@ -197,9 +197,8 @@ mod tests {
     }
 }
 
-/// Every interleaving and every reordering that the memory model allows, by loom:
-/// `cargo test -p host --features model-check model`.
-#[cfg(all(test, feature = "model-check"))]
+/// Every interleaving and every reordering that the memory model allows, by loom.
+#[cfg(test)]
 mod model {
     use super::*;
     use loom::sync::atomic::{AtomicU32 as Loom32, AtomicU64 as Loom64};

@@ -20,7 +20,7 @@ use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use roce::direct::{QpCard, RegionCard};
 use roce::verbs::{Access, PdId, Qpn};
@@ -28,6 +28,8 @@ use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
 };
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+
+use super::words;
 
 /// Format and version; both sides run the same layout or none.
 const MAGIC: u64 = u64::from_le_bytes(*b"dqboard6");
@@ -42,9 +44,6 @@ const PROBES: usize = 8;
 /// Addresses that fit. Packets from and to others do not use FIFOs.
 pub(super) const ADDRESSES: usize = 64;
 
-/// Attempts to read an entry that its owner is changing.
-const ATTEMPTS: usize = 4;
-
 /// `FUTEX_OWNER_DIED` of linux/futex.h.
 const OWNER_DIED: u32 = 0x4000_0000;
 
@@ -56,12 +55,7 @@ const NO_BASE: u64 = u64::MAX;
 
 const WORDS: usize = 7;
 type Words = [u64; WORDS];
-
-#[repr(C, align(64))]
-struct Entry {
-    sequence: AtomicU64,
-    words: [AtomicU64; WORDS],
-}
+type Entry = words::Entry<AtomicU64, WORDS>;
 
 /// On a cache line of its own.
 #[repr(C, align(64))]
@@ -99,52 +93,28 @@ fn places(table: &[Entry], key: u32) -> impl Iterator<Item = &Entry> {
     (0..PROBES).filter_map(move |step| table.get((start + step) % table.len()))
 }
 
-impl Entry {
-    /// Only its owner calls this, with its engine locked.
-    fn write(&self, words: &Words) {
-        let before = self.sequence.load(Ordering::Relaxed);
-        self.sequence.store(before | 1, Ordering::Relaxed);
-        fence(Ordering::Release);
-        for (place, word) in self.words.iter().zip(words) {
-            place.store(*word, Ordering::Relaxed);
-        }
-        self.sequence.store((before | 1).wrapping_add(1), Ordering::Release);
-    }
-
-    fn key(&self) -> u32 {
-        key_of(self.words[0].load(Ordering::Relaxed))
-    }
-
-    /// The whole entry, if it has this key.
-    fn read(&self, key: u32) -> Option<Words> {
-        for _ in 0..ATTEMPTS {
-            let before = self.sequence.load(Ordering::Acquire);
-            let words = self.words.each_ref().map(|word| word.load(Ordering::Relaxed));
-            fence(Ordering::Acquire);
-            if before & 1 == 0 && self.sequence.load(Ordering::Relaxed) == before {
-                return (key_of(words[0]) == key).then_some(words);
-            }
-        }
-        None
-    }
+/// The places that have this key, which is not 0.
+fn holders(table: &[Entry], key: u32) -> impl Iterator<Item = &Entry> {
+    places(table, key).filter(move |entry| key_of(entry.first()) == key)
 }
 
 fn put(table: &[Entry], words: &Words) -> bool {
     let key = key_of(words[0]);
-    let own = places(table, key).find(|entry| entry.key() == key);
-    let place = own.or_else(|| places(table, key).find(|entry| entry.key() == 0));
+    let free = || places(table, key).find(|entry| key_of(entry.first()) == 0);
+    let place = holders(table, key).next().or_else(free);
     place.map(|entry| entry.write(words)).is_some()
 }
 
 fn remove(table: &[Entry], key: u32) {
-    for entry in places(table, key).filter(|entry| key != 0 && entry.key() == key) {
-        entry.write(&[0; WORDS]);
+    if key != 0 {
+        holders(table, key).for_each(|entry| entry.write(&[0; WORDS]));
     }
 }
 
 fn get(table: &[Entry], key: u32) -> Option<Words> {
-    let mut candidates = places(table, key).filter(|entry| key != 0 && entry.key() == key);
-    candidates.find_map(|entry| entry.read(key))
+    let mut candidates = holders(table, key).filter(|_| key != 0);
+    // Its owner may have given the place to another key since the look.
+    candidates.find_map(|entry| entry.read().filter(|words| key_of(words[0]) == key))
 }
 
 /// Bits 2 and 3 belong to queue pairs.
@@ -241,9 +211,7 @@ impl Board {
 
     /// Whether its owner accesses the memory of the process with this slot, and since which announcement.
     pub(super) fn busy_with(&self, slot: u8) -> Option<u64> {
-        let busy = self.page().busy.0.load(Ordering::SeqCst);
-        // Announcements are counted from 1, so this is none in slot 0 either.
-        (busy != 0 && busy as u8 == slot).then_some(busy)
+        words::busy_with(&self.page().busy.0, slot)
     }
 
     /// The owner's addresses, in the order of their indexes.
@@ -260,10 +228,9 @@ impl Board {
         (at as u16, (at >> 16) as u8)
     }
 
-    /// Whether the owner sleeps, and since which time of falling asleep.
-    pub(super) fn sleeps_since(&self) -> Option<u64> {
-        let sleeps = self.page().sleeps.0.load(Ordering::SeqCst);
-        (sleeps & 1 == 1).then_some(sleeps)
+    /// The sleep of the owner, if it sleeps and may not have seen what was left for it before.
+    pub(super) fn sleep(&self) -> Option<u64> {
+        words::sleep(&self.page().sleeps.0)
     }
 
     /// The owner's pool.
@@ -350,23 +317,17 @@ impl OwnBoard {
     /// Tells others to wake this process for packets. Whoever does not see it has stored its packet before, where
     /// the caller now finds it.
     pub(super) fn fall_asleep(&self) {
-        let sleeps = &self.0.page().sleeps.0;
-        sleeps.store(sleeps.load(Ordering::Relaxed) | 1, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
+        words::fall_asleep(&self.0.page().sleeps.0);
     }
 
     /// Undoes [`fall_asleep`](OwnBoard::fall_asleep), if need be.
     pub(super) fn wake_up(&self) {
-        let sleeps = &self.0.page().sleeps.0;
-        let now = sleeps.load(Ordering::Relaxed);
-        if now & 1 == 1 {
-            sleeps.store(now.wrapping_add(1), Ordering::Relaxed);
-        }
+        words::wake_up(&self.0.page().sleeps.0);
     }
 
     /// Whether others wake this process for packets.
     pub(super) fn is_asleep(&self) -> bool {
-        self.0.sleeps_since().is_some()
+        self.0.sleep().is_some()
     }
 
     /// The word that the kernel marks when the thread that holds it ends.
@@ -377,13 +338,12 @@ impl OwnBoard {
     /// Announces an access to the process with this slot. What is read from its board afterwards is either
     /// still valid, or its owner waits for the end of the access.
     pub(super) fn announce(&self, slot: u8, count: u64) {
-        self.0.page().busy.0.store(count << 8 | u64::from(slot), Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        words::announce(&self.0.page().busy.0, slot, count);
     }
 
     /// The access is over.
     pub(super) fn retire(&self) {
-        self.0.page().busy.0.store(0, Ordering::Release);
+        words::retire(&self.0.page().busy.0);
     }
 
     /// Publishes a queue pair, or withdraws it if it serves nothing. Returns false if there is no room.
@@ -504,14 +464,14 @@ mod tests {
         let (own, file) = OwnBoard::create(AT, &["fe80::1".parse().expect("good")]).expect("memfd");
         let other = Board::of_other(&file).expect("a board");
         assert_eq!(other.addresses(), own.0.addresses());
-        assert_eq!(other.sleeps_since(), None);
+        assert_eq!(other.sleep(), None);
         own.fall_asleep();
-        let first = other.sleeps_since().expect("asleep");
+        let first = other.sleep().expect("asleep");
         own.wake_up();
         own.wake_up();
-        assert_eq!(other.sleeps_since(), None);
+        assert_eq!(other.sleep(), None);
         own.fall_asleep();
-        assert_ne!(other.sleeps_since(), Some(first));
+        assert_ne!(other.sleep(), Some(first));
     }
 
     #[test]

@@ -13,6 +13,8 @@
 //! A message is a whole SEND; the reader takes or refuses it. It writes the places of those that it refuses into a list of
 //! its own, before it gives their lines back.
 //!
+//! Both ends are generic over the memory ([`Ring`]) because the model checker brings its own.
+//!
 //! What the packets mean, and who may send them, does not belong here.
 
 use std::io;
@@ -25,6 +27,8 @@ use rustix::fs::{
 };
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
+use super::words::Word;
+
 /// Format and version; both sides run the same layout or none.
 const MAGIC: u64 = u64::from_le_bytes(*b"dqfifo02");
 
@@ -32,13 +36,10 @@ const MAGIC: u64 = u64::from_le_bytes(*b"dqfifo02");
 const LINE: usize = 64;
 
 /// Lines of the ring, 256 KiB: 62 packets of the largest MTU, and both ends fit a second-level cache.
-const LINES: u64 = 4096;
+const LINES: usize = 4096;
 
 /// Bytes before a packet: stamp, length, tag.
 const PREFIX: usize = 12;
-
-/// Lines whose stamps are cleared together.
-const CLEARED_TOGETHER: u64 = 64;
 
 /// Most lines that are fetched for the next packet: as many as a small message has.
 const MAX_FETCHED: u64 = 4;
@@ -59,26 +60,45 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 
 const BYTES: usize = size_of::<Layout>();
 
+/// The memory that both ends share, real or modelled.
+pub(super) trait Ring {
+    type U32: Word<u32>;
+    type U64: Word<u64>;
+
+    /// Lines of the ring.
+    const LINES: u64;
+    /// Lines whose stamps are cleared together.
+    const CLEARED_TOGETHER: u64;
+
+    /// The line that is this one, counted from the beginning.
+    fn line(&self, at: u64) -> &Line<Self::U32>;
+    fn back(&self) -> &Back<Self::U64>;
+    /// The place of a refusal, counted from the beginning.
+    fn refused(&self, at: u64) -> &Self::U64;
+    /// Has the cache fetch a line that will be written, and goes on: locks wait for stores to lines of others.
+    fn fetch_to_write(&self, at: u64);
+}
+
 #[repr(C, align(64))]
 struct Padded<T>(T);
 
 #[repr(C, align(4096))]
 struct Layout {
     magic: Padded<AtomicU64>,
-    back: Padded<Back>,
-    lines: [Line; LINES as usize],
+    back: Padded<Back<AtomicU64>>,
+    lines: [Line<AtomicU32>; LINES],
     /// The lines at which messages began that the reader has refused: a ring. Those that the writer has not looked at fit,
     /// because their lines are not written again before.
-    refused: [AtomicU64; LINES as usize],
+    refused: [AtomicU64; LINES],
 }
 
 /// What the reader writes: one cache line.
 #[repr(C)]
-struct Back {
+pub(super) struct Back<W> {
     /// Lines that it has finished with, since the beginning.
-    tail: AtomicU64,
+    tail: W,
     /// Messages that it has refused, since the beginning.
-    refusals: AtomicU64,
+    refusals: W,
 }
 
 /// What begins on a line.
@@ -89,11 +109,11 @@ pub(super) enum Kind {
 }
 
 #[repr(C, align(64))]
-struct Line {
-    stamp: AtomicU32,
-    len: AtomicU32,
-    tag: AtomicU32,
-    rest: [AtomicU32; (LINE - PREFIX) / 4],
+pub(super) struct Line<W> {
+    stamp: W,
+    len: W,
+    tag: W,
+    rest: [W; (LINE - PREFIX) / 4],
 }
 
 const fn lines_of(packet: usize) -> u64 {
@@ -123,7 +143,7 @@ pub(super) struct Tag {
 pub(super) struct Broken;
 
 /// The memory of a FIFO, mapped for reading and writing.
-struct Map(NonNull<Layout>);
+pub(super) struct Map(NonNull<Layout>);
 
 // SAFETY: what is behind the pointer is atomic, or bytes that one end copies in and the other out without references;
 // it is mapped for as long as the value lives.
@@ -146,13 +166,40 @@ impl Map {
         unsafe { self.0.as_ref() }
     }
 
-    fn line(&self, at: u64) -> &Line {
-        &self.layout().lines[(at % LINES) as usize]
+    /// First byte of a packet that begins at this line.
+    fn body(&self, at: u64) -> *mut u8 {
+        let line: *const Line<AtomicU32> = self.line(at);
+        let base = self.0.as_ptr().cast::<u8>();
+        // The address of the line with the provenance of the whole mapping: packets are longer than lines.
+        base.with_addr(line.addr() + PREFIX)
+    }
+}
+
+impl Ring for Map {
+    type U32 = AtomicU32;
+    type U64 = AtomicU64;
+
+    const LINES: u64 = LINES as u64;
+    const CLEARED_TOGETHER: u64 = 64;
+
+    #[inline]
+    fn line(&self, at: u64) -> &Line<AtomicU32> {
+        &self.layout().lines[(at % Self::LINES) as usize]
     }
 
-    /// Has the cache fetch a line that will be written, and goes on: locks wait for stores to lines of others.
+    #[inline]
+    fn back(&self) -> &Back<AtomicU64> {
+        &self.layout().back.0
+    }
+
+    #[inline]
+    fn refused(&self, at: u64) -> &AtomicU64 {
+        &self.layout().refused[(at % Self::LINES) as usize]
+    }
+
+    #[inline]
     fn fetch_to_write(&self, at: u64) {
-        let line: *const Line = self.line(at);
+        let line: *const Line<AtomicU32> = self.line(at);
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         // SAFETY: a hint about an address, which changes neither memory nor registers nor flags.
         unsafe {
@@ -166,14 +213,6 @@ impl Map {
         #[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
         let _ = line;
     }
-
-    /// First byte of a packet that begins at this line.
-    fn body(&self, at: u64) -> *mut u8 {
-        let line: *const Line = self.line(at);
-        let base = self.0.as_ptr().cast::<u8>();
-        // The address of the line with the provenance of the whole mapping: packets are longer than lines.
-        base.with_addr(line.addr() + PREFIX)
-    }
 }
 
 impl Drop for Map {
@@ -184,8 +223,8 @@ impl Drop for Map {
 }
 
 /// The end that packets enter.
-pub(super) struct Writer {
-    map: Map,
+pub(super) struct Writer<R = Map> {
+    ring: R,
     /// Lines written since the beginning.
     head: u64,
     /// The reader's tail when last looked at: never more than `head`.
@@ -204,12 +243,39 @@ impl Writer {
         fcntl_add_seals(&file, SEALS)?;
         let map = Map::new(file.as_fd())?;
         map.layout().magic.0.store(MAGIC, Ordering::Release);
-        Ok((Writer { map, head: 0, tail: 0, refusals: 0, cleared: 0 }, file))
+        Ok((Writer::on(map), file))
+    }
+
+    /// Appends a packet; returns false if it does not fit now.
+    pub(super) fn push(&mut self, tag: Tag, packet: &[u8]) -> bool {
+        // SAFETY: a slice of that many bytes.
+        let put = |to: *mut u8| unsafe {
+            std::ptr::copy_nonoverlapping(packet.as_ptr(), to, packet.len());
+        };
+        self.append(tag, packet.len(), 0, |map, begin| put(map.body(begin))).is_some()
+    }
+
+    /// Appends a message; returns the line at which it begins, or `None` if it does not fit now. `put` fills `len` bytes from
+    /// its argument on.
+    pub(super) fn push_message(
+        &mut self,
+        tag: Tag,
+        len: usize,
+        put: impl FnOnce(*mut u8),
+    ) -> Option<u64> {
+        self.append(tag, len, MESSAGE, |map, begin| put(map.body(begin)))
+    }
+}
+
+impl<R: Ring> Writer<R> {
+    /// The end of an empty FIFO.
+    fn on(ring: R) -> Writer<R> {
+        Writer { ring, head: 0, tail: 0, refusals: 0, cleared: 0 }
     }
 
     /// How many lines the reader has finished with. A number that is impossible counts as no progress.
     pub(super) fn progress(&mut self) -> u64 {
-        let tail = self.map.layout().back.0.tail.load(Ordering::Acquire);
+        let tail = self.ring.back().tail.load(Ordering::Acquire);
         if (self.tail..=self.head).contains(&tail) {
             self.tail = tail;
         }
@@ -220,20 +286,19 @@ impl Writer {
     /// old word or the new one.
     pub(super) fn overwrite(&mut self, begin: u64, word: usize, value: u32) {
         if (self.progress()..self.head).contains(&begin) {
-            self.map.line(begin).rest[word].store(value, Ordering::Relaxed);
+            self.ring.line(begin).rest[word].store(value, Ordering::Relaxed);
         }
     }
 
     /// Passes the lines of messages on that were refused, oldest first. After [`progress`](Writer::progress) these are all
     /// that it has passed.
     pub(super) fn take_refusals(&mut self, mut refused: impl FnMut(u64)) {
-        let layout = self.map.layout();
-        let count = layout.back.0.refusals.load(Ordering::Acquire);
+        let count = self.ring.back().refusals.load(Ordering::Acquire);
         // More than there are lines is a lie.
-        let new = count.wrapping_sub(self.refusals).min(LINES);
+        let new = count.wrapping_sub(self.refusals).min(R::LINES);
         for at in 0..new {
-            let place = self.refusals.wrapping_add(at) % LINES;
-            refused(layout.refused[place as usize].load(Ordering::Relaxed));
+            let place = self.ring.refused(self.refusals.wrapping_add(at));
+            refused(place.load(Ordering::Relaxed));
         }
         self.refusals = count;
     }
@@ -245,10 +310,10 @@ impl Writer {
 
     /// How many of `packets` packets of any length fit.
     pub(super) fn room(&mut self, packets: usize) -> usize {
-        let fit = |writer: &Writer| {
+        let fit = |writer: &Writer<R>| {
             // One packet may have to leave lines at the end unused.
             let used = writer.head - writer.tail + MAX_LINES;
-            (LINES.saturating_sub(used + 1) / MAX_LINES) as usize
+            (R::LINES.saturating_sub(used + 1) / MAX_LINES) as usize
         };
         if fit(self) < packets {
             self.progress();
@@ -256,55 +321,36 @@ impl Writer {
         fit(self).min(packets)
     }
 
-    /// Appends a packet; returns false if it does not fit now.
-    pub(super) fn push(&mut self, tag: Tag, packet: &[u8]) -> bool {
-        // SAFETY: a slice of that many bytes.
-        let put = |to: *mut u8| unsafe {
-            std::ptr::copy_nonoverlapping(packet.as_ptr(), to, packet.len());
-        };
-        self.append(tag, packet.len(), 0, put).is_some()
-    }
-
-    /// Appends a message; returns the line at which it begins, or `None` if it does not fit now. `put` fills `len` bytes from
-    /// its argument on.
-    pub(super) fn push_message(
-        &mut self,
-        tag: Tag,
-        len: usize,
-        put: impl FnOnce(*mut u8),
-    ) -> Option<u64> {
-        self.append(tag, len, MESSAGE, put)
-    }
-
+    /// `put` writes the bytes of what begins at a line.
     #[inline]
     fn append(
         &mut self,
         tag: Tag,
         len: usize,
         flag: u32,
-        put: impl FnOnce(*mut u8),
+        put: impl FnOnce(&R, u64),
     ) -> Option<u64> {
         debug_assert!(len <= MAX_PACKET);
         let lines = lines_of(len);
-        let to_end = LINES - self.head % LINES;
+        let to_end = R::LINES - self.head % R::LINES;
         let skipped = if lines > to_end { to_end } else { 0 };
         let begin = self.head + skipped;
         // The line behind it has to be free, too: its stamp is cleared.
-        let fits = |tail: u64| begin + lines < tail + LINES;
+        let fits = |tail: u64| begin + lines < tail + R::LINES;
         if !fits(self.tail) && !fits(self.progress()) {
             return None;
         }
         self.clear_stamps(begin + lines);
-        let line = self.map.line(begin);
+        let line = self.ring.line(begin);
         let Tag { source, dest, tos, hop_limit } = tag;
         line.len.store(len as u32 | flag, Ordering::Relaxed);
         line.tag.store(u32::from_ne_bytes([source, dest, tos, hop_limit]), Ordering::Relaxed);
         // The lines from `begin` on hold the packet before the end of the ring, and the reader has finished with them. A
         // reader that lies may read them, and gets wrong bytes.
-        put(self.map.body(begin));
+        put(&self.ring, begin);
         line.stamp.store(stamp(begin), Ordering::Release);
         if skipped > 0 {
-            let marker = self.map.line(self.head);
+            let marker = self.ring.line(self.head);
             marker.len.store(TO_START, Ordering::Relaxed);
             marker.stamp.store(stamp(self.head), Ordering::Release);
         }
@@ -318,8 +364,8 @@ impl Writer {
     /// Fetches the first lines of the next packet, which is probably as long, as far as they are free. For a single line it
     /// does not pay: the reader, which waits for that one, takes it back at once.
     fn fetch_next(&self, lines: u64) {
-        let end = (self.head + lines.min(MAX_FETCHED)).min(self.tail + LINES);
-        (self.head..end).for_each(|at| self.map.fetch_to_write(at));
+        let end = (self.head + lines.min(MAX_FETCHED)).min(self.tail + R::LINES);
+        (self.head..end).for_each(|at| self.ring.fetch_to_write(at));
     }
 
     /// Sees to it that `next`, which the reader has finished with, has no stamp.
@@ -327,15 +373,15 @@ impl Writer {
         if next < self.cleared {
             return;
         }
-        let end = (next + CLEARED_TOGETHER).min(self.tail + LINES);
-        (next..end).for_each(|at| self.map.line(at).stamp.store(0, Ordering::Relaxed));
+        let end = (next + R::CLEARED_TOGETHER).min(self.tail + R::LINES);
+        (next..end).for_each(|at| self.ring.line(at).stamp.store(0, Ordering::Relaxed));
         self.cleared = end;
     }
 }
 
 /// The end that packets leave.
-pub(super) struct Reader {
-    map: Map,
+pub(super) struct Reader<R = Map> {
+    ring: R,
     /// Lines read since the beginning.
     at: u64,
     /// What the writer was told of it.
@@ -359,31 +405,9 @@ impl Reader {
         }
         let map = Map::new(file.as_fd())?;
         match map.layout().magic.0.load(Ordering::Acquire) {
-            MAGIC => Ok(Reader { map, at: 0, told: 0, refusals: 0 }),
+            MAGIC => Ok(Reader::on(map)),
             _ => Err(wrong("the FIFO has another format")),
         }
-    }
-
-    /// Whether [`pop`](Reader::pop) would return something.
-    pub(super) fn holds_packets(&self) -> bool {
-        self.map.line(self.at).stamp.load(Ordering::Acquire) != 0
-    }
-
-    /// What is oldest in it.
-    ///
-    /// # Errors
-    /// When there is something else in its place. The FIFO is of no use after that.
-    pub(super) fn front(&mut self) -> Result<Option<Kind>, Broken> {
-        let Some(mut len) = self.len_at(self.at)? else {
-            return Ok(None);
-        };
-        if len == TO_START {
-            // A marker on the first line would send the reader round for ever.
-            let to_end = LINES - self.at % LINES;
-            self.at += if to_end == LINES { return Err(Broken) } else { to_end };
-            len = self.len_at(self.at)?.ok_or(Broken)?;
-        }
-        Ok(Some(if len & MESSAGE == 0 { Kind::Packet } else { Kind::Message }))
     }
 
     /// Takes the oldest of this kind out, if it is in front: its bytes are in `into` then. Returns its tag and the line at
@@ -396,24 +420,66 @@ impl Reader {
         kind: Kind,
         into: &mut Vec<u8>,
     ) -> Result<Option<(Tag, u64)>, Broken> {
+        self.take(kind, |map, begin, len| {
+            into.clear();
+            into.reserve(len);
+            // SAFETY: the packet ends before the end of the ring, and the buffer has room for it. A writer that lies may
+            // change the bytes meanwhile: what was copied is what is looked at.
+            unsafe {
+                std::ptr::copy_nonoverlapping(map.body(begin), into.as_mut_ptr(), len);
+                into.set_len(len);
+            };
+        })
+    }
+}
+
+impl<R: Ring> Reader<R> {
+    /// The end of an empty FIFO.
+    fn on(ring: R) -> Reader<R> {
+        Reader { ring, at: 0, told: 0, refusals: 0 }
+    }
+
+    /// Whether [`pop`](Reader::pop) would return something.
+    pub(super) fn holds_packets(&self) -> bool {
+        self.ring.line(self.at).stamp.load(Ordering::Acquire) != 0
+    }
+
+    /// What is oldest in it.
+    ///
+    /// # Errors
+    /// When there is something else in its place. The FIFO is of no use after that.
+    pub(super) fn front(&mut self) -> Result<Option<Kind>, Broken> {
+        let Some(mut len) = self.len_at(self.at)? else {
+            return Ok(None);
+        };
+        if len == TO_START {
+            // A marker on the first line would send the reader round for ever.
+            let to_end = R::LINES - self.at % R::LINES;
+            self.at += if to_end == R::LINES { return Err(Broken) } else { to_end };
+            len = self.len_at(self.at)?.ok_or(Broken)?;
+        }
+        Ok(Some(if len & MESSAGE == 0 { Kind::Packet } else { Kind::Message }))
+    }
+
+    /// Takes the oldest of this kind out, if it is in front. `copy` gets the line at which it begins, and its length, which
+    /// ends before the end of the ring.
+    #[inline]
+    fn take(
+        &mut self,
+        kind: Kind,
+        copy: impl FnOnce(&R, u64, usize),
+    ) -> Result<Option<(Tag, u64)>, Broken> {
         if self.front()? != Some(kind) {
             return Ok(None);
         }
         let begin = self.at;
-        let len = (self.map.line(begin).len.load(Ordering::Relaxed) & !MESSAGE) as usize;
+        let len = (self.ring.line(begin).len.load(Ordering::Relaxed) & !MESSAGE) as usize;
         let lines = lines_of(len.min(MAX_PACKET));
-        if len > MAX_PACKET || begin % LINES + lines > LINES {
+        if len > MAX_PACKET || begin % R::LINES + lines > R::LINES {
             return Err(Broken);
         }
-        let tag = self.map.line(begin).tag.load(Ordering::Relaxed).to_ne_bytes();
-        into.clear();
-        into.reserve(len);
-        // SAFETY: the packet ends before the end of the ring, as just checked, and the buffer has room for it. A writer
-        // that lies may change the bytes meanwhile: what was copied is what is looked at.
-        unsafe {
-            std::ptr::copy_nonoverlapping(self.map.body(begin), into.as_mut_ptr(), len);
-            into.set_len(len);
-        };
+        let tag = self.ring.line(begin).tag.load(Ordering::Relaxed).to_ne_bytes();
+        copy(&self.ring, begin, len);
         self.at += lines;
         let [source, dest, tos, hop_limit] = tag;
         Ok(Some((Tag { source, dest, tos, hop_limit }, begin)))
@@ -421,15 +487,14 @@ impl Reader {
 
     /// The message that began at this line is refused. To be said before its lines are released.
     pub(super) fn refuse(&mut self, begin: u64) {
-        let layout = self.map.layout();
-        layout.refused[(self.refusals % LINES) as usize].store(begin, Ordering::Relaxed);
+        self.ring.refused(self.refusals).store(begin, Ordering::Relaxed);
         self.refusals = self.refusals.wrapping_add(1);
-        layout.back.0.refusals.store(self.refusals, Ordering::Release);
+        self.ring.back().refusals.store(self.refusals, Ordering::Release);
     }
 
     /// Length of the packet at a line, if there is one.
     fn len_at(&self, at: u64) -> Result<Option<u32>, Broken> {
-        let line = self.map.line(at);
+        let line = self.ring.line(at);
         match line.stamp.load(Ordering::Acquire) {
             0 => Ok(None),
             found if found == stamp(at) => Ok(Some(line.len.load(Ordering::Relaxed))),
@@ -440,7 +505,7 @@ impl Reader {
     /// Gives the lines of the packets taken out back to the writer.
     pub(super) fn release(&mut self) {
         if self.told != self.at {
-            self.map.layout().back.0.tail.store(self.at, Ordering::Release);
+            self.ring.back().tail.store(self.at, Ordering::Release);
             self.told = self.at;
         }
     }
@@ -574,21 +639,21 @@ mod tests {
         let (mut writer, mut reader) = pair();
         assert!(writer.push(tag(1), b"packet"));
         for len in [MAX_PACKET as u32 + 1, u32::MAX - 1, TO_START] {
-            writer.map.line(0).len.store(len, Ordering::Relaxed);
+            writer.ring.line(0).len.store(len, Ordering::Relaxed);
             assert_eq!(pop(&mut reader, &mut into), Err(Broken), "{len}");
         }
         let (writer, mut reader) = pair();
-        writer.map.line(0).stamp.store(stamp(1), Ordering::Relaxed);
+        writer.ring.line(0).stamp.store(stamp(1), Ordering::Relaxed);
         assert_eq!(pop(&mut reader, &mut into), Err(Broken), "the stamp of another line");
         // A packet that would go on behind the end of the ring.
         let (mut writer, mut reader) = pair();
-        while writer.head < LINES - 1 {
+        while writer.head < LINES as u64 - 1 {
             assert!(writer.push(tag(1), &[7; 20]));
             assert!(pop(&mut reader, &mut into).expect("whole").is_some());
             reader.release();
         }
         assert!(writer.push(tag(1), &[7; 20]));
-        writer.map.line(LINES - 1).len.store(64, Ordering::Relaxed);
+        writer.ring.line(LINES as u64 - 1).len.store(64, Ordering::Relaxed);
         assert_eq!(pop(&mut reader, &mut into), Err(Broken));
     }
 
@@ -596,7 +661,7 @@ mod tests {
     fn a_reader_that_lies_frees_nothing() {
         let (mut writer, reader) = pair();
         while writer.push(tag(1), &[1; 4000]) {}
-        let (head, tail) = (writer.head, &reader.map.layout().back.0.tail);
+        let (head, tail) = (writer.head, &reader.ring.layout().back.0.tail);
         for lie in [head + 1, u64::MAX, 1 << 63] {
             tail.store(lie, Ordering::Relaxed);
             assert!(!writer.push(tag(1), &[1; 4000]), "{lie}");
@@ -662,10 +727,10 @@ mod tests {
     fn a_reader_that_lies_about_refusals_names_at_most_as_many_as_there_are_lines() {
         let (mut writer, reader) = pair();
         for lie in [u64::MAX, 1 << 63, 5] {
-            reader.map.layout().back.0.refusals.store(lie, Ordering::Relaxed);
+            reader.ring.layout().back.0.refusals.store(lie, Ordering::Relaxed);
             let mut named = 0;
             writer.take_refusals(|_| named += 1);
-            assert!(named <= LINES, "{named}");
+            assert!(named <= LINES as u64, "{named}");
         }
     }
 
@@ -684,5 +749,222 @@ mod tests {
         let file = make();
         fcntl_add_seals(&file, SEALS).expect("sealing is allowed");
         assert!(refused(&file), "empty");
+    }
+}
+
+/// Every interleaving and every reordering that the memory model allows, by loom, on a ring of four lines; and faults that it
+/// has to find.
+#[cfg(test)]
+mod model {
+    use std::sync::Arc;
+
+    use loom::thread;
+
+    use super::super::words::model::{
+        Exact, Fault, LoadsRelaxed, Modelled32, Modelled64, StoresRelaxed, check,
+    };
+    use super::*;
+
+    const TAG: Tag = Tag { source: 1, dest: 2, tos: 3, hop_limit: 4 };
+
+    impl<F> Default for Line<Modelled32<F>> {
+        fn default() -> Self {
+            Line {
+                stamp: Default::default(),
+                len: Default::default(),
+                tag: Default::default(),
+                rest: Default::default(),
+            }
+        }
+    }
+
+    struct Memory<F> {
+        lines: [Line<Modelled32<F>>; 4],
+        back: Back<Modelled64<F>>,
+        refused: [Modelled64<F>; 4],
+    }
+
+    impl<F: Fault> Ring for Arc<Memory<F>> {
+        type U32 = Modelled32<F>;
+        type U64 = Modelled64<F>;
+
+        const LINES: u64 = 4;
+        const CLEARED_TOGETHER: u64 = 2;
+
+        fn line(&self, at: u64) -> &Line<Modelled32<F>> {
+            &self.lines[(at % 4) as usize]
+        }
+
+        fn back(&self) -> &Back<Modelled64<F>> {
+            &self.back
+        }
+
+        fn refused(&self, at: u64) -> &Modelled64<F> {
+            &self.refused[(at % 4) as usize]
+        }
+
+        fn fetch_to_write(&self, _: u64) {}
+    }
+
+    type Ends<F> = (Writer<Arc<Memory<F>>>, Reader<Arc<Memory<F>>>);
+
+    fn pair<F: Fault>() -> Ends<F> {
+        let back = Back { tail: Modelled64::default(), refusals: Modelled64::default() };
+        let (lines, refused) = Default::default();
+        let memory = Arc::new(Memory { lines, back, refused });
+        (Writer::on(Arc::clone(&memory)), Reader::on(memory))
+    }
+
+    /// Where a planted fault is.
+    #[derive(Clone, Copy, PartialEq)]
+    enum Planted {
+        Nothing,
+        StampBeforeBody,
+        ReleaseBeforeCopy,
+        OldStamps,
+    }
+
+    /// The last word of a packet of so many lines.
+    fn last_word<F: Fault>(ring: &Arc<Memory<F>>, begin: u64, lines: u64) -> &Modelled32<F> {
+        &ring.line(begin + lines - 1).rest[0]
+    }
+
+    /// Packets of these numbers of lines pass, whole and in order.
+    fn packets_pass<F: Fault>(lines: &'static [u64], planted: Planted) {
+        let len = |lines: u64| lines as usize * LINE - PREFIX;
+        check(move || {
+            let (mut writer, mut reader) = pair::<F>();
+            let sender = thread::spawn(move || {
+                for (number, &lines) in (1..).zip(lines) {
+                    if planted == Planted::OldStamps {
+                        writer.cleared = u64::MAX;
+                    }
+                    let put = |ring: &Arc<Memory<F>>, begin| {
+                        if planted != Planted::StampBeforeBody {
+                            last_word(ring, begin, lines).store(number, Ordering::Relaxed);
+                        }
+                    };
+                    let begin = loop {
+                        match writer.append(TAG, len(lines), 0, put) {
+                            Some(begin) => break begin,
+                            None => thread::yield_now(),
+                        }
+                    };
+                    if planted == Planted::StampBeforeBody {
+                        last_word(&writer.ring, begin, lines).store(number, Ordering::Relaxed);
+                    }
+                }
+            });
+            for (number, &lines) in (1..).zip(lines) {
+                while reader.front().expect("whole").is_none() {
+                    thread::yield_now();
+                }
+                if planted == Planted::ReleaseBeforeCopy {
+                    reader.ring.back().tail.store(reader.at + lines, Ordering::Release);
+                }
+                let taken = reader.take(Kind::Packet, |ring, begin, found| {
+                    assert_eq!(found, len(lines), "another packet");
+                    let word = last_word(ring, begin, lines).load(Ordering::Relaxed);
+                    assert_eq!(word, number, "bytes of another packet");
+                });
+                assert_eq!(taken.expect("whole").map(|(tag, _)| tag), Some(TAG));
+                reader.release();
+            }
+            sender.join().expect("no panic");
+            assert_eq!(reader.front(), Ok(None));
+        });
+    }
+
+    /// More than the ring holds.
+    const SHORT: &[u64] = &[1, 1, 1, 1, 1];
+    /// The last one does not fit before the end of the ring.
+    const LONG: &[u64] = &[1, 2, 2];
+
+    #[test]
+    fn packets_arrive_whole_and_in_order() {
+        packets_pass::<Exact>(SHORT, Planted::Nothing);
+    }
+
+    #[test]
+    fn packets_go_on_at_the_beginning_of_the_ring() {
+        packets_pass::<Exact>(LONG, Planted::Nothing);
+    }
+
+    #[test]
+    #[should_panic(expected = "bytes of another packet")]
+    fn planted_the_stamp_is_stored_before_the_body() {
+        packets_pass::<Exact>(SHORT, Planted::StampBeforeBody);
+    }
+
+    #[test]
+    #[should_panic]
+    fn planted_lines_are_given_back_before_they_are_copied() {
+        packets_pass::<Exact>(SHORT, Planted::ReleaseBeforeCopy);
+    }
+
+    #[test]
+    #[should_panic(expected = "whole: Broken")]
+    fn planted_old_stamps_are_not_cleared() {
+        packets_pass::<Exact>(SHORT, Planted::OldStamps);
+    }
+
+    #[test]
+    #[should_panic]
+    fn planted_the_stamp_is_not_released() {
+        packets_pass::<StoresRelaxed>(SHORT, Planted::Nothing);
+    }
+
+    #[test]
+    #[should_panic]
+    fn planted_the_stamp_is_not_acquired() {
+        packets_pass::<LoadsRelaxed>(SHORT, Planted::Nothing);
+    }
+
+    /// A message is refused: who sees that its lines were given back sees the refusal.
+    fn refusals_are_seen<F: Fault>(refuses_first: bool) {
+        check(move || {
+            let (mut writer, mut reader) = pair::<F>();
+            let begin = writer.append(TAG, 0, MESSAGE, |_, _| ()).expect("room");
+            let judge = thread::spawn(move || {
+                let (_, begin) =
+                    reader.take(Kind::Message, |_, _, _| ()).expect("whole").expect("there");
+                if refuses_first {
+                    reader.refuse(begin);
+                }
+                reader.release();
+                if !refuses_first {
+                    reader.refuse(begin);
+                }
+            });
+            if writer.progress() > begin {
+                let mut refused = None;
+                writer.take_refusals(|begin| refused = Some(begin));
+                assert_eq!(refused, Some(begin), "a refused message counts as taken");
+            }
+            judge.join().expect("no panic");
+        });
+    }
+
+    #[test]
+    fn a_verdict_is_known_when_the_lines_are_back() {
+        refusals_are_seen::<Exact>(true);
+    }
+
+    #[test]
+    #[should_panic(expected = "counts as taken")]
+    fn planted_the_refusal_comes_after_the_lines() {
+        refusals_are_seen::<Exact>(false);
+    }
+
+    #[test]
+    #[should_panic(expected = "counts as taken")]
+    fn planted_the_verdict_is_not_released() {
+        refusals_are_seen::<StoresRelaxed>(true);
+    }
+
+    #[test]
+    #[should_panic(expected = "counts as taken")]
+    fn planted_the_verdict_is_not_acquired() {
+        refusals_are_seen::<LoadsRelaxed>(true);
     }
 }

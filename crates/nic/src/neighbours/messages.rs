@@ -11,7 +11,6 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::atomic::{Ordering, fence};
 
 use roce::direct::{DirectRefusal, Handed, Message, MessageHeader, Verdict};
 use roce::endpoint::Endpoint;
@@ -312,9 +311,9 @@ impl Neighbours {
             }
         }
         one.reader.release();
-        fence(Ordering::SeqCst);
-        if let (Some(since), Some((source, from))) = (one.board.sleeps_since(), read_at)
-            && std::mem::replace(&mut one.woken_from, since) != since
+        if let Some((source, from)) = read_at
+            && let Some(sleep) = one.board.sleep()
+            && one.rung.must_ring(sleep)
         {
             packets.counters.doorbells += 1;
             // Not by one of the queue pairs: the sender waits for its verdicts also where they are gone.
@@ -330,10 +329,9 @@ impl Neighbours {
         if self.to_wake.is_empty() {
             return;
         }
-        fence(Ordering::SeqCst);
         let Neighbours { to_wake, routes, packets, .. } = self;
         for source in to_wake.drain(..) {
-            let must = routes.get(&source.get()).is_some_and(|target| target.needs_waking());
+            let must = routes.get(&source.get()).is_some_and(|target| target.must_ring());
             if must && let Some((path, dest)) = endpoint.destination(source) {
                 packets.counters.doorbells += 1;
                 wire.wake(&path, dest);

@@ -10,8 +10,7 @@
 //!
 //! No access outlives the permission for it. An initiator announces an access before it reads the boards of the
 //! target. A target that withdraws an entry then waits until no announcement is left that may have seen the
-//! entry ([`Shared::quiesce`]). Both sides use sequentially consistent stores and loads, so one of the two sees the
-//! other.
+//! entry ([`Shared::quiesce`]); [`words`] says why one of the two sees the other.
 //!
 //! A veth, a tenant, loss or shaping is never bypassed: both addresses must belong to this namespace, which
 //! routes them over loopback, and loopback must have no queueing discipline.
@@ -26,6 +25,9 @@ mod hostile;
 mod mapped;
 mod messages;
 mod packets;
+#[cfg(test)]
+mod tests;
+mod words;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -193,12 +195,12 @@ impl Target {
         mapping.filter(|_| self.board.is_owned())
     }
 
-    /// Whether it sleeps, and was not woken since it fell asleep: it is to be woken now. To be asked after a fence.
-    fn needs_waking(&self) -> bool {
-        let (Some(since), Some(fifo)) = (self.board.sleeps_since(), &self.fifo) else {
+    /// Whether it is to be woken for what is in its FIFO.
+    fn must_ring(&self) -> bool {
+        let (Some(fifo), Some(sleep)) = (&self.fifo, self.board.sleep()) else {
             return false;
         };
-        std::mem::replace(&mut locked(fifo).woken_from, since) != since
+        locked(fifo).rung.must_ring(sleep)
     }
 
     /// Whether messages have no verdict.
@@ -370,7 +372,6 @@ impl Shared {
     /// before this call.
     #[must_use]
     pub fn unfinished(&self) -> Unfinished {
-        std::sync::atomic::fence(Ordering::SeqCst);
         let busy = |initiator: &Arc<Initiator>| {
             let since = initiator.board.busy_with(self.slot)?;
             Some((Arc::clone(initiator), self.slot, since))

@@ -14,7 +14,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use roce::verbs::{Ecn, Path, Qpn, Transport};
 use roce::wire::{Headers, ROCE_PORT};
@@ -24,6 +24,7 @@ use roce::{Duration, Time};
 use super::board::{ADDRESSES, Board};
 use super::fifo::{Kind, MAX_PACKET, Reader, Tag, Writer};
 use super::messages::Unjudged;
+use super::words::Rung;
 use super::{Neighbours, OWN_PORT, SLOT_SHIFT, Target, locked};
 
 /// Packets taken out of one FIFO before the next one's turn.
@@ -110,8 +111,8 @@ pub(super) struct Outgoing {
     pub(super) dest: u8,
     /// Messages that the reader has not decided on.
     pub(super) unjudged: Unjudged,
-    /// Number of the reader's sleep that it was last woken from.
-    pub(super) woken_from: u64,
+    /// The sleep that the reader was last woken from.
+    pub(super) rung: Rung,
     /// Burst number, and packets admitted since that burst.
     admitted: (u64, usize),
     full: Option<Full>,
@@ -130,9 +131,9 @@ struct Full {
 
 impl Outgoing {
     pub(super) fn new(writer: Writer, dest: u8) -> Outgoing {
-        let (woken_from, admitted) = (0, (0, 0));
+        let (rung, admitted) = (Rung::default(), (0, 0));
         let unjudged = Unjudged::default();
-        Outgoing { writer, dest, unjudged, woken_from, admitted, full: None, suspected_at: None }
+        Outgoing { writer, dest, unjudged, rung, admitted, full: None, suspected_at: None }
     }
 
     /// How many of `packets` may be sent in this burst.
@@ -182,8 +183,8 @@ pub(super) struct Incoming {
     pub(super) board: Arc<Board>,
     /// The writer's addresses, by index.
     pub(super) addresses: Vec<IpAddr>,
-    /// Number of the writer's sleep that it was last woken from.
-    pub(super) woken_from: u64,
+    /// The sleep that the writer was last woken from.
+    pub(super) rung: Rung,
     _place: Place,
 }
 
@@ -208,7 +209,7 @@ impl Drop for Place {
 impl Incoming {
     pub(super) fn new(reader: Reader, board: Arc<Board>, place: Place) -> Incoming {
         let addresses = board.addresses();
-        Incoming { reader, board, addresses, woken_from: 0, _place: place }
+        Incoming { reader, board, addresses, rung: Rung::default(), _place: place }
     }
 
     pub(super) fn holds_packets(&self) -> bool {
@@ -363,9 +364,8 @@ impl Packets {
     }
 
     /// Whether the reader of packets that were just written sleeps and was not woken yet.
-    fn needs_waking(&mut self, target: usize) -> bool {
-        fence(Ordering::SeqCst);
-        let must = self.outgoing.get(target).is_some_and(|target| target.needs_waking());
+    fn must_ring(&mut self, target: usize) -> bool {
+        let must = self.outgoing.get(target).is_some_and(|target| target.must_ring());
         self.counters.doorbells += u64::from(must);
         must
     }
@@ -442,7 +442,7 @@ impl<W: Wire + Doorbell> Wire for LocalWire<'_, W> {
                 continue;
             };
             self.neighbours.packets.push(target, run, memory);
-            if self.neighbours.packets.needs_waking(target) {
+            if self.neighbours.packets.must_ring(target) {
                 self.wire.wake(&path, dest);
             }
         }

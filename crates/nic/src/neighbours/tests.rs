@@ -1,0 +1,122 @@
+//! Direct accesses between processes that do not lie: what an owner learns of them, and what an initiator may do after the
+//! owner's end.
+
+use roce::endpoint::{Extent, Placement};
+use roce::verbs::{Access, PdId};
+use roce::world::Path;
+
+use super::hostile::ip;
+use super::*;
+
+const INITIATOR: u8 = 43;
+const OWNER: u8 = 44;
+
+/// The numbers before are those of other tests.
+const FIRST_TEST: u8 = 120;
+
+const BYTES: usize = 32 << 20;
+
+fn qpn(slot: u8) -> Qpn {
+    Qpn::new(u32::from(slot) << SLOT_SHIFT | 1)
+}
+
+/// A process that WRITEs into the memory of another, both in this one.
+struct Pair {
+    initiator: Neighbours,
+    owner: Neighbours,
+    address: IpAddr,
+    from: Vec<u8>,
+    to: Vec<u8>,
+}
+
+impl Pair {
+    fn new(test: u8) -> Pair {
+        let address = ip(FIRST_TEST + test);
+        let open = |slot| Neighbours::open(ROCE_PORT, slot, &[address]).expect("shared memory");
+        let (mut initiator, owner) = (open(INITIATOR), open(OWNER));
+        let met = initiator.shared().meet(SocketAddr::new(address, ROCE_PORT), OWNER);
+        initiator.route(qpn(INITIATOR), Some(met.expect("it answers")));
+        let (from, mut to) = (vec![7; BYTES], vec![0; BYTES]);
+        let (own, peer, pd, access) = (address, address, PdId(1), Access::ALL);
+        let (serves, serves_reads) = (true, true);
+        let (qpn, dest_qp) = (qpn(OWNER), qpn(INITIATOR));
+        owner.publish_qp(&QpCard { qpn, dest_qp, pd, own, peer, access, serves, serves_reads });
+        let addr = to.as_mut_ptr().expose_provenance() as u64;
+        let (len, backing, in_file) = (BYTES as u64, addr, None);
+        owner.publish_region(&RegionCard { rkey: 9, pd, addr, len, backing, in_file, access });
+        Pair { initiator, owner, address, from, to }
+    }
+
+    fn write(&mut self, len: u32) -> Result<(), DirectRefusal> {
+        let addr = self.from.as_ptr().expose_provenance() as u64;
+        let local = [Placement { addr, len }];
+        self.initiator.carry_out(&DirectRequest {
+            kind: DirectKind::Write,
+            path: Path::new(SocketAddr::new(self.address, ROCE_PORT)),
+            qpn: qpn(INITIATOR),
+            dest_qp: qpn(OWNER),
+            rkey: 9,
+            remote_addr: self.to.as_ptr().expose_provenance() as u64,
+            len,
+            part: Extent { offset: 0, len },
+            local: &local,
+        })
+    }
+}
+
+#[test]
+fn an_owner_sees_an_access_while_it_lasts() {
+    let mut pair = Pair::new(0);
+    let owner = Arc::clone(pair.owner.shared());
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = Arc::clone(&stop);
+    let writing = std::thread::spawn(move || {
+        while !stopped.load(Ordering::Relaxed) {
+            pair.write(BYTES as u32).expect("permitted");
+        }
+        pair
+    });
+    let begun = Instant::now();
+    while owner.unfinished().0.is_empty() {
+        assert!(begun.elapsed() < Duration::from_secs(30), "no access was announced");
+    }
+    stop.store(true, Ordering::Relaxed);
+    let pair = writing.join().expect("no panic");
+    assert!(owner.quiesce() && owner.unfinished().0.is_empty());
+    assert_eq!(pair.to, pair.from);
+}
+
+#[test]
+fn nothing_is_written_into_memory_whose_owner_has_ended() {
+    let mut pair = Pair::new(1);
+    assert_eq!(pair.write(1), Ok(()));
+    assert_eq!(pair.to[..2], [7, 0]);
+    // The board and the memory are still there, as they are while a process ends.
+    pair.owner.shared.own.owner().store(0, Ordering::Release);
+    assert_eq!(pair.write(2), Err(DirectRefusal::System));
+    assert_eq!(pair.to[..2], [7, 0]);
+}
+
+/// A board may lose its owner while the process goes on, when it executes another program; and a process number may belong to
+/// another namespace, so that only both together say that nobody accesses anything any more.
+#[test]
+fn an_access_is_over_when_board_and_process_have_ended() {
+    let mut child = std::process::Command::new("true").spawn().expect("a program");
+    let ended = child.id() as i32;
+    child.wait().expect("it ends");
+    let lives = std::process::id() as i32;
+    for (owned, pid, is_over) in
+        [(true, lives, false), (true, ended, false), (false, lives, false), (false, ended, true)]
+    {
+        let (own, file) = OwnBoard::create((ROCE_PORT, INITIATOR), &[]).expect("memfd");
+        own.owner().store(u32::from(owned), Ordering::Release);
+        own.announce(OWNER, 5);
+        let board = Arc::new(Board::of_other(&file).expect("a board"));
+        let initiator = Arc::new(Initiator { board, file: (0, 0), pid });
+        let mut left = Unfinished(vec![(Arc::clone(&initiator), OWNER, 5 << 8 | u64::from(OWNER))]);
+        assert_eq!(left.is_over(), is_over, "owned: {owned}, has ended: {}", pid == ended);
+        // A later access is not one that was waited for.
+        own.announce(OWNER, 6);
+        assert!(left.is_over());
+    }
+}
