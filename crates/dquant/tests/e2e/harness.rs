@@ -17,6 +17,7 @@ use std::sync::mpsc;
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
+use nic::driver::RESCUED;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{
     Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit, test_kill_process_group,
@@ -378,8 +379,11 @@ impl Drop for Daemon {
         // Fails when it has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
+        let said = self.stderr();
         if std::thread::panicking() {
-            eprintln!("{:?} said:\n{}", self.args, self.stderr());
+            eprintln!("{:?} said:\n{said}", self.args);
+        } else {
+            assert!(!said.contains(RESCUED), "{:?}: {said}", self.args);
         }
     }
 }
@@ -499,6 +503,7 @@ impl Cat {
     fn end(&mut self, stdout: Vec<u8>) -> Ran {
         let exit = wait(&mut self.child).code();
         let stderr = self.stderr();
+        assert!(!stderr.contains(RESCUED), "{stderr}");
         Ran { exit, stdout, stderr }
     }
 }
