@@ -3,9 +3,9 @@
 //! A sample counts only if the trainer was still running after it was taken: before and after that the DPU is being
 //! set up or torn down. A demo that does not end is ended.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -20,6 +20,10 @@ const SAMPLE_EVERY: Duration = Duration::from_millis(100);
 
 /// How long a demo may take besides its measured part: it generates its corpora and verifies its first batches.
 const ALLOWANCE: Duration = Duration::from_secs(120);
+
+/// In what our programs say when a periodic look has found work that should have woken them: a figure would be that of a
+/// defect.
+pub(super) const RESCUED: &str = "a wake-up was lost";
 
 /// What to run.
 #[derive(Clone, Debug)]
@@ -49,11 +53,16 @@ impl Demo<'_> {
     /// When it cannot start, hangs or reports nothing. Its results are checked elsewhere.
     pub(super) fn run(&self) -> Result<Ran, Failure> {
         let load_before = machine::load();
-        let mut child = self.start()?;
+        let (mut child, said) = self.start()?;
         let deadline = Instant::now() + self.seconds + ALLOWANCE;
         let dpu_resident_kib = watch(&mut child, deadline)?;
         let mut text = String::new();
         let read = child.stdout.take().map(|mut out| out.read_to_string(&mut text));
+        let said = said.text();
+        eprint!("{said}");
+        if said.contains(RESCUED) {
+            return Err(Failure::check("a wake-up was lost; see the output above"));
+        }
         let report = match read {
             Some(Ok(_)) => serde_json::from_str(&text).ok(),
             _ => None,
@@ -63,16 +72,41 @@ impl Demo<'_> {
         Ok(Ran { report, load_before, dpu_resident_kib })
     }
 
-    fn start(&self) -> Result<Child, Failure> {
+    /// Starts it; the second value is what it says beside its report.
+    fn start(&self) -> Result<(Child, Said), Failure> {
+        let (said, file) = Said::new()?;
         let mut command = Command::new(self.program);
         let seconds = format!("{}ms", self.seconds.as_millis());
         command.args(["demo", "--json", "--compare", "false", "--io", self.io]);
         command.args(["--seconds", &seconds]).args(self.options);
         // A report is one line, far smaller than a pipe holds: the demo never waits for us.
-        command.stdin(Stdio::null()).stdout(Stdio::piped());
-        command.spawn().map_err(|error| {
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(file);
+        let child = command.spawn().map_err(|error| {
             Failure::usage(format!("cannot start {}: {error}", self.program.display()))
-        })
+        })?;
+        Ok((child, said))
+    }
+}
+
+/// A file that a program writes its messages to. It ends with this value.
+struct Said(PathBuf);
+
+impl Said {
+    fn new() -> Result<(Said, File), Failure> {
+        let path = std::env::temp_dir().join(format!("dquant-bench-{}.err", std::process::id()));
+        let file = File::create(&path)
+            .map_err(|error| Failure::usage(format!("cannot write {}: {error}", path.display())))?;
+        Ok((Said(path), file))
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.0).unwrap_or_default()).into_owned()
+    }
+}
+
+impl Drop for Said {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
     }
 }
 

@@ -115,6 +115,8 @@ pub(super) fn all() -> Vec<Figure> {
         streams(Where::Cable { mtu: MTUS[1], impairment: Impairment::None }, "9000"),
         af_xdp(),
         sleeping(),
+        sleeping_same_host_latency(),
+        sleeping_same_host_bandwidth(),
         many_queue_pairs(),
         many_pairs(),
     ];
@@ -258,6 +260,41 @@ fn sleeping() -> Topic {
     topic.add("two-wakes", "two futex wakes", How::TwoWakes);
     let blocking = Tool::Qperf { test: "tcp_lat", bytes: 8 };
     topic.add("qperf-8", "qperf tcp_lat 8 B, blocking", How::Tool(blocking));
+    topic
+}
+
+/// Programs of both sides sleep until a completion comes, beside the same programs that poll.
+fn sleeping_same_host_latency() -> Topic {
+    let mut topic = Topic::new("us", Where::SameHost);
+    let mut add = |size, polled, events| {
+        let name = format!("ib_send_lat {size}");
+        topic.add(format!("polled-{size}"), &name, perftest(polled, CHOSEN, Column::Typical));
+        let name = format!("ib_send_lat -e {size}");
+        topic.add(format!("event-{size}"), &name, perftest(events, CHOSEN, Column::Typical));
+    };
+    add("lat-64k", "ib_send_lat -s 65536 -n 20000", "ib_send_lat -e -s 65536 -n 20000");
+    add("lat-1m", "ib_send_lat -s 1048576 -n 20000", "ib_send_lat -e -s 1048576 -n 20000");
+    topic
+}
+
+fn sleeping_same_host_bandwidth() -> Topic {
+    let mut topic = Topic::new("GB/s", Where::SameHost);
+    let mut add = |size, polled, events| {
+        let name = format!("ib_send_bw {size}");
+        topic.add(format!("polled-{size}"), &name, perftest(polled, CHOSEN, Column::GBps));
+        let name = format!("ib_send_bw -e {size}");
+        topic.add(format!("event-{size}"), &name, perftest(events, CHOSEN, Column::GBps));
+    };
+    let (polled, events) = (
+        "ib_send_bw --report_gbits -s 65536 -n 20000",
+        "ib_send_bw -e --report_gbits -s 65536 -n 20000",
+    );
+    add("bw-64k", polled, events);
+    let (polled, events) = (
+        "ib_send_bw --report_gbits -s 1048576 -n 20000",
+        "ib_send_bw -e --report_gbits -s 1048576 -n 20000",
+    );
+    add("bw-1m", polled, events);
     topic
 }
 

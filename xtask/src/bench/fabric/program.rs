@@ -12,6 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::place::Side;
+use crate::bench::process::RESCUED;
 
 /// Why there is no figure.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -180,7 +181,10 @@ impl Running {
     /// When it fails or does not end in time.
     pub(super) fn finish(mut self) -> Result<String, Obstacle> {
         match self.wait()? {
-            Some(status) if status.success() => Ok(self.written()),
+            Some(status) if status.success() => match self.written() {
+                said if said.contains(RESCUED) => Err(self.failure("lost a wake-up")),
+                said => Ok(said),
+            },
             Some(status) => Err(self.failure(&format!("ended with {status}"))),
             None => Err(self.failure("did not end in time")),
         }
@@ -239,6 +243,9 @@ mod tests {
         );
         let missing = Line::new("no-such-program-here").run(&here, LIMIT).expect_err("nothing");
         assert!(missing.0.contains("cannot start"), "{missing:?}");
+        let rescued = Line::new("echo").arg(format!("dquant: {RESCUED}: work has waited"));
+        let rescued = rescued.run(&here, LIMIT).expect_err("no figure of a defect");
+        assert!(rescued.0.contains("lost a wake-up"), "{rescued:?}");
         let slow = Line::new("sleep 60").run(&here, Duration::from_millis(50));
         assert!(slow.expect_err("too long").0.contains("in time"));
     }

@@ -40,7 +40,7 @@ impl Results {
     /// Our figure, the best peer, their ratio and a verdict.
     fn judge(&self, row: &Row) -> Judged {
         let ours = self.median(&row.ours);
-        let peer = row.asked.best(row.peers.iter().filter_map(|key| self.median(key)));
+        let peer = row.asked.best(row.peers.iter().map(|key| self.median(key)));
         let not_built = self.not_built.iter().find(|(feature, _)| *feature == row.needs);
         let met = ours.and_then(|ours| row.asked.is_met(ours, peer));
         let verdict = match (not_built, met) {

@@ -13,6 +13,8 @@ pub(super) enum Asked {
         times: f64,
         plus: f64,
     },
+    /// At most the sum of the peers.
+    AtMostSum,
     /// At least this many times the best peer, and at least `floor` in any case.
     AtLeast {
         times: f64,
@@ -38,6 +40,7 @@ impl Asked {
     pub(super) fn is_met(self, ours: f64, peer: Option<f64>) -> Option<bool> {
         match self {
             Asked::AtMost { times, plus } => Some(ours <= times * peer? + plus),
+            Asked::AtMostSum => Some(ours <= peer?),
             Asked::AtLeast { times, floor } => Some(ours >= (times * peer?).max(floor)),
             Asked::TimesTcp => Some(ours >= times_tcp(peer?) * peer?),
             Asked::Floor(floor) => Some(ours >= floor),
@@ -47,8 +50,12 @@ impl Asked {
         }
     }
 
-    /// Of several peers the best is the one that asks most.
-    pub(super) fn best(self, peers: impl Iterator<Item = f64>) -> Option<f64> {
+    /// Of several peers the best is the one that asks most. `None` stands for a peer without a figure.
+    pub(super) fn best(self, peers: impl Iterator<Item = Option<f64>>) -> Option<f64> {
+        if self == Asked::AtMostSum {
+            return peers.sum();
+        }
+        let peers = peers.flatten();
         match self {
             // Figures that are only reported beside several peers are latencies.
             Asked::AtMost { .. } | Asked::Ceiling(_) | Asked::Reported => peers.reduce(f64::min),
@@ -67,6 +74,7 @@ impl fmt::Display for Asked {
             Asked::AtMost { times, plus: 0.0 } => write!(f, "≤ {times} x"),
             Asked::AtMost { times: 1.0, plus } => write!(f, "≤ peer + {plus}"),
             Asked::AtMost { times, plus } => write!(f, "≤ {times} x + {plus}"),
+            Asked::AtMostSum => write!(f, "≤ sum of peers"),
             Asked::AtLeast { times, floor: 0.0 } => write!(f, "≥ {times:.2} x"),
             Asked::AtLeast { times, floor } => write!(f, "≥ {times} x and ≥ {floor}"),
             Asked::TimesTcp => write!(f, "≥ 2.2 x; ≥ 1.3 x where TCP ≥ {FAST_TCP_GBPS}"),
@@ -186,8 +194,37 @@ fn packets() -> Vec<Row> {
         row("1 MiB WRITE, loopback, of raw UDP", "stream-lo", &["raw-lo"], Asked::Reported),
         row("8 B SEND with events, us", "event-8", &["two-wakes"], at_most(1.2)),
         row("the same beside qperf tcp_lat, us", "event-8", &["qperf-8"], Asked::Reported),
+        sleeping(
+            "64 KiB SEND, same host, events, us",
+            "event-lat-64k",
+            &["polled-lat-64k", "two-wakes"],
+            Asked::AtMostSum,
+        ),
+        sleeping(
+            "1 MiB SEND, same host, events, us",
+            "event-lat-1m",
+            &["polled-lat-1m", "two-wakes"],
+            Asked::AtMostSum,
+        ),
+        sleeping(
+            "64 KiB SENDs, same host, events, of polling, GB/s",
+            "event-bw-64k",
+            &["polled-bw-64k"],
+            at_least(0.8),
+        ),
+        sleeping(
+            "1 MiB SENDs, same host, events, of polling, GB/s",
+            "event-bw-1m",
+            &["polled-bw-1m"],
+            at_least(0.8),
+        ),
         row("64 B SEND, veth, AF_XDP, us", "af-xdp-64", &["af-xdp-raw-64"], at_most(1.5)),
     ]
+}
+
+/// Both sides sleep on completion channels; the path without packets.
+fn sleeping(name: &str, ours: &str, peers: &[&str], asked: Asked) -> Row {
+    needs(Feature::SameHost, row(name, ours, peers, asked))
 }
 
 fn many() -> Vec<Row> {
@@ -266,12 +303,16 @@ mod tests {
     #[test]
     fn bounds_are_judged_by_the_best_peer() {
         let latency = Asked::AtMost { times: 1.0, plus: 0.3 };
-        assert_eq!(latency.best([0.46, 0.25].into_iter()), Some(0.25));
+        let best = |asked: Asked, peers: &[f64]| asked.best(peers.iter().copied().map(Some));
+        assert_eq!(best(latency, &[0.46, 0.25]), Some(0.25));
+        assert_eq!(best(Asked::AtMostSum, &[0.5, 0.25]), Some(0.75));
+        assert_eq!(Asked::AtMostSum.best([Some(0.5), None].into_iter()), None, "one is lacking");
+        assert_eq!(Asked::AtMostSum.is_met(0.8, Some(0.75)), Some(false));
         assert_eq!(latency.is_met(0.54, Some(0.25)), Some(true));
         assert_eq!(latency.is_met(0.56, Some(0.25)), Some(false));
         assert_eq!(latency.is_met(0.1, None), None, "no peer, no verdict");
         let rate = Asked::AtLeast { times: 2.0, floor: 1.5 };
-        assert_eq!(rate.best([0.5, 0.7].into_iter()), Some(0.7));
+        assert_eq!(best(rate, &[0.5, 0.7]), Some(0.7));
         assert_eq!(rate.is_met(1.45, Some(0.7)), Some(false), "the floor");
         assert_eq!(Asked::TimesTcp.is_met(45.0, Some(20.0)), Some(true));
         assert_eq!(Asked::TimesTcp.is_met(47.0, Some(36.0)), Some(true));
