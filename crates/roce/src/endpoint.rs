@@ -992,8 +992,8 @@ impl Endpoint {
     }
 
     /// Queues a send work request: one of a batch of [`Device::post_send`](crate::verbs::device::Device).
-    pub fn post_send(&mut self, now: Time, qpn: Qpn, mut wr: SendWr) -> Result<(), VerbsError> {
-        self.on_qp(now, qpn, |qp, cx| qp.post_send(cx, &mut wr))
+    pub fn post_send(&mut self, now: Time, qpn: Qpn, wr: SendWr) -> Result<(), VerbsError> {
+        self.on_qp(now, qpn, |qp, cx| qp.post_send(cx, wr))
     }
 
     /// Carries a send work request out at once if `direct` can, and queues it otherwise.
@@ -1103,7 +1103,7 @@ impl Endpoint {
 
     /// Queues a receive work request: one of a batch of [`Device::post_recv`](crate::verbs::device::Device).
     pub fn post_recv(&mut self, now: Time, qpn: Qpn, wr: RecvWr) -> Result<(), VerbsError> {
-        self.on_qp(now, qpn, |qp, cx| qp.post_recv(cx, &wr))
+        self.on_qp(now, qpn, |qp, cx| qp.post_recv(cx, wr))
     }
 
     /// The oldest completion, if there is one.

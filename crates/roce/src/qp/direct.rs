@@ -1,6 +1,7 @@
 //! Sends that need no packets ([`crate::direct`]): what this side of the connection checks, and the
 //! completion. A refused request is posted as any other.
 
+use core::mem;
 use core::net::IpAddr;
 
 use super::handed::Settled;
@@ -23,7 +24,8 @@ use crate::verbs::{
 };
 
 impl Qp {
-    /// Carries a send out at once, queues it, or lets it wait for the packets before it.
+    /// Carries a send out at once, queues it, or lets it wait for the packets before it. It is taken where it has to be
+    /// kept: moving every request here would be much of what a direct one costs.
     pub(crate) fn post_direct(
         &mut self,
         cx: &mut Context<'_>,
@@ -31,14 +33,17 @@ impl Qp {
         direct: &mut dyn Direct,
     ) -> Result<Posted, VerbsError> {
         if self.has_held() {
-            self.post_send(cx, wr)?;
+            self.post_send(cx, mem::take(wr))?;
             cx.count(|c| &mut c.direct_held);
             return Ok(Posted::Held);
         }
         let refusal = match self.try_direct(cx, wr, direct) {
-            Ok(Posted::Held) => return self.hold(cx, wr),
-            Ok(done) => {
+            Ok((Posted::Held, _)) => return self.hold(cx, wr),
+            Ok((done, len)) => {
                 self.held(|held| held.note_direct());
+                if done == Posted::HandedOver {
+                    self.keep_handed(mem::take(wr), len);
+                }
                 return Ok(done);
             }
             Err(refusal) => refusal,
@@ -53,7 +58,7 @@ impl Qp {
             return self.hold(cx, wr);
         }
         self.count_refusal(cx, refusal);
-        self.post_send(cx, wr).map(|()| Posted::Queued)
+        self.post_send(cx, mem::take(wr)).map(|()| Posted::Queued)
     }
 
     /// Carries a send out or hands it over, if nothing is against that; a long one has to wait for its turn.
@@ -62,27 +67,29 @@ impl Qp {
         cx: &mut Context<'_>,
         wr: &SendWr,
         direct: &mut dyn Direct,
-    ) -> Result<Posted, DirectRefusal> {
+    ) -> Result<(Posted, u32), DirectRefusal> {
         if let Some(imm) = immediate_of(&wr.op) {
             let len = self.may_be_handed_over(cx.planted, wr, direct)?;
-            return self.hand_over(cx, wr, (len, imm), direct).map(|()| Posted::HandedOver);
+            self.hand_over(cx, wr, (len, imm), direct)?;
+            return Ok((Posted::HandedOver, len));
         }
         let len = self.may_be_direct(cx.planted, wr, direct)?;
         if len > MAX_DIRECT_BYTES {
-            return Ok(Posted::Held);
+            return Ok((Posted::Held, len));
         }
         let whole = Extent { offset: 0, len };
-        self.carry_out(cx, wr, len, direct, whole).map(|()| Posted::Done)
+        self.carry_out(cx, wr, len, direct, whole)?;
+        Ok((Posted::Done, len))
     }
 
     /// Lets a send wait until [`carry_out_held`](Qp::carry_out_held).
-    fn hold(&mut self, cx: &mut Context<'_>, wr: &SendWr) -> Result<Posted, VerbsError> {
+    fn hold(&mut self, cx: &mut Context<'_>, wr: &mut SendWr) -> Result<Posted, VerbsError> {
         let len = self.check_send(wr)?;
         let (vacant, limit) = self.send_room();
         if vacant == 0 {
             return Err(self.queue_full("send", limit));
         }
-        self.held(|held| held.push(wr.clone(), len));
+        self.held(|held| held.push(mem::take(wr), len));
         cx.count(|c| &mut c.direct_held);
         Ok(Posted::Held)
     }
@@ -160,11 +167,12 @@ impl Qp {
                     let permitted = self.may_be_handed_over(cx.planted, &wr, direct);
                     let done = permitted.and_then(|len| {
                         *budget = budget.saturating_sub(len.max(1));
-                        self.hand_over(cx, &wr, (len, imm), direct)
+                        self.hand_over(cx, &wr, (len, imm), direct).map(|()| len)
                     });
                     match done {
-                        Ok(()) => {
+                        Ok(len) => {
                             self.held(|held| held.pop());
+                            self.keep_handed(wr, len);
                             continue;
                         }
                         Err(refusal) => refusal,
@@ -232,7 +240,8 @@ impl Qp {
         }
     }
 
-    /// Hands a SEND over that [`may_be_handed_over`](Qp::may_be_handed_over).
+    /// Hands a SEND over that [`may_be_handed_over`](Qp::may_be_handed_over). The caller then
+    /// [keeps it](Qp::keep_handed).
     fn hand_over(
         &mut self,
         cx: &mut Context<'_>,
@@ -257,11 +266,17 @@ impl Qp {
             len,
         };
         direct.hand_over(&Message { header, path: self.qpc.peer.path, local: &local })?;
-        rc.requester.handed_mut().push(wr.clone(), len);
         *cx.handed_over += 1;
         cx.count(|c| &mut c.direct_sends);
         cx.add(len.into(), |c| &mut c.direct_bytes);
         Ok(())
+    }
+
+    /// Keeps a SEND that was handed over until its verdict.
+    fn keep_handed(&mut self, wr: SendWr, len: u32) {
+        if let Kind::Rc(rc) = &mut self.kind {
+            rc.requester.handed_mut().push(wr, len);
+        }
     }
 
     /// A neighbour has decided on the oldest message of this round.

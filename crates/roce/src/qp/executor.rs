@@ -143,7 +143,7 @@ impl Executor {
         self.starved = false;
     }
 
-    pub(super) fn post(&mut self, wr: &RecvWr) {
+    pub(super) fn post(&mut self, wr: RecvWr) {
         self.inbound.receives.post(wr);
         if self.starved {
             // The peer sends single packets until it learns that there are receives again.

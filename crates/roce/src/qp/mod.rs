@@ -643,11 +643,11 @@ impl Qp {
     pub(crate) fn post_send(
         &mut self,
         cx: &mut Context<'_>,
-        wr: &mut SendWr,
+        mut wr: SendWr,
     ) -> Result<(), VerbsError> {
         use QpState::{Error, Rts, Sqd, Sqe};
         self.expect_state(&[Rts, Sqd, Sqe, Error])?;
-        let len = self.check_send(wr)?;
+        let len = self.check_send(&wr)?;
         let (vacant, limit) = self.send_room();
         if vacant == 0 {
             return Err(self.queue_full("send", limit));
@@ -663,10 +663,10 @@ impl Qp {
                     || rc.requester.has_handed_over()
                     || self.state == Rts && rc.requester.held().holds_all() =>
             {
-                rc.requester.hold(wr.clone(), len);
+                rc.requester.hold(wr, len);
             }
             Kind::Rc(rc) => rc.requester.post(&self.qpc, wr, len),
-            Kind::Uc(Uc { sends, .. }) | Kind::Ud(Ud { sends, .. }) => sends.post(wr.clone(), len),
+            Kind::Uc(Uc { sends, .. }) | Kind::Ud(Ud { sends, .. }) => sends.post(wr, len),
         }
         if matches!(self.state, Error | Sqe) {
             self.flush_send(cx, WcStatus::WrFlushError);
@@ -719,16 +719,12 @@ impl Qp {
         }
     }
 
-    pub(crate) fn post_recv(
-        &mut self,
-        cx: &mut Context<'_>,
-        wr: &RecvWr,
-    ) -> Result<(), VerbsError> {
+    pub(crate) fn post_recv(&mut self, cx: &mut Context<'_>, wr: RecvWr) -> Result<(), VerbsError> {
         if self.srq.is_some() {
             return Err(VerbsError::SharedReceives(self.qpc.qpn.get()));
         }
         if self.state == QpState::Error {
-            cx.of(&self.qpc).fail_recv(&Receive::new(wr.clone()), WcStatus::WrFlushError);
+            cx.of(&self.qpc).fail_recv(&Receive::new(wr), WcStatus::WrFlushError);
             return Ok(());
         }
         let receives = self.receives();

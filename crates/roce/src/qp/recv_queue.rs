@@ -84,9 +84,9 @@ impl RecvQueue {
     }
 
     /// Adds to the own queue, which must not be full.
-    pub(super) fn post(&mut self, wr: &RecvWr) {
+    pub(super) fn post(&mut self, wr: RecvWr) {
         if let Source::Own { queue, .. } = &mut self.source {
-            queue.push_back(Receive::new(wr.clone()));
+            queue.push_back(Receive::new(wr));
         }
     }
 

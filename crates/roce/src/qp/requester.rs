@@ -184,7 +184,7 @@ impl Requester {
     }
 
     /// Queues a request of `len` bytes, which must be within limits.
-    pub(super) fn post(&mut self, qpc: &QpContext, wr: &SendWr, len: u32) {
+    pub(super) fn post(&mut self, qpc: &QpContext, wr: SendWr, len: u32) {
         self.requests.post(qpc, wr, len);
     }
 
@@ -202,7 +202,7 @@ impl Requester {
     pub(super) fn release_handed(&mut self, qpc: &QpContext) {
         self.requests.forget_credits();
         while let Some((wr, len)) = self.handed.pop() {
-            self.requests.post(qpc, &wr, len);
+            self.requests.post(qpc, wr, len);
         }
         self.handed.end_round();
     }
@@ -229,14 +229,14 @@ impl Requester {
     /// The oldest that waits becomes packets.
     pub(super) fn release_first(&mut self, qpc: &QpContext) {
         if let Some((wr, len)) = self.held.pop() {
-            self.requests.post(qpc, &wr, len);
+            self.requests.post(qpc, wr, len);
         }
     }
 
     /// All that wait become packets.
     pub(super) fn release_held(&mut self, qpc: &QpContext) {
         while let Some((wr, len)) = self.held.pop() {
-            self.requests.post(qpc, &wr, len);
+            self.requests.post(qpc, wr, len);
         }
     }
 

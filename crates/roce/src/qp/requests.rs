@@ -170,9 +170,9 @@ impl Requests {
     }
 
     /// Queues a request of `len` bytes, which must be within limits.
-    pub(super) fn post(&mut self, qpc: &QpContext, wr: &SendWr, len: u32) {
+    pub(super) fn post(&mut self, qpc: &QpContext, wr: SendWr, len: u32) {
         let mut request = Request {
-            wr: wr.clone(),
+            wr,
             len,
             first_psn: self.post_psn,
             packets: 0,

@@ -69,7 +69,7 @@ impl Responder {
         &self.executor.inbound.receives
     }
 
-    pub(super) fn post(&mut self, wr: &RecvWr) {
+    pub(super) fn post(&mut self, wr: RecvWr) {
         self.executor.post(wr);
     }
 
