@@ -13,6 +13,7 @@ mod device;
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
+use core::mem;
 use core::net::{IpAddr, SocketAddr};
 
 use arrayvec::ArrayVec;
@@ -144,13 +145,13 @@ impl Output {
     /// The packet as a frame, with its headers encoded.
     pub(crate) fn frame(&mut self) -> Option<TxFrame<'static>> {
         let (path, headers) = self.packet.as_ref()?;
-        let pieces = self.delivery.pieces.clone();
+        let pieces = mem::take(&mut self.delivery.pieces);
         Some(TxFrame {
             path: *path,
             header: headers.emit(),
             payload: Payload::Gather(pieces),
             pad: headers.bth().pad,
-            telemetry: core::mem::take(&mut self.telemetry),
+            telemetry: mem::take(&mut self.telemetry),
         })
     }
 }
@@ -798,6 +799,7 @@ impl Endpoint {
     }
 
     /// The next packet to send, to any destination. Queue pairs take turns and send in bursts.
+    #[inline]
     pub fn poll_transmit(&mut self, now: Time) -> Option<Transmit> {
         let mut output = Output::default();
         self.poll_admitted(now, &mut |_, _, _, packets| packets, &mut output);

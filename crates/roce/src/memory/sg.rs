@@ -36,7 +36,11 @@ pub type Placements = ShortList<Placement>;
 
 /// Length of the whole list in bytes.
 pub(crate) fn total_bytes(sges: &[Sge]) -> u64 {
-    sges.iter().map(|sge| u64::from(sge.len)).sum()
+    match sges {
+        // Nearly all; the loop is made for long lists.
+        [sge] => sge.len.into(),
+        _ => sges.iter().map(|sge| u64::from(sge.len)).sum(),
+    }
 }
 
 /// Length of all pieces in bytes.
