@@ -13,10 +13,11 @@ use roce::verbs::MAX_SGE;
 /// # Errors
 /// For atomics. When not all bytes were copied; `ESRCH` when the process is gone, `EPERM` when its memory may not be accessed.
 pub(super) fn copy(pid: i32, first: u64, request: &DirectRequest<'_>) -> io::Result<()> {
-    // A request has at most as many pieces.
-    let pieces = request.local.iter().take(MAX_SGE);
-    let local: ArrayVec<_, MAX_SGE> =
-        pieces.map(|piece| span(piece.addr, u64::from(piece.len))).collect();
+    // Filled in place: `collect` would move the room for all of them. A request has at most as many pieces.
+    let mut local = ArrayVec::<_, MAX_SGE>::new();
+    for piece in request.local.iter().take(MAX_SGE) {
+        local.push(span(piece.addr, u64::from(piece.len)));
+    }
     let len = u64::from(request.part.len);
     // The kernel copies one span after the other.
     let mut remote = [span(first, len), EMPTY];
