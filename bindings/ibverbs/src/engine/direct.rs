@@ -197,7 +197,10 @@ impl Core {
                 backlog != Backlog::Empty
             });
         }
-        holding.len() < before
+        let is_less = holding.len() < before;
+        // Also where others still wait: for room that the reader, which may sleep, has to make.
+        self.wake_for_messages();
+        is_less
     }
 
     /// A queue pair was modified; `met` is what became of its peer, if it was just connected.

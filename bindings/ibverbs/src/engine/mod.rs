@@ -458,7 +458,6 @@ impl Core {
         }
         progress.sent = self.send();
         if !self.holding.is_empty() && self.carry_out_held() {
-            self.wake_for_messages();
             progress.received += self.receive();
             progress.sent += self.send();
         }

@@ -179,6 +179,37 @@ static void pour(struct lane *lane)
 		await_done(lane, MESSAGES, 0);
 }
 
+/* Many small requests at once, WRITEs and SENDs by turns, or SENDs only: more than the other side takes before it sleeps. */
+static void burst(struct lane *lane, int writes, uint32_t length)
+{
+	enum { MANY = 8, BURSTS = 20 };
+	for (int i = 0; lane->process && i < MANY; i++)
+		receive_bytes(lane, 4096);
+	for (uint32_t round = 1; round <= BURSTS; round++) {
+		gather(lane->common, 2, 2 * THREADS * round);
+		usleep(2000);
+		for (int i = 0; !lane->process && i < MANY; i++) {
+			if (writes)
+				send_bytes(lane, IBV_WR_RDMA_WRITE, length);
+			send_bytes(lane, IBV_WR_SEND, writes ? 64 : length);
+		}
+		uint32_t done = round * MANY;
+		await_done(lane, lane->process ? 0 : done * (1 + writes), lane->process ? done : 0);
+		for (int i = 0; lane->process && round < BURSTS && i < MANY; i++)
+			receive_bytes(lane, 4096);
+	}
+}
+
+static void burst_of_both(struct lane *lane)
+{
+	burst(lane, 1, 4096);
+}
+
+static void burst_of_sends(struct lane *lane)
+{
+	burst(lane, 0, 4096);
+}
+
 static void *run_lane(void *arg)
 {
 	struct lane *lane = arg;
@@ -249,6 +280,12 @@ static void long_messages_wake_sleepers(void)
 	together(pour, 0);
 }
 
+static void bursts_wake_sleepers_until_their_end(void)
+{
+	together(burst_of_both, 0);
+	together(burst_of_sends, 0);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct test cases[] = {
@@ -257,6 +294,7 @@ int main(int argc, char **argv)
 		CASE(a_thread_that_polls_takes_nobodys_wake_up),
 		CASE(messages_of_every_size_wake_sleepers),
 		CASE(long_messages_wake_sleepers),
+		CASE(bursts_wake_sleepers_until_their_end),
 	};
 	return RUN(cases, argc, argv);
 }
