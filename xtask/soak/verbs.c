@@ -5,7 +5,7 @@
  *
  * Each lane is a thread with a queue pair, connected to that of the same number in the other process; all of them
  * connect at the same moment. On even lanes the process that connects begins, on odd ones the other. Both draw the
- * same schedule from SEED: which kind of request comes next (KINDS: any of s, w, r, a), how many at once, and how long. So
+ * same schedule from SEED: which kind of request comes next (KINDS: any of s, w, m, r, a; m is a SEND after each WRITE), how many at once, and how long. So
  * everybody knows every byte that has to arrive. A SEND of no bytes ends a lane.
  *
  * stdout: `p N N -`, messages checked so far by each lane, `-` for those that have ended; at the end `done MESSAGES
@@ -31,7 +31,7 @@
 #include <unistd.h>
 
 enum { WRONG = 4, GONE = 5, FAILED = 6, SETUP = 7 };
-enum { MAX_LANES = 8, DEPTH = 4, NOTE = 64, NOTES_BYTES = 4096, LOOK_MS = 50, SPIN_NS = 50000, LATE_US = 1000, ASK_EVERY = 4 };
+enum { MAX_LANES = 8, DEPTH = 16, NOTE = 64, NOTES_BYTES = 4096, LOOK_MS = 50, SPIN_NS = 50000, LATE_US = 1000, ASK_EVERY = 4 };
 enum mode { POLL, EVENT, MIXED };
 
 /* What the other side needs to know of a lane. */
@@ -348,6 +348,12 @@ static void begin_atomics(struct lane *lane, size_t burst)
 	}
 }
 
+static void post_note(struct lane *lane, size_t at, uint64_t key)
+{
+	fill(lane->memory + area(NOTES, DEPTH + at), NOTE, key + at);
+	post(lane, IBV_WR_SEND, area(NOTES, DEPTH + at), NOTE, 0, 0);
+}
+
 static void begin_messages(struct lane *lane, char kind, size_t burst, uint64_t key)
 {
 	enum ibv_wr_opcode opcode = kind == 's' ? IBV_WR_SEND : IBV_WR_RDMA_WRITE;
@@ -355,11 +361,11 @@ static void begin_messages(struct lane *lane, char kind, size_t burst, uint64_t 
 		size_t length = draw_length(lane);
 		fill(lane->memory + area(SENT, at), length, key + at);
 		post(lane, opcode, area(SENT, at), length, area(WRITTEN, at), 0);
+		if (kind == 'm')
+			post_note(lane, at, key);
 	}
-	if (kind == 'w') {
-		fill(lane->memory + area(NOTES, DEPTH), NOTE, key);
-		post(lane, IBV_WR_SEND, area(NOTES, DEPTH), NOTE, 0, 0);
-	}
+	if (kind == 'w')
+		post_note(lane, 0, key);
 	await_answer(lane, key);
 }
 
@@ -397,7 +403,7 @@ static int take(struct lane *lane, size_t length, const char *what, uint64_t key
 static int answer_messages(struct lane *lane, const struct step *step)
 {
 	int sends = step->kind == 's';
-	size_t lengths[DEPTH], taken[DEPTH], count = sends ? step->burst : 1;
+	size_t lengths[DEPTH], taken[DEPTH], count = step->kind == 'w' ? 1 : step->burst;
 	for (size_t at = 0; at < step->burst; at++)
 		lengths[at] = draw_length(lane);
 	for (size_t at = 0; at < count; at++) {
@@ -429,7 +435,7 @@ static void answer(struct lane *lane)
 				draw_length(lane);
 			draw(lane);
 		}
-		if (strchr("sw", step.kind) && !answer_messages(lane, &step))
+		if (strchr("swm", step.kind) && !answer_messages(lane, &step))
 			return;
 	}
 }
@@ -589,7 +595,7 @@ int main(int argc, char **argv)
 	mode = !strcmp(argv[4], "poll") ? POLL : !strcmp(argv[4], "event") ? EVENT : MIXED;
 	slot = strtoull(argv[5], NULL, 10);
 	slot = slot < NOTE ? NOTE : slot;
-	depth = slot > (1 << 20) ? DEPTH / 2 : DEPTH;
+	depth = slot > (1 << 20) ? 2 : slot > (64 << 10) ? 4 : DEPTH;
 	lane_count = atoi(argv[6]);
 	iterations = strtoull(argv[7], NULL, 10);
 	kinds = argv[8];

@@ -157,8 +157,8 @@ impl Stream {
 /// How verbs programs learn of completions.
 pub(super) const MODES: [&str; 3] = ["poll", "event", "mixed"];
 
-/// Requests of a pair: SENDs, WRITEs, READs, atomics. Most pairs mix them.
-const KINDS: [&str; 6] = ["swra", "swra", "s", "w", "r", "a"];
+/// Requests of a pair: SENDs, WRITEs, a SEND after each WRITE, READs, atomics. Most pairs mix them.
+const KINDS: [&str; 7] = ["swmra", "swmra", "s", "w", "m", "r", "a"];
 
 /// Largest messages of each class.
 pub(super) const CLASSES: [(&str, u64); 5] = [
