@@ -176,6 +176,27 @@ fn a_process_that_does_not_answer_keeps_nobody_from_others() {
 }
 
 #[test]
+fn callers_that_have_gone_before_the_answer_keep_no_place() {
+    let mut victim = open(VICTIM, 9);
+    let (own, board) = OwnBoard::create((ROCE_PORT, 50), &[ip(9)]).expect("memfd");
+    // Their process lives on.
+    own.owner().store(1, Ordering::Release);
+    for _ in 0..2 * packets::MAX_INCOMING {
+        let (_writer, fifo) = Writer::create().expect("memfd");
+        let caller = call(9);
+        say(&caller, HELLO, &[board.as_fd(), fifo.as_fd()]);
+    }
+    // Spoken to after all of them.
+    let late = open(51, 9);
+    let _ = meet(&late, VICTIM, 9).expect("it answers");
+    victim.adopt();
+    is_well(9, 52);
+    victim.adopt();
+    let places = victim.shared.places.load(Ordering::Relaxed);
+    assert!(places <= 2, "{places} FIFOs of callers that have gone");
+}
+
+#[test]
 fn a_stranger_on_the_socket_is_not_spoken_to() {
     // Another type of socket cannot even connect.
     let _victim = open(VICTIM, 3);

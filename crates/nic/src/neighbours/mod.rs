@@ -449,7 +449,7 @@ impl Shared {
             let place = Place::take(&self.places)?;
             Some(Incoming::new(reader, board, place))
         });
-        let accepted = incoming.is_some();
+        let withdrawal = incoming.as_ref().map(Incoming::withdrawal);
         locked(&self.arrived).extend(incoming);
         // Also where there is no place left: the engine then frees those of processes that have ended.
         self.has_arrived.store(true, Ordering::Release);
@@ -458,7 +458,15 @@ impl Shared {
             // gets an error, and uses packets.
             unsafe { libc::prctl(libc::PR_SET_PTRACER, other.pid) };
         }
-        other.answer(self.file.get().ok_or(io::ErrorKind::NotConnected)?, accepted)
+        let own = self.file.get().ok_or(io::Error::from(io::ErrorKind::NotConnected));
+        let answered = own.and_then(|own| other.answer(own, withdrawal.is_some()));
+        if answered.is_err()
+            && let Some(withdrawal) = withdrawal
+        {
+            withdrawal.store(true, Ordering::Release);
+            self.has_arrived.store(true, Ordering::Release);
+        }
+        answered
     }
 
     /// The thread that slept is awake: its neighbours need not wake it any more.

@@ -14,7 +14,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use roce::verbs::{Ecn, Path, Qpn, Transport};
 use roce::wire::{Headers, ROCE_PORT};
@@ -185,6 +185,8 @@ pub(super) struct Incoming {
     pub(super) addresses: Vec<IpAddr>,
     /// The sleep that the writer was last woken from.
     pub(super) rung: Rung,
+    /// Its writer has not learnt that it is read.
+    is_withdrawn: Arc<AtomicBool>,
     _place: Place,
 }
 
@@ -209,7 +211,19 @@ impl Drop for Place {
 impl Incoming {
     pub(super) fn new(reader: Reader, board: Arc<Board>, place: Place) -> Incoming {
         let addresses = board.addresses();
-        Incoming { reader, board, addresses, rung: Rung::default(), _place: place }
+        let (rung, is_withdrawn) = Default::default();
+        Incoming { reader, board, addresses, rung, is_withdrawn, _place: place }
+    }
+
+    /// Set when the writer cannot be told that this is read: then it goes on without it.
+    pub(super) fn withdrawal(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.is_withdrawn)
+    }
+
+    /// Whether something may still come.
+    fn is_of_use(&self) -> bool {
+        !self.is_withdrawn.load(Ordering::Acquire)
+            && (self.board.is_owned() || self.holds_packets())
     }
 
     pub(super) fn holds_packets(&self) -> bool {
@@ -298,8 +312,8 @@ impl Packets {
 
     /// Takes in FIFOs that have arrived, and leaves those whose writers have ended.
     pub(super) fn adopt(&mut self, arrived: Vec<Incoming>) {
-        self.incoming.retain(|one| one.board.is_owned() || one.holds_packets());
         self.incoming.extend(arrived);
+        self.incoming.retain(Incoming::is_of_use);
     }
 
     pub(super) fn reads_fifos(&self) -> bool {
