@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+use nic::clock;
 use nic::driver::{Application, Driver, Turn};
 use nic::waiter::Waker;
 use roce::{Duration, Time};
@@ -52,6 +53,13 @@ const LONGEST_NAP: Duration = Duration::from_millis(1);
 /// How long the thread looks for more after it has done something. Neighbours need not wake it meanwhile: a wake-up costs
 /// both sides more than a message of 64 KiB.
 const LINGER: Duration = Duration::from_micros(20);
+
+/// A yield that takes longer was the slice of a process that computes, not a neighbour's work on a message.
+const COMPUTED: Duration = Duration::from_micros(500);
+
+/// How long the thread does not linger after that: it sleeps, because a thread that is woken comes before those that
+/// compute, and one that yields after them.
+const NO_LINGER: Duration = Duration::from_millis(100);
 
 /// Turns in a row that are left to a program thread that has the lock: it may only be posting.
 const MOST_LEFT: u32 = 4;
@@ -150,8 +158,13 @@ impl Progress {
 
 /// Starts the thread. It blocks all signals: those are for the program's threads.
 pub(super) fn spawn(engine: &Arc<Engine>, driver: Driver) -> Outcome<()> {
-    let mut served =
-        Served { engine: Arc::clone(engine), nap: None, worked_at: Time::ZERO, left: 0 };
+    let mut served = Served {
+        engine: Arc::clone(engine),
+        nap: None,
+        worked_at: Time::ZERO,
+        lingers_from: Time::ZERO,
+        left: 0,
+    };
     let driver = ManuallyDrop::new(driver);
     let blocked = SignalsBlocked::all();
     let thread = std::thread::Builder::new().name("dquant-verbs".to_owned());
@@ -175,8 +188,22 @@ struct Served {
     nap: Option<Duration>,
     /// When a turn last did something.
     worked_at: Time,
+    /// From when on it may linger.
+    lingers_from: Time,
     /// Turns in a row that were left to a thread of the program, because it had the lock.
     left: u32,
+}
+
+impl Served {
+    /// Lets whoever has been woken by what was done have this processor.
+    fn linger(&mut self) {
+        let begin = clock::now();
+        std::thread::yield_now();
+        let end = clock::now();
+        if end.since(begin) > COMPUTED {
+            self.lingers_from = end + NO_LINGER;
+        }
+    }
 }
 
 impl Application for Served {
@@ -223,10 +250,9 @@ impl Application for Served {
         if done.received > 0 || done.worked || done.sent >= FULL_TURN {
             return Turn::Busy;
         }
-        if now.since(self.worked_at) < LINGER && core.reads_fifos() {
+        if now >= self.lingers_from && now.since(self.worked_at) < LINGER && core.reads_fifos() {
             drop(core);
-            // Whoever has been woken by what was done may need this processor.
-            std::thread::yield_now();
+            self.linger();
             return Turn::Busy;
         }
         progress.sleep_until(core.deadline())
