@@ -1,9 +1,9 @@
 //! Trials: where a job would go. They change nothing and may take long, so they run beside the actor, one after another.
 //!
-//! Each caller has a share: callers take turns, and each has at most [`MAX_OF_CALLER`] that wait. Who is gone when its turn
-//! comes is left out.
+//! Each caller has a share: addresses take turns, and so do the callers of each. An address has at most [`MAX_OF_ADDRESS`]
+//! that wait, whatever names its callers give themselves, and a caller [`MAX_OF_CALLER`]. Who is gone when its turn comes is left out.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 use std::ops::Bound;
 
@@ -18,6 +18,9 @@ use crate::proto;
 
 /// Trials of one caller that wait; more are refused.
 pub(super) const MAX_OF_CALLER: usize = 8;
+
+/// Trials of one address that wait: all of them together take less than a caller waits for an answer.
+pub(super) const MAX_OF_ADDRESS: usize = 32;
 
 /// Trials of all callers that wait.
 pub(super) const MAX_WAITING: usize = 256;
@@ -35,7 +38,9 @@ pub(super) enum NoTrial {
     #[error("this brain does not lead: ask another one")]
     NotLeading,
     /// Too many wait.
-    #[error("{MAX_OF_CALLER} trials of one caller wait, or {MAX_WAITING} of all: try again later")]
+    #[error(
+        "{MAX_OF_CALLER} trials of one caller wait, {MAX_OF_ADDRESS} of one address or {MAX_WAITING} of all: try again later"
+    )]
     Busy,
 }
 
@@ -52,8 +57,10 @@ pub(super) struct Waiting {
 pub(super) struct Placing {
     /// By caller; none is empty.
     waiting: BTreeMap<Caller, VecDeque<Waiting>>,
-    /// Whose turn was last.
-    last: Option<Caller>,
+    /// The address whose turn was last.
+    last: Option<Option<IpAddr>>,
+    /// The owner whose turn was last, of each address for which trials wait.
+    last_owners: BTreeMap<Option<IpAddr>, String>,
     /// Gives the search's memory back when the trial that runs is over.
     running: Option<oneshot::Receiver<Memory>>,
     memory: Memory,
@@ -63,16 +70,18 @@ pub(super) struct Placing {
 
 impl Placing {
     pub(super) fn new() -> Placing {
-        let (waiting, last, running, abandoned) = Default::default();
-        Placing { waiting, last, running, memory: Memory::new(), abandoned }
+        let (waiting, last, last_owners, running, abandoned) = Default::default();
+        Placing { waiting, last, last_owners, running, memory: Memory::new(), abandoned }
     }
 
     /// Has a trial wait for its turn. Returns whether it does: where as many wait as may, it is refused.
     pub(super) fn push(&mut self, caller: Caller, trial: Waiting) -> bool {
         self.forget_abandoned();
         let own = self.waiting.get(&caller).map_or(0, VecDeque::len);
+        let of_address = self.waiting.iter().filter(|((address, _), _)| *address == caller.0);
+        let of_address: usize = of_address.map(|(_, trials)| trials.len()).sum();
         let all: usize = self.waiting.values().map(VecDeque::len).sum();
-        let has_room = own < MAX_OF_CALLER && all < MAX_WAITING;
+        let has_room = own < MAX_OF_CALLER && of_address < MAX_OF_ADDRESS && all < MAX_WAITING;
         if has_room {
             self.waiting.entry(caller).or_default().push_back(trial);
         } else {
@@ -90,6 +99,21 @@ impl Placing {
             self.abandoned += (before - trials.len()) as u64;
         }
         self.waiting.retain(|_, trials| !trials.is_empty());
+        let Placing { waiting, last_owners, .. } = self;
+        last_owners.retain(|address, _| waiting.keys().any(|caller| caller.0 == *address));
+    }
+
+    /// Whose turn it is.
+    fn next_caller(&self) -> Option<Caller> {
+        let addresses: BTreeSet<_> = self.waiting.keys().map(|(address, _)| *address).collect();
+        let address = after(&addresses, self.last.as_ref())?;
+        let owners: BTreeSet<_> = self
+            .waiting
+            .keys()
+            .filter(|(of, _)| *of == address)
+            .map(|(_, owner)| owner.clone())
+            .collect();
+        Some((address, after(&owners, self.last_owners.get(&address))?))
     }
 
     /// The next trial and what it needs, unless one runs.
@@ -104,16 +128,14 @@ impl Placing {
             self.running = None;
         }
         self.forget_abandoned();
-        let after = self.last.clone().map_or(Bound::Unbounded, Bound::Excluded);
-        let later = self.waiting.range((after, Bound::Unbounded)).next();
-        let caller =
-            later.or_else(|| self.waiting.iter().next()).map(|(caller, _)| caller.clone())?;
+        let caller = self.next_caller()?;
         let trials = self.waiting.get_mut(&caller)?;
         let trial = trials.pop_front()?;
         if trials.is_empty() {
             self.waiting.remove(&caller);
         }
-        self.last = Some(caller);
+        self.last = Some(caller.0);
+        self.last_owners.insert(caller.0, caller.1);
         let (back, running) = oneshot::channel();
         self.running = Some(running);
         let memory = std::mem::replace(&mut self.memory, Memory::new());
@@ -124,6 +146,12 @@ impl Placing {
     pub(super) fn clear(&mut self) {
         self.waiting.clear();
     }
+}
+
+/// The first of a set after the last one; the first of all behind the end.
+fn after<T: Clone + Ord>(all: &BTreeSet<T>, last: Option<&T>) -> Option<T> {
+    let after = last.map_or(Bound::Unbounded, Bound::Excluded);
+    all.range((after, Bound::Unbounded)).next().or_else(|| all.first()).cloned()
 }
 
 /// The search's memory, for one trial. It goes back however the trial ends.
@@ -196,11 +224,38 @@ mod tests {
         let answers: Vec<_> = (0..2 * MAX_WAITING)
             .map(|at| {
                 let (waiting, answered) = trial("x");
-                placing.push(caller(&format!("c{at}")), waiting).then_some(answered)
+                let address = IpAddr::from([10, 0, 0, (at % 16) as u8]);
+                placing.push((Some(address), format!("c{at}")), waiting).then_some(answered)
             })
             .collect();
         assert_eq!(answers.iter().flatten().count(), MAX_WAITING);
         placing.clear();
         assert!(placing.next().is_none());
+    }
+
+    #[test]
+    fn other_names_give_an_address_no_other_share() {
+        let mut placing = Placing::new();
+        let mallory = IpAddr::from([10, 0, 0, 1]);
+        let mut kept = Vec::new();
+        let mut push = |placing: &mut Placing, address: IpAddr, owner: &str| {
+            let (waiting, answered) = trial(owner);
+            kept.push(answered);
+            placing.push((Some(address), owner.to_owned()), waiting)
+        };
+        let taken = (0..300).filter(|at| push(&mut placing, mallory, &format!("m{at}"))).count();
+        assert_eq!(taken, MAX_OF_ADDRESS);
+        let ana = IpAddr::from([10, 0, 0, 2]);
+        assert!(push(&mut placing, ana, "ana") && push(&mut placing, ana, "zoe"));
+        let mut order = Vec::new();
+        for _ in 0..5 {
+            let (trial, lent) = placing.next().expect("some wait");
+            order.push(trial.label.name);
+            drop(lent);
+        }
+        assert_eq!(order, ["m0", "ana", "m1", "zoe", "m10"]);
+        kept.clear();
+        assert!(placing.next().is_none());
+        assert!(placing.last_owners.is_empty());
     }
 }
