@@ -142,6 +142,17 @@ pub fn hide_at(path: &Path) -> io::Result<()> {
     }
 }
 
+/// A new, empty file under this name, in place of an old one, that other users cannot open.
+///
+/// # Errors
+/// When the old one cannot be removed, or the new one not be made.
+pub fn create_private(path: &Path) -> io::Result<File> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        _ => OpenOptions::new().write(true).create_new(true).mode(0o600).open(path),
+    }
+}
+
 /// Makes a folder, and those above it, that are missing. All may enter and read what it makes, whatever the umask says.
 ///
 /// # Errors

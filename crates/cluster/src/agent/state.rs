@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use engine::error::Error;
 use engine::log;
-use nic::local_files::{self, LockError};
+use nic::local_files::{self, LockError, create_private};
 use parfait::agent::Saved;
 use prost::Message;
 
@@ -149,7 +149,7 @@ impl StateFile {
             _ => Path::new("."),
         };
         let beside = with_suffix(&self.path, ".new");
-        let mut file = File::create(&beside)?;
+        let mut file = create_private(&beside)?;
         file.write_all(&bytes)?;
         file.sync_all()?;
         fs::rename(&beside, &self.path)?;
@@ -253,6 +253,8 @@ mod tests {
         let (file, _) = open(&path, "host1").expect("a new file");
         // Saving replaces the file, and the lock stays.
         file.save(&example(), |_| String::new()).expect("written");
+        let mode = fs::metadata(&path).expect("there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "others could try tokens against its signature");
         let (why, hint) = open(&path, "host1").expect_err("in use").parts();
         let own = format!("state: process {} (", std::process::id());
         assert!(why.contains(&own) && why.contains(") uses it"), "{why}");

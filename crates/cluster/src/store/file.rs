@@ -17,13 +17,13 @@
 //! A new file is made under another name and moved to its place when it is whole, so `PATH` never is half a database.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};
 
-use nic::local_files::{Holder as LockHolder, hide_at};
+use nic::local_files::{Holder as LockHolder, create_private, hide_at};
 use parfait::brain::{Image, Lease, StorageError};
 use redb::backends::FileBackend;
 use redb::{
@@ -343,7 +343,9 @@ impl Shared {
         let Holder { lease, address } = holder;
         let words = format!("{} {} {address}", lease.term, lease.holder);
         let text = format!("{}\n", self.signer.holder_text(&words));
-        let written = fs::write(&new, text).and_then(|()| fs::rename(&new, path));
+        let written = create_private(&new)
+            .and_then(|mut file| file.write_all(text.as_bytes()))
+            .and_then(|()| fs::rename(&new, path));
         if written.is_err() {
             let _ = fs::remove_file(new);
         }
