@@ -110,7 +110,7 @@ impl Brains {
             Ok(Err(Unproven::Refused(status))) => return Err(refusal(address, &status)),
             Ok(Err(Unproven::Impostor(why))) => return Err(impostor(why)),
             Ok(Err(Unproven::Failed(error))) => return Err(error),
-            Err(_) => return Err(impostor("does not prove that it knows the token: it is silent")),
+            Err(_) => return Err(impostor("says nothing: it is a brain that is stopped, or none")),
         }
         Ok(BrainClient::new(channel).max_decoding_message_size(MAX_ANSWER_BYTES))
     }

@@ -5,7 +5,7 @@
 //! itself. Requests are limited by a token bucket per address; those with the token and those without have buckets of
 //! their own, so strangers behind one address do not keep its users out. All requests without the token share a further
 //! bucket, whatever their address. Questions for the health have buckets of their own, too: a balancer that asks regularly is
-//! answered whatever strangers do.
+//! answered whatever strangers at other addresses do.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
