@@ -25,6 +25,9 @@ const WAIT: &str = "20s";
 /// After this the pulse has failed the soak long ago.
 const END: Duration = Duration::from_secs(120);
 
+/// What a pipe holds (`pipe(7)`).
+const PIPE_BYTES: usize = 64 << 10;
+
 /// What a slot needs.
 #[derive(Debug)]
 pub(super) struct Slot<'a> {
@@ -151,6 +154,11 @@ impl Slot<'_> {
         Ok((done, None))
     }
 
+    /// Batches that a pipe may hold.
+    fn in_pipe(&self, stream: &Stream) -> u64 {
+        (PIPE_BYTES / self.expected[stream.plan].batch_bytes) as u64
+    }
+
     /// Whether the end is one that had to be expected.
     fn judge(
         &self,
@@ -170,8 +178,10 @@ impl Slot<'_> {
         let is_explained = (dpu_killed && !stream.is_alone) || (target_killed && done == 0);
         match (act, end) {
             (Some(Act::Kill), KILLED) => Ok(Ended::Killed),
-            // It had ended before it was killed.
-            (Some(Act::Kill), End::Code(0)) if done == stream.count => Ok(Ended::Good),
+            // It had written everything and ended before it was killed.
+            (Some(Act::Kill), End::Code(0)) if stream.count - done <= self.in_pipe(stream) => {
+                Ok(Ended::Good)
+            }
             (Some(Act::HangUp), End::Code(0)) => Ok(Ended::HungUp),
             (None, End::Code(0)) if done == stream.count => Ok(Ended::Good),
             (_, End::Code(1 | 3)) if is_explained => Ok(Ended::Failed(done)),
