@@ -148,7 +148,7 @@ pub fn hide_at(path: &Path) -> io::Result<()> {
 /// When the old one cannot be removed, or the new one not be made.
 pub fn create_private(path: &Path) -> io::Result<File> {
     match fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
         _ => OpenOptions::new().write(true).create_new(true).mode(0o600).open(path),
     }
 }
