@@ -197,7 +197,7 @@ mod tests {
     }
 }
 
-/// Every interleaving and every reordering that the memory model allows, by loom.
+/// Interleavings with up to three preemptions, and the reorderings that loom models.
 #[cfg(test)]
 mod model {
     use super::*;

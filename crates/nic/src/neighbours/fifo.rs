@@ -752,7 +752,7 @@ mod tests {
     }
 }
 
-/// Every interleaving and every reordering that the memory model allows, by loom, on a ring of four lines; and faults that it
+/// Interleavings with up to three preemptions and the reorderings that loom models, on a ring of four lines; and faults that it
 /// has to find.
 #[cfg(test)]
 mod model {
@@ -867,7 +867,7 @@ mod model {
                     let word = last_word(ring, begin, lines).load(Ordering::Relaxed);
                     assert_eq!(word, number, "bytes of another packet");
                 });
-                assert_eq!(taken.expect("whole").map(|(tag, _)| tag), Some(TAG));
+                assert_eq!(taken.expect("whole").map(|(tag, _)| tag), Some(TAG), "no packet");
                 reader.release();
             }
             sender.join().expect("no panic");
@@ -897,7 +897,7 @@ mod model {
     }
 
     #[test]
-    #[should_panic]
+    #[should_panic(expected = "no packet")]
     fn planted_lines_are_given_back_before_they_are_copied() {
         packets_pass::<Exact>(SHORT, Planted::ReleaseBeforeCopy);
     }
@@ -909,13 +909,13 @@ mod model {
     }
 
     #[test]
-    #[should_panic]
+    #[should_panic(expected = "whole: Broken")]
     fn planted_the_stamp_is_not_released() {
         packets_pass::<StoresRelaxed>(SHORT, Planted::Nothing);
     }
 
     #[test]
-    #[should_panic]
+    #[should_panic(expected = "whole: Broken")]
     fn planted_the_stamp_is_not_acquired() {
         packets_pass::<LoadsRelaxed>(SHORT, Planted::Nothing);
     }

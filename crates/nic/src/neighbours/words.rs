@@ -139,7 +139,7 @@ impl Rung {
     }
 }
 
-/// Every interleaving and every reordering that the memory model allows, by loom; and orderings that are too weak, which it
+/// Interleavings with up to three preemptions and the reorderings that loom models; and orderings that are too weak, which it
 /// has to find.
 #[cfg(test)]
 pub(super) mod model {
