@@ -55,11 +55,12 @@ impl Demo<'_> {
         let load_before = machine::load();
         let (mut child, said) = self.start()?;
         let deadline = Instant::now() + self.seconds + ALLOWANCE;
-        let dpu_resident_kib = watch(&mut child, deadline)?;
-        let mut text = String::new();
-        let read = child.stdout.take().map(|mut out| out.read_to_string(&mut text));
+        let watched = watch(&mut child, deadline);
         let said = said.text();
         eprint!("{said}");
+        let dpu_resident_kib = watched?;
+        let mut text = String::new();
+        let read = child.stdout.take().map(|mut out| out.read_to_string(&mut text));
         if said.contains(RESCUED) {
             return Err(Failure::check("a wake-up was lost; see the output above"));
         }
@@ -196,6 +197,13 @@ fn parse_stat(text: &str) -> Option<Stat> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn our_programs_say_that_a_wake_up_was_lost_in_these_words() {
+        let driver = crate::workspace::root().join("crates/nic/src/driver.rs");
+        let source = fs::read_to_string(driver).expect("it is there");
+        assert!(source.contains(&format!("RESCUED: &str = \"{RESCUED}")));
+    }
 
     #[test]
     fn proc_files_are_read() {

@@ -181,12 +181,20 @@ impl Running {
     /// When it fails or does not end in time.
     pub(super) fn finish(mut self) -> Result<String, Obstacle> {
         match self.wait()? {
-            Some(status) if status.success() => match self.written() {
-                said if said.contains(RESCUED) => Err(self.failure("lost a wake-up")),
-                said => Ok(said),
-            },
+            Some(status) if status.success() => self.check().map(|()| self.written()),
             Some(status) => Err(self.failure(&format!("ended with {status}"))),
             None => Err(self.failure("did not end in time")),
+        }
+    }
+
+    /// Checks what it has said so far: a figure of a program that lost a wake-up is that of a defect.
+    ///
+    /// # Errors
+    /// When it says so.
+    pub(super) fn check(&self) -> Result<(), Obstacle> {
+        match self.written().contains(RESCUED) {
+            true => Err(self.failure("lost a wake-up")),
+            false => Ok(()),
         }
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::place::Place;
-use super::program::{Line, Obstacle};
+use super::program::{Line, Obstacle, Running};
 
 /// Programs and files that the measurements use.
 #[derive(Clone, Debug)]
@@ -236,7 +236,10 @@ impl Tools {
         match tool {
             // Only the receiver knows what arrived.
             Tool::RawUdp { .. } => parse(tool, &serving.finish()?),
-            _ => parse(tool, &said),
+            _ => {
+                serving.check()?;
+                parse(tool, &said)
+            }
         }
     }
 }
@@ -265,7 +268,10 @@ impl Tools {
         }
         let start = |(_, [client, _]): &(u16, [Line; 2])| client.start(&place.sides[0], LIMIT);
         let clients = lines.iter().map(start).collect::<Result<Vec<_>, Obstacle>>()?;
-        clients.into_iter().map(|client| parse(tool, &client.finish()?)).sum()
+        let said =
+            clients.into_iter().map(Running::finish).collect::<Result<Vec<_>, Obstacle>>()?;
+        servers.iter().try_for_each(Running::check)?;
+        said.iter().map(|said| parse(tool, said)).sum()
     }
 }
 
