@@ -168,6 +168,13 @@ fn headers(dtype: Dtype, tokens: u64) -> Vec<(&'static str, Vec<u8>)> {
             [words(&[0x1234_5678, 3], 4), words(&[tokens], 8)].concat()
         }),
         ("a count of 64 bits", words(&[tokens], 8)),
+        ("a count", words(&[tokens], 4)),
+        ("a version and a count", words(&[1, tokens], 4)),
+        ("four letters, a version, a count, a vocabulary", {
+            [b"TOKS".to_vec(), words(&[1, tokens, 50_257], 4)].concat()
+        }),
+        ("six numbers, one a count", words(&[1, 2, tokens, 0, 50_257, 0], 4)),
+        ("a version, a count, a width", words(&[1, tokens, 2], 4)),
         ("a small number and padding", padded(words(&[77, 1], 4), 256)),
         ("big-endian bytes", [&b"TOK1"[..], &(bytes as u32).to_be_bytes()].concat()),
         ("JSON", padded(br#"{"vocabulary": 50257, "tokens": 4}"#.to_vec(), 64)),
@@ -190,8 +197,11 @@ fn unknown_headers_are_found() {
         let tokens = data.len() as u64 / u64::from(corpus.dtype.bytes());
         for (what, header) in headers(corpus.dtype, tokens) {
             let width = corpus.dtype.bytes() as usize;
-            // What could be an id is none of the evidence.
-            let could_be_an_id = what == "a count of 64 bits" && width >= 4;
+            // What could be an id counts only where the header ends with it.
+            let could_be_an_id = ["six numbers, one a count", "a version, a count, a width"]
+                .contains(&what)
+                && width >= 4
+                || what == "a version and a count" && width == 8;
             if !header.len().is_multiple_of(width) || could_be_an_id {
                 continue;
             }

@@ -11,7 +11,8 @@
 //!   several small fields, or as padding that ends at a power of two. A file that begins with a zero is padded on the
 //!   left, and is let pass.
 //! - *The length of the file*: a field among the first bytes is the number of elements, or of bytes, behind a header
-//!   that ends with the field or at a power of two. A field that could be a single id is none.
+//!   that ends within 32 bytes or at a power of two. A field that could be a single id counts only where the header ends
+//!   with it.
 //! - *Text*: the first 32 bytes are printable and varied, and most of the others are not.
 
 use alloc::format;
@@ -39,6 +40,9 @@ const SMALL_FIELDS: usize = 5;
 /// Where fields of a header are looked for, in bytes, and those of which ids by chance are less unlikely.
 const FIELDS: usize = 32;
 const SHORT_FIELDS: usize = 16;
+
+/// Where a header may end, besides behind its last field: at any word near the beginning, or padded.
+const ENDS: [usize; 14] = [8, 12, 16, 20, 24, 28, 32, 64, 128, 256, 512, 1_024, 2_048, 4_096];
 
 /// Headers are often padded to one of these.
 const PADDED: [usize; 8] = [32, 64, 128, 256, 512, 1_024, 2_048, 4_096];
@@ -146,14 +150,11 @@ fn length_field(head: &[u8], file_len: u64, width: u32) -> Option<String> {
                     wide[..size].reverse();
                 }
                 let value = u64::from_le_bytes(wide);
-                let is_small = value < LARGEST_VOCABULARY;
-                if is_small && !is_big && width >= 4 || is_small && size == 4 && at > SHORT_FIELDS {
+                let may_be_id = value < LARGEST_VOCABULARY && !is_big && size <= width as usize;
+                if may_be_id && at > SHORT_FIELDS {
                     continue;
                 }
-                let ends = match is_small && size == 4 {
-                    true => &[][..],
-                    false => &PADDED[..],
-                };
+                let ends = if may_be_id { &[][..] } else { &ENDS[..] };
                 if let Some(end) = header_end(value, at + size, ends, (file_len, width)) {
                     return Some(format!(
                         "the field at its byte {at} is {value}, the length of what follows byte {end}"
@@ -169,11 +170,11 @@ fn length_field(head: &[u8], file_len: u64, width: u32) -> Option<String> {
 fn header_end(
     value: u64,
     field_end: usize,
-    padded: &[usize],
+    ends: &[usize],
     (file_len, width): (u64, u32),
 ) -> Option<u64> {
-    let padded = padded.iter().copied().filter(|end| *end > field_end);
-    core::iter::once(field_end).chain(padded).map(|end| end as u64).find(|end| {
+    let later = ends.iter().copied().filter(|end| *end > field_end);
+    core::iter::once(field_end).chain(later).map(|end| end as u64).find(|end| {
         let left = file_len.saturating_sub(*end);
         let elements = left / u64::from(width);
         let is_whole = left.is_multiple_of(width.into());
