@@ -232,8 +232,10 @@ pub struct Agent {
 impl Agent {
     /// One of a node whose ports carry so many bit/s each, with what it saved last.
     ///
-    /// The caller enforces [`plan`](Agent::plan) again first: it cannot know how far it came before the restart.
-    pub fn new(ports_bps: BTreeMap<u8, u64>, saved: Saved) -> Agent {
+    /// The caller enforces [`plan`](Agent::plan) again first: it cannot know how far it came before the restart. A command
+    /// that was refused is judged anew when it comes again: ports may be others, and what was missing there.
+    pub fn new(ports_bps: BTreeMap<u8, u64>, mut saved: Saved) -> Agent {
+        saved.verdict = saved.verdict.filter(Result::is_ok);
         Agent {
             ports_bps,
             before: saved.plan.clone(),

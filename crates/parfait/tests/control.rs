@@ -73,6 +73,26 @@ fn an_agent_follows_positions_and_answers_repetitions_the_same() {
 }
 
 #[test]
+fn an_agent_that_starts_again_judges_a_refused_plan_anew() {
+    let mut agent = agent(10, Saved::default());
+    assert_eq!(tell(&mut agent, command(4, 1, vec![share(1, 6)])).verdict, Ok(()));
+    let too_much = command(4, 2, vec![share(1, 60)]);
+    assert!(tell(&mut agent, too_much.clone()).verdict.is_err());
+    assert!(tell(&mut agent, too_much.clone()).verdict.is_err());
+    assert_eq!(agent.plan(), [share(1, 6)]);
+
+    // Its operator has corrected what its port carries.
+    let mut agent = self::agent(100, agent.saved().clone());
+    assert_eq!((agent.report(), agent.plan()), (None, &[share(1, 6)][..]));
+    assert_eq!(
+        tell(&mut agent, command(4, 1, vec![])).verdict,
+        Err(Objection::Overtaken { seen: 2 })
+    );
+    assert_eq!(tell(&mut agent, too_much).verdict, Ok(()));
+    assert_eq!(agent.plan(), [share(1, 60)]);
+}
+
+#[test]
 fn an_agent_is_not_shut_out_by_a_damaged_term_or_sequence() {
     let mut agent = agent(100, Saved::default());
     assert_eq!(tell(&mut agent, command(4, 1, vec![share(1, 60)])).verdict, Ok(()));
