@@ -36,7 +36,7 @@ use crate::units::Count;
 Examples:
   dquant documents corpus.bin | head
   dquant documents corpus.bin --hash                      # write corpus.bin.dochash
-  dquant documents corpus.bin --hashes | awk '$3 < 20 {print $4}' > short.txt
+  dquant documents corpus.bin --hashes | awk '!/^#/ && $3 < 20 {print $4}' > short.txt
   dquant documents corpus.bin --filter short.txt --dedup within
   dquant documents web.bin code.bin --dedup across --json | jq .duplicate_tokens
   dquant documents dq://10.0.0.5/web --token-file token --hashes"
