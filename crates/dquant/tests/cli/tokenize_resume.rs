@@ -123,7 +123,7 @@ fn a_killed_run_is_resumed_to_the_same_bytes() {
     let is_replay = std::env::var_os("DQUANT_SEED").is_some();
     let mut resumed_runs = 0;
     // On a busy machine more kills miss: it goes on until one has hit a run.
-    for seed in seeds(0..6).into_iter().chain(6..100) {
+    for seed in seeds(0..6).chain(6..100) {
         if seed >= 6 && (resumed_runs > 0 || is_replay) {
             break;
         }
