@@ -54,6 +54,7 @@ fn compile(
             ModuleError::TooHeavy { .. } => {
                 "split its largest functions: fewer locals, or fewer branches among many"
             }
+            ModuleError::Busy => "try again in a few seconds",
             ModuleError::Sandbox { .. } => "this machine lacks what the sandbox needs",
             _ => "docs/plan.md says what a module has to export; it may import nothing",
         };

@@ -112,6 +112,12 @@ pub enum ModuleError {
         /// Most weight.
         most: u64,
     },
+    /// Other heavy modules have been compiled for as long as one waits for them.
+    #[error(
+        "{HEAVY_AT_ONCE} other large modules are being compiled, for {} seconds already",
+        PLACE_WAIT.as_secs()
+    )]
+    Busy,
     /// It imports something.
     #[error("it imports {module}.{name}, but a module may import nothing")]
     Imports {
@@ -207,6 +213,9 @@ const LIGHT_WEIGHT: u64 = MAX_WEIGHT / 64;
 /// Heavier ones that are compiled at once, because each takes memory.
 const HEAVY_AT_ONCE: usize = 2;
 
+/// How long one waits for a place, several times what the worst modules take: a session that waits holds what it has.
+const PLACE_WAIT: Duration = Duration::from_secs(10);
+
 /// The places of heavy modules. Nothing is locked while a module is compiled, and light ones never wait.
 static HEAVY: Places = Places { taken: Mutex::new(0), freed: Condvar::new() };
 
@@ -219,12 +228,17 @@ struct Places {
 struct Place(&'static Places);
 
 impl Places {
-    fn take(&'static self) -> Place {
+    /// Waits for a place, but not longer than this.
+    fn take(&'static self, wait: Duration) -> Result<Place, ModuleError> {
         let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let full = |taken: &mut usize| *taken >= HEAVY_AT_ONCE;
-        let mut taken = self.freed.wait_while(taken, full).unwrap_or_else(PoisonError::into_inner);
+        let waited = self.freed.wait_timeout_while(taken, wait, full);
+        let (mut taken, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        if waited.timed_out() {
+            return Err(ModuleError::Busy);
+        }
         *taken += 1;
-        Place(self)
+        Ok(Place(self))
     }
 }
 
@@ -303,7 +317,7 @@ impl UserAction {
             return Err(ModuleError::TooHeavy { most: MAX_WEIGHT });
         }
         let sandbox = |why: &dyn fmt::Display| ModuleError::Sandbox { why: why.to_string() };
-        let _place = (weight > LIGHT_WEIGHT).then(|| HEAVY.take());
+        let _place = (weight > LIGHT_WEIGHT).then(|| HEAVY.take(PLACE_WAIT)).transpose()?;
         let engine = Engine::new(&config(optimises)).map_err(|error| sandbox(&error))?;
         // The text format is not accepted: the feature is off.
         let module = Module::from_binary(&engine, bytes)

@@ -1,10 +1,16 @@
 //! Modules as their users may write them, written as text.
 
+use std::sync::{Condvar, Mutex};
+use std::time::Duration;
+
 use sha2::{Digest, Sha256};
 use xio::dataset::Dtype;
 use xio::kernel::{MapFault, TokenMap, Trap};
 
-use super::{HEAVY, HEAVY_AT_ONCE, MAX_MODULE_BYTES, ModuleError, UserAction, again_if_late};
+use super::{
+    HEAVY, HEAVY_AT_ONCE, MAX_MODULE_BYTES, ModuleError, PLACE_WAIT, Places, UserAction,
+    again_if_late,
+};
 
 /// A module around the body of a function from a token of `u32` and its number to a token.
 fn each(body: &str) -> String {
@@ -321,7 +327,23 @@ fn a_module_that_would_take_too_much_to_compile_is_refused() {
 /// Sessions with ordinary modules do not wait for those with heavy ones.
 #[test]
 fn a_light_module_is_compiled_while_heavy_ones_are() {
-    let _heavy = [(); HEAVY_AT_ONCE].map(|()| HEAVY.take());
+    let _heavy = [(); HEAVY_AT_ONCE].map(|()| HEAVY.take(PLACE_WAIT));
     let text = each("(local.get $token)");
     load(&text).map(drop).expect("it does not wait");
+}
+
+#[test]
+fn a_heavy_module_waits_for_others_but_not_for_ever() {
+    static FEW: Places = Places { taken: Mutex::new(0), freed: Condvar::new() };
+    let take = || FEW.take(Duration::from_millis(1));
+    let mut taken = [(); HEAVY_AT_ONCE].map(|()| Some(take().expect("it is free")));
+    let busy = take().map(drop).expect_err("all are taken");
+    assert_eq!(busy, ModuleError::Busy);
+    assert_eq!(
+        busy.to_string(),
+        "2 other large modules are being compiled, for 10 seconds already"
+    );
+    taken[0] = None;
+    let _one = take().expect("one is free again");
+    assert!(take().is_err());
 }
