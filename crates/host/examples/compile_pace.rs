@@ -12,6 +12,7 @@
 //! Operators are not listed: every opcode is tried with every form of operands that an operator has.
 
 use std::fmt::{self, Write as _};
+use std::process::Command;
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
@@ -222,6 +223,11 @@ fn families(filter: &str) -> Vec<Family> {
     }
     arrangements(&mut add);
     code_arrangements(&mut add);
+    chains(&mut add);
+    if filter.starts_with("alternating") {
+        alternating(&mut add);
+    }
+    mixtures(&mut add);
     all
 }
 
@@ -324,6 +330,136 @@ fn go_round(locals: usize, count: usize) -> Vec<u8> {
     module(&Around::default(), &[[vec![1], leb(locals), vec![I32], code].concat()])
 }
 
+/// Steps of straight code in one function, and in functions of several sizes. It begins with `setup`, where the locals are.
+fn straight(
+    add: &mut impl FnMut(&str, Box<dyn Fn(usize) -> Vec<u8>>),
+    name: &str,
+    setup: Vec<u8>,
+    steps: impl Fn(usize) -> Vec<u8> + Clone + 'static,
+) {
+    let (begin, make) = (setup.clone(), steps.clone());
+    let one = move |count| module(&Around::default(), &[[begin.clone(), make(count)].concat()]);
+    add(&format!("straight {name}"), Box::new(one));
+    for size in [50, 800] {
+        let body = [setup.clone(), steps(size)].concat();
+        let many = move |count| module(&Around::default(), &vec![body.clone(); count]);
+        add(&format!("straight {name}, functions of {size}"), Box::new(many));
+    }
+}
+
+/// Ten locals of each of two types: numbers that have nothing to do with each other.
+fn unlike() -> Vec<u8> {
+    let set =
+        |at: u8| [&[0x20, 0, 0x41, at, 0x6a, 0x67, 0x22, at][..], &[0xac, 0x21, 10 + at]].concat();
+    [vec![2, 10, I32, 10, I64], (1..10).flat_map(set).collect()].concat()
+}
+
+/// The operators of one type that take one or two numbers and return one, each as a step of a chain: the other operand is
+/// a constant, or another of the locals.
+fn steps_of(kind: u8) -> Vec<(String, Vec<u8>)> {
+    let (constant, first, widen, unary, binary): (_, _, &[u8], _, _) = match kind {
+        I32 => (0x41, 1, &[], vec![0x45, 0x67, 0x68, 0x69, 0xc0, 0xc1], 0x6a..=0x78),
+        _ => (0x42, 11, &[0xad], vec![0x79, 0x7a, 0x7b, 0xc2, 0xc3, 0xc4], 0x7c..=0x8a),
+    };
+    let compared = if kind == I32 { 0x46..=0x4f } else { 0x51..=0x5a };
+    let mut steps: Vec<_> = unary.iter().map(|op| (format!("{op:02x}"), vec![*op])).collect();
+    for op in binary.chain(compared.clone()) {
+        let widen = if compared.contains(&op) { widen } else { &[] };
+        steps.push((format!("{op:02x} constant"), [&[constant, 13, op], widen].concat()));
+        steps.push((format!("{op:02x} local"), [&[0x20, first + 1, op], widen].concat()));
+    }
+    steps
+}
+
+/// A chain of steps from a local of this type to itself.
+fn chain(kind: u8, steps: &[&[u8]], count: usize) -> Vec<u8> {
+    let local = if kind == I32 { 1 } else { 11 };
+    let all: Vec<u8> = steps.iter().cycle().take(count).flat_map(|step| step.to_vec()).collect();
+    [&[0x20, local][..], &all, &[0x21, local]].concat()
+}
+
+/// Each operator after itself, and some programs of several.
+fn chains(add: &mut impl FnMut(&str, Box<dyn Fn(usize) -> Vec<u8>>)) {
+    for kind in [I32, I64] {
+        for (name, step) in steps_of(kind) {
+            straight(add, &name, unlike(), move |count| chain(kind, &[&step], count));
+        }
+    }
+    let several: [(&str, &[&[u8]]); 8] = [
+        ("rotations", &[&[0x41, 7, 0x77], &[0x41, 13, 0x78], &[0x20, 2, 0x73]]),
+        ("rotations by locals", &[&[0x20, 2, 0x78], &[0x41, 7, 0x77]]),
+        ("shifts", &[&[0x41, 3, 0x74], &[0x41, 3, 0x76], &[0x41, 31, 0x71], &[0x20, 2, 0x72]]),
+        ("sums", &[&[0x41, 5, 0x6a], &[0x20, 2, 0x6a], &[0x41, 9, 0x6b], &[0x20, 3, 0x6b]]),
+        ("zeros", &[&[0x45], &[0x45], &[0x20, 2, 0x47], &[0x20, 3, 0x49]]),
+        ("nots", &[&[0x41, 0x7f, 0x73], &[0x20, 2, 0x71], &[0x41, 0x7f, 0x73], &[0x20, 3, 0x72]]),
+        ("constants", &[&[0x41, 8, 0x6c], &[0x41, 6, 0x6c], &[0x41, 0, 0x6b]]),
+        ("choices", &[&[0x20, 2, 0x20, 3, 0x48, 0x20, 4, 0x20, 1, 0x1b], &[0x20, 2, 0x4a]]),
+    ];
+    for (name, steps) in several {
+        straight(add, name, unlike(), move |count| chain(I32, steps, count));
+    }
+}
+
+/// Each operator after each other one.
+fn alternating(add: &mut impl FnMut(&str, Box<dyn Fn(usize) -> Vec<u8>>)) {
+    for kind in [I32, I64] {
+        let steps = steps_of(kind);
+        for (name, one) in &steps {
+            for (other_name, other) in steps.iter().take_while(|(other, _)| other != name) {
+                let (one, other) = (one.clone(), other.clone());
+                let make = move |count| {
+                    let code = chain(kind, &[&one, &other], count);
+                    module(&Around::default(), &[[unlike(), code].concat()])
+                };
+                add(&format!("alternating {name}, {other_name}"), Box::new(make));
+            }
+        }
+    }
+}
+
+/// Numbers that look as if drawn by chance, and are the same each time.
+fn drawn(at: usize) -> usize {
+    let x = (at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (x ^ (x >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) as usize >> 32
+}
+
+/// Operators between many locals, each with a result that goes into any of them; and deep expressions.
+fn mixtures(add: &mut impl FnMut(&str, Box<dyn Fn(usize) -> Vec<u8>>)) {
+    let operators: [(&str, u8, &[u8]); 9] = [
+        ("sums", I32, &[0x6a, 0x6b]),
+        ("products", I32, &[0x6c]),
+        ("ands", I32, &[0x71]),
+        ("xors", I32, &[0x73]),
+        ("rotations", I32, &[0x77, 0x78]),
+        ("ors and shifts", I32, &[0x72, 0x74, 0x76]),
+        ("all", I32, &[0x6a, 0x6b, 0x6c, 0x71, 0x72, 0x73, 0x77, 0x78]),
+        ("sums of i64", I64, &[0x7c, 0x7d]),
+        ("products of i64", I64, &[0x7e]),
+    ];
+    for (name, kind, ops) in operators {
+        for locals in [3, 10, 100, 300, 3_000] {
+            let grow: &[u8] = if kind == I32 { &[0x67] } else { &[0x79] };
+            let set = |at| [&[0x20][..], &leb(at - 1), grow, &[0x21], &leb(at)].concat();
+            let setup = [vec![1], leb(locals), vec![kind], (1..locals).flat_map(set).collect()];
+            let name = format!("{name} of {locals} locals");
+            straight(add, &name, setup.concat(), move |count| {
+                let step = |at: usize| {
+                    let [one, other, to] = [0, 1, 2].map(|of| leb(drawn(3 * at + of) % locals));
+                    let op = ops[drawn(at) % ops.len()];
+                    [&[0x20][..], &one, &[0x20], &other, &[op, 0x22], &to, &[0x1a]].concat()
+                };
+                (0..count).flat_map(step).collect()
+            });
+        }
+        straight(add, &format!("{name}, deep"), unlike(), move |count| {
+            let first = if kind == I32 { 1 } else { 11 };
+            let pushed = (0..=count).flat_map(|at| [0x20, first + (drawn(at) % 9) as u8]);
+            let taken = (0..count).map(|at| ops[drawn(at) % ops.len()]);
+            pushed.chain(taken).chain([0x21, first]).collect()
+        });
+    }
+}
+
 /// Values that an optimiser would keep: the same ones before and after loads, or in a loop which never changes them.
 fn kept(count: usize, again: bool) -> Vec<u8> {
     let values: Vec<u8> = (0..count)
@@ -371,28 +507,46 @@ impl fmt::Display for Measured {
     }
 }
 
-/// Compiles a module.
-fn measure(name: &str, bytes: &[u8], weight: u64, optimised: bool) -> Measured {
-    // The peak begins again at what is resident now.
-    let _ = std::fs::write("/proc/self/clear_refs", "5");
+/// Compiles a module. Prints the time in seconds, the growth of the peak of memory in MiB, and why it is refused.
+fn compile(bytes: &[u8]) {
     let (before, begun) = (status_kib("VmRSS"), cpu());
     let loaded = load(bytes);
     let seconds = (cpu() - begun).as_secs_f64();
     let peak_mib = (status_kib("VmHWM").saturating_sub(before)) >> 10;
     let why = loaded.err().map(|error| format!(": {error}")).unwrap_or_default();
+    println!("{seconds} {peak_mib} {why}");
+}
+
+/// Compiles a module in a process of its own: memory that was freed before would hide what this one takes.
+fn measure(name: &str, bytes: &[u8], weight: u64, optimised: bool) -> Measured {
+    let path = std::env::temp_dir().join(format!("compile_pace-{}.wasm", std::process::id()));
+    std::fs::write(&path, bytes).expect("a temporary file");
+    let program = std::env::current_exe().expect("this program");
+    let output = Command::new(program).arg(COMPILE).arg(&path).output().expect("it starts");
+    let _ = std::fs::remove_file(&path);
+    let said = String::from_utf8_lossy(&output.stdout);
+    let mut words = said.trim_end().splitn(3, ' ');
+    let seconds = words.next().and_then(|word| word.parse().ok()).unwrap_or(f64::INFINITY);
+    let peak_mib = words.next().and_then(|word| word.parse().ok()).unwrap_or(u64::MAX);
+    let why = words.next().unwrap_or_default();
     let how = if optimised { ", optimised" } else { "" };
     Measured { name: format!("{name}{how}{why}"), weight, bytes: bytes.len(), seconds, peak_mib }
 }
 
-/// The heaviest of a family up to a weight.
-fn heaviest(make: &dyn Fn(usize) -> Vec<u8>, most: u64) -> Option<(Vec<u8>, u64, bool)> {
+/// The heaviest of a family up to a weight, or the heaviest that is optimised: the weight of a larger one that is not is
+/// lower again.
+fn heaviest(
+    make: &dyn Fn(usize) -> Vec<u8>,
+    most: u64,
+    only_optimised: bool,
+) -> Option<(Vec<u8>, u64, bool)> {
     let fits = |count: usize| {
         let bytes = make(count);
         if bytes.len() as u64 > host::wasm::MAX_MODULE_BYTES {
             return None;
         }
         let (weight, optimised) = host::wasm::weight(&bytes).ok()?;
-        (weight <= most).then_some((bytes, weight, optimised))
+        (weight <= most && optimised >= only_optimised).then_some((bytes, weight, optimised))
     };
     let (mut low, mut high) = (1, 1 << 18);
     while high - low > low / 64 + 1 {
@@ -402,23 +556,34 @@ fn heaviest(make: &dyn Fn(usize) -> Vec<u8>, most: u64) -> Option<(Vec<u8>, u64,
     fits(low)
 }
 
+/// In place of PART, before the path of a module: only what is measured.
+const COMPILE: &str = "compile";
+
 fn main() {
     let mut args = std::env::args().skip(1);
-    let part: u64 = args.next().map_or(8, |part| part.parse().expect("a number"));
+    let part = args.next().unwrap_or("8".to_owned());
     let filter = args.next().unwrap_or_default();
+    if part == COMPILE {
+        return compile(&std::fs::read(&filter).expect("a module"));
+    }
+    let part: u64 = part.parse().expect("a number");
     if let Ok(bytes) = std::fs::read(&filter) {
         let (weight, optimised) = host::wasm::weight(&bytes).unwrap_or_default();
         return println!("{}", measure(&filter, &bytes, weight, optimised));
     }
     let mut all = Vec::new();
     for (name, make) in families(&filter).into_iter().filter(|(name, _)| name.contains(&filter)) {
-        let Some((bytes, weight, optimised)) = heaviest(&*make, host::wasm::MAX_WEIGHT / part)
-        else {
+        let most = host::wasm::MAX_WEIGHT / part;
+        let Some((bytes, weight, optimised)) = heaviest(&*make, most, false) else {
             println!("{name}: the lightest is too heavy, or it is invalid");
             continue;
         };
         all.push(measure(&name, &bytes, weight, optimised));
         eprintln!("{}", all[all.len() - 1]);
+        if let Some((bytes, weight, _)) = heaviest(&*make, most, true).filter(|_| !optimised) {
+            all.push(measure(&name, &bytes, weight, true));
+            eprintln!("{}", all[all.len() - 1]);
+        }
     }
     all.sort_by(|one, other| {
         let rate = |of: &Measured| of.seconds / of.weight as f64;

@@ -7,9 +7,10 @@ use sha2::{Digest, Sha256};
 use xio::dataset::Dtype;
 use xio::kernel::{MapFault, TokenMap, Trap};
 
+use super::weight::{self, Weight};
 use super::{
-    HEAVY, HEAVY_AT_ONCE, MAX_MODULE_BYTES, ModuleError, PLACE_WAIT, Places, UserAction,
-    again_if_late,
+    HEAVY, HEAVY_AT_ONCE, MAX_MODULE_BYTES, MAX_WEIGHT, ModuleError, PLACE_WAIT, Places,
+    UserAction, again_if_late,
 };
 
 /// A module around the body of a function from a token of `u32` and its number to a token.
@@ -346,4 +347,65 @@ fn a_heavy_module_waits_for_others_but_not_for_ever() {
     taken[0] = None;
     let _one = take().expect("one is free again");
     assert!(take().is_err());
+}
+
+/// The weight of a function of ten `i32` locals and two `i64` with this code.
+fn weight_of(code: &[u8]) -> Weight {
+    let setup = (1..10).flat_map(|at| [0x20, 0, 0x41, at, 0x6a, 0x21, at]).collect();
+    let locals = vec![2, 10, 0x7f, 2, 0x7e];
+    let module = with_functions(&[[locals, setup, code.to_vec(), vec![0x0b]].concat()]);
+    assert!(module.len() as u64 <= MAX_MODULE_BYTES, "{}", module.len());
+    weight::of(&module).expect("it is valid")
+}
+
+/// `count` operators, each of which takes two of ten locals and sets one.
+fn mixed_locals(operators: &[u8], count: usize) -> Vec<u8> {
+    let step = |at: usize| {
+        let mixed = super::mixed(at as u64);
+        let [one, other, to] = [0, 8, 16].map(|by| ((mixed >> by) % 10) as u8);
+        [0x20, one, 0x20, other, operators[at % operators.len()], 0x21, to]
+    };
+    (0..count).flat_map(step).collect()
+}
+
+/// Optimising any of these took seconds to minutes, and up to gigabytes.
+#[test]
+fn a_module_that_would_take_too_much_to_optimise_is_compiled_as_it_is() {
+    let chain =
+        |step: &[u8], count: usize| [&[0x20, 0][..], &step.repeat(count), &[0x21, 0]].concat();
+    let rotations = [0x41, 7, 0x77, 0x41, 13, 0x78, 0x20, 1, 0x73];
+    let shifts = [0x41, 3, 0x74, 0x41, 3, 0x76, 0x41, 31, 0x71, 0x20, 1, 0x72];
+    let through_memory: Vec<u8> = mixed_locals(&[0x6a, 0x6b], 2_000)
+        .chunks(7)
+        .flat_map(|step| {
+            [&[0x41, 0][..], &step[..5], &[0x36, 2, 0, 0x41, 0, 0x28, 2, 0], &step[5..]].concat()
+        })
+        .collect();
+    // An operator that does nothing after each.
+    let beside_zero: Vec<u8> = mixed_locals(&[0x6a, 0x6b], 2_000)
+        .chunks(7)
+        .flat_map(|step| [&step[..5], &[0x41, 0, 0x73], &step[5..]].concat())
+        .collect();
+    let slow = [
+        ("rotations by constants", chain(&rotations, 9_000)),
+        ("rotations by a local", chain(&[0x20, 1, 0x77], 3_000)),
+        ("shifts", chain(&shifts, 9_000)),
+        ("comparisons", chain(&[0x20, 1, 0x4e], 9_000)),
+        ("sums", mixed_locals(&[0x6a, 0x6b], 2_000)),
+        ("products", mixed_locals(&[0x6c], 2_000)),
+        ("conjunctions", mixed_locals(&[0x71], 2_000)),
+        ("differences through memory", through_memory),
+        ("sums beside nothing", beside_zero),
+        ("a chain and few sums", [chain(&rotations, 2_000), mixed_locals(&[0x6a], 500)].concat()),
+    ];
+    for (name, code) in slow {
+        let weight = weight_of(&code);
+        assert!(weight.optimised > MAX_WEIGHT, "{name}: {weight:?}");
+        assert!(weight.plain <= MAX_WEIGHT, "{name}: {weight:?}");
+    }
+    // Fewer operators, and some that are never put into another order.
+    for code in [chain(&rotations, 700), mixed_locals(&[0x6a], 200), mixed_locals(&[0x72], 1_000)] {
+        let weight = weight_of(&code);
+        assert!(weight.optimised <= MAX_WEIGHT / 2, "{weight:?}");
+    }
 }

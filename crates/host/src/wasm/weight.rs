@@ -15,13 +15,17 @@
 //!   and of merges, as measured.
 //!
 //! The values alive are at most the locals and the operands on the stack, if the compiler does not optimise. An
-//! optimiser also keeps what it has computed for later: at most the result of each operator of the function. So a module
-//! has two weights, and one that is light with both is optimised. `examples/compile_pace.rs` measures what a weight costs,
-//! for every operator and for the worst arrangements known.
+//! optimiser also keeps what it has computed for later: at most the result of each operator of the function. It compares
+//! the ways to compute each value, all of them again for every step of a chain of operators, and it writes sums of sums
+//! in hundreds of ways ([`sums`]). So a module has two weights, and one that is light with both is optimised.
+//! `examples/compile_pace.rs` measures what a weight costs, for every operator and for the worst arrangements known.
+
+mod sums;
 
 use std::collections::BTreeSet;
 use std::mem::take;
 
+use sums::Sums;
 use wasmparser::{
     FuncValidator, FuncValidatorAllocations, FunctionBody, Operator, Parser, Payload, ValidPayload,
     Validator, ValidatorResources, WasmFeatures,
@@ -162,13 +166,16 @@ impl Body {
         let (mut weight, mut operators) =
             (FUNCTION + LOCAL * locals + parameters * parameters, body.get_operators_reader()?);
         let (mut results, mut all_places) = (0_u64, 0_u64);
+        let mut sums = Sums::of_locals(locals as usize);
         self.frames.push(Frame::default());
         while !operators.eof() && weight <= MAX_WEIGHT {
             let before = function.operand_stack_height();
             let (operator, offset) = operators.read_with_offset()?;
             function.op(offset, &operator)?;
             self.follow(&operator);
-            let alive = locals + u64::from(before.max(function.operand_stack_height()));
+            let after = function.operand_stack_height();
+            sums.follow(&operator, after as usize);
+            let alive = locals + u64::from(before.max(after));
             let (own, places) = cost(&operator);
             weight += own + ALIVE * places * (HIDDEN_VALUES + alive);
             (results, all_places) = (results + u64::from(own >= OPERATOR), all_places + places);
@@ -181,7 +188,8 @@ impl Body {
         let rounds = self.merged.saturating_mul(self.around).saturating_mul(MERGE);
         let plain = weight.saturating_add(squares).saturating_add(rounds);
         let kept = all_places.saturating_mul(results).saturating_mul(ALIVE);
-        Ok(Weight { plain, optimised: plain.saturating_add(kept) })
+        let more = kept.saturating_add(sums.weight(results));
+        Ok(Weight { plain, optimised: plain.saturating_add(more) })
     }
 
     /// Follows the control flow.
@@ -259,8 +267,8 @@ fn cost(operator: &Operator<'_>) -> (u64, u64) {
         O::Loop { .. } => (3 * OPERATOR, 5),
         // The table's bounds, an entry that is not made yet, one that is none, and its type.
         O::CallIndirect { .. } => (12 * OPERATOR, 10),
-        O::I32DivU | O::I32RemU | O::I64DivU | O::I64RemU => (2 * OPERATOR, 2),
-        O::I32DivS | O::I32RemS | O::I64DivS | O::I64RemS => (3 * OPERATOR, 4),
+        O::I32DivU | O::I32RemU | O::I64DivU | O::I64RemU => (3 * OPERATOR, 2),
+        O::I32DivS | O::I32RemS | O::I64DivS | O::I64RemS => (5 * OPERATOR, 4),
         O::I32TruncF32S
         | O::I32TruncF32U
         | O::I32TruncF64S
