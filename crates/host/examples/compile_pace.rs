@@ -11,7 +11,8 @@
 //!
 //! Operators are not listed: every opcode is tried with every form of operands that an operator has.
 
-use std::fmt::{self, Write as _};
+use std::collections::BTreeSet;
+use std::fmt;
 use std::process::Command;
 use std::time::Duration;
 
@@ -129,10 +130,57 @@ fn used(kind: u8) -> Vec<u8> {
     [to_i32, &[0x20, 1, 0x6a, 0x21, 1]].concat()
 }
 
-/// One operator with operands, whose result is used.
+/// One operator with the types of its operands and of its result.
+#[derive(Clone)]
 struct Form {
     name: String,
+    operands: Vec<u8>,
+    /// The operator itself.
     code: Vec<u8>,
+    result: Option<u8>,
+}
+
+impl Form {
+    /// With operands from [`locals`], and its result used.
+    fn alone(&self) -> Vec<u8> {
+        let gets: Vec<u8> = self.operands.iter().flat_map(|kind| get(*kind)).collect();
+        [gets, self.code.clone(), self.result.map(used).unwrap_or_default()].concat()
+    }
+
+    /// `count` times with operands by chance from `width` values of each of its types, which are used again at the end. A
+    /// result of the first operand's type takes the place of one of them.
+    fn on_long_lived(&self, width: usize, count: usize) -> Vec<u8> {
+        let kinds: BTreeSet<u8> = self.operands.iter().copied().collect();
+        let first = |of: u8| 2 + width * kinds.iter().position(|kind| *kind == of).unwrap_or(0);
+        let mut declared = vec![vec![2, I32]];
+        declared.extend(kinds.iter().map(|kind| [leb(width), vec![*kind]].concat()));
+        let mut code = counted(&declared);
+        for kind in &kinds {
+            for at in first(*kind) + 1..first(*kind) + width {
+                code.extend(
+                    [&[0x20], &leb(at - 1)[..], operators_of(*kind).0, &[0x21], &leb(at)].concat(),
+                );
+            }
+        }
+        let collects = self.result.is_some() && self.result == self.operands.first().copied();
+        for step in 0..count {
+            for (at, kind) in self.operands.iter().enumerate() {
+                let by_chance = if collects && at == 0 { 0 } else { drawn(3 * step + at) % width };
+                code.extend([&[0x20], &leb(first(*kind) + by_chance)[..]].concat());
+            }
+            code.extend(&self.code);
+            match self.result {
+                Some(kind) if collects => code.extend([&[0x21], &leb(first(kind))[..]].concat()),
+                result => code.extend(result.map(used).unwrap_or_default()),
+            }
+        }
+        for kind in &kinds {
+            for at in first(*kind)..first(*kind) + width {
+                code.extend([&[0x20], &leb(at)[..], &used(*kind)].concat());
+            }
+        }
+        [code, kept_at_last(I32, 1)].concat()
+    }
 }
 
 /// All operators of the sandbox, each with the first form of operands that is valid.
@@ -161,17 +209,12 @@ fn form(op: &[u8]) -> Option<Form> {
     for operands in &operands {
         for immediate in immediates {
             for result in TYPES.iter().map(Some).chain([None]) {
-                let gets: Vec<u8> = operands.iter().flat_map(|kind| get(*kind)).collect();
-                let tail = result.map(|kind| used(*kind)).unwrap_or_default();
-                let code = [&gets[..], op, immediate, &tail].concat();
-                let whole = module(&Around::default(), &[[locals(), code.clone()].concat()]);
+                let name = op.iter().map(|byte| format!("{byte:02x}")).collect();
+                let (operands, code) = (operands.clone(), [op, immediate].concat());
+                let form = Form { name, operands, code, result: result.copied() };
+                let whole = module(&Around::default(), &[[locals(), form.alone()].concat()]);
                 if host::wasm::weight(&whole).is_ok() {
-                    let mut name = String::new();
-                    for byte in op {
-                        // Writing to a string does not fail.
-                        let _ = write!(name, "{byte:02x}");
-                    }
-                    return Some(Form { name, code });
+                    return Some(form);
                 }
             }
         }
@@ -179,12 +222,18 @@ fn form(op: &[u8]) -> Option<Form> {
     None
 }
 
+/// Keeps a local: what nobody can see is not compiled.
+fn kept_at_last(kind: u8, local: usize) -> Vec<u8> {
+    let global = TYPES.iter().position(|other| *other == kind).unwrap_or_default();
+    [&[0x20][..], &leb(local), &[0x24], &leb(global)].concat()
+}
+
 /// `count` times `code` between `width` values that are alive from its beginning to its end.
 fn between(width: usize, code: &[u8], count: usize) -> Vec<u8> {
     // Each is another value: the number of leading zeros of the one before.
     let values = [0x20, 0, 0x67, 0x22, 0].repeat(width);
     let uses = [0x20, 1, 0x6a, 0x21, 1].repeat(width);
-    [locals(), values, code.repeat(count), uses].concat()
+    [locals(), values, code.repeat(count), uses, kept_at_last(I32, 1)].concat()
 }
 
 type Family = (String, Box<dyn Fn(usize) -> Vec<u8>>);
@@ -214,11 +263,17 @@ fn families(filter: &str) -> Vec<Family> {
         }
     }
     let wanted = filter.is_empty() || filter.starts_with("operator");
-    for Form { name, code } in wanted.then(operators).unwrap_or_default() {
+    for form in wanted.then(operators).unwrap_or_default() {
         for width in [0, 1_000] {
-            let code = code.clone();
+            let code = form.alone();
             let make = move |count| module(&Around::default(), &[between(width, &code, count)]);
-            add(&format!("operator {name}, {width} alive"), Box::new(make));
+            add(&format!("operator {}, {width} alive", form.name), Box::new(make));
+        }
+        for width in [30, 300, 1_000, 3_000] {
+            let name = format!("operator {} on {width} long-lived", form.name);
+            let form = form.clone();
+            let make = move |count| module(&Around::default(), &[form.on_long_lived(width, count)]);
+            add(&name, Box::new(make));
         }
     }
     arrangements(&mut add);
@@ -228,6 +283,7 @@ fn families(filter: &str) -> Vec<Family> {
         alternating(&mut add);
     }
     mixtures(&mut add);
+    long_lived(&mut add);
     all
 }
 
@@ -307,7 +363,8 @@ fn code_arrangements(add: &mut impl FnMut(&str, Box<dyn Fn(usize) -> Vec<u8>>)) 
                         .concat()
                 };
                 let all: Vec<u8> = (0..count).flat_map(change).collect();
-                module(&Around::default(), &[[vec![1], leb(locals), vec![I64], all].concat()])
+                let body = [vec![1], leb(locals), vec![I64], all, collected(I64, locals)].concat();
+                module(&Around::default(), &[body])
             }),
         );
     }
@@ -327,21 +384,25 @@ fn go_round(locals: usize, count: usize) -> Vec<u8> {
         .collect();
     let back = [0x20, 0, 0x0d, 0].repeat(count);
     let code = [&[0x03, 0x40][..], &shift, &back, &[0x0b]].concat();
-    module(&Around::default(), &[[vec![1], leb(locals), vec![I32], code].concat()])
+    let body = [vec![1], leb(locals), vec![I32], code, collected(I32, locals)].concat();
+    module(&Around::default(), &[body])
 }
 
-/// Steps of straight code in one function, and in functions of several sizes. It begins with `setup`, where the locals are.
+/// Steps of straight code in one function, and in functions of several sizes. It begins with `setup`, where the locals are,
+/// and ends with `uses`.
 fn straight(
     add: &mut impl FnMut(&str, Box<dyn Fn(usize) -> Vec<u8>>),
     name: &str,
     setup: Vec<u8>,
+    uses: Vec<u8>,
     steps: impl Fn(usize) -> Vec<u8> + Clone + 'static,
 ) {
-    let (begin, make) = (setup.clone(), steps.clone());
-    let one = move |count| module(&Around::default(), &[[begin.clone(), make(count)].concat()]);
+    let all = move |count| [&setup[..], &steps(count), &uses].concat();
+    let make = all.clone();
+    let one = move |count| module(&Around::default(), &[make(count)]);
     add(&format!("straight {name}"), Box::new(one));
     for size in [50, 800] {
-        let body = [setup.clone(), steps(size)].concat();
+        let body = all(size);
         let many = move |count| module(&Around::default(), &vec![body.clone(); count]);
         add(&format!("straight {name}, functions of {size}"), Box::new(many));
     }
@@ -371,6 +432,11 @@ fn steps_of(kind: u8) -> Vec<(String, Vec<u8>)> {
     steps
 }
 
+/// What keeps the end of a chain.
+fn chain_end(kind: u8) -> Vec<u8> {
+    kept_at_last(kind, if kind == I32 { 1 } else { 11 })
+}
+
 /// A chain of steps from a local of this type to itself.
 fn chain(kind: u8, steps: &[&[u8]], count: usize) -> Vec<u8> {
     let local = if kind == I32 { 1 } else { 11 };
@@ -382,7 +448,9 @@ fn chain(kind: u8, steps: &[&[u8]], count: usize) -> Vec<u8> {
 fn chains(add: &mut impl FnMut(&str, Box<dyn Fn(usize) -> Vec<u8>>)) {
     for kind in [I32, I64] {
         for (name, step) in steps_of(kind) {
-            straight(add, &name, unlike(), move |count| chain(kind, &[&step], count));
+            straight(add, &name, unlike(), chain_end(kind), move |count| {
+                chain(kind, &[&step], count)
+            });
         }
     }
     let several: [(&str, &[&[u8]]); 8] = [
@@ -396,7 +464,7 @@ fn chains(add: &mut impl FnMut(&str, Box<dyn Fn(usize) -> Vec<u8>>)) {
         ("choices", &[&[0x20, 2, 0x20, 3, 0x48, 0x20, 4, 0x20, 1, 0x1b], &[0x20, 2, 0x4a]]),
     ];
     for (name, steps) in several {
-        straight(add, name, unlike(), move |count| chain(I32, steps, count));
+        straight(add, name, unlike(), chain_end(I32), move |count| chain(I32, steps, count));
     }
 }
 
@@ -409,7 +477,7 @@ fn alternating(add: &mut impl FnMut(&str, Box<dyn Fn(usize) -> Vec<u8>>)) {
                 let (one, other) = (one.clone(), other.clone());
                 let make = move |count| {
                     let code = chain(kind, &[&one, &other], count);
-                    module(&Around::default(), &[[unlike(), code].concat()])
+                    module(&Around::default(), &[[unlike(), code, chain_end(kind)].concat()])
                 };
                 add(&format!("alternating {name}, {other_name}"), Box::new(make));
             }
@@ -442,7 +510,7 @@ fn mixtures(add: &mut impl FnMut(&str, Box<dyn Fn(usize) -> Vec<u8>>)) {
             let set = |at| [&[0x20][..], &leb(at - 1), grow, &[0x21], &leb(at)].concat();
             let setup = [vec![1], leb(locals), vec![kind], (1..locals).flat_map(set).collect()];
             let name = format!("{name} of {locals} locals");
-            straight(add, &name, setup.concat(), move |count| {
+            straight(add, &name, setup.concat(), collected(kind, locals), move |count| {
                 let step = |at: usize| {
                     let [one, other, to] = [0, 1, 2].map(|of| leb(drawn(3 * at + of) % locals));
                     let op = ops[drawn(at) % ops.len()];
@@ -451,12 +519,75 @@ fn mixtures(add: &mut impl FnMut(&str, Box<dyn Fn(usize) -> Vec<u8>>)) {
                 (0..count).flat_map(step).collect()
             });
         }
-        straight(add, &format!("{name}, deep"), unlike(), move |count| {
+        straight(add, &format!("{name}, deep"), unlike(), chain_end(kind), move |count| {
             let first = if kind == I32 { 1 } else { 11 };
             let pushed = (0..=count).flat_map(|at| [0x20, first + (drawn(at) % 9) as u8]);
             let taken = (0..count).map(|at| ops[drawn(at) % ops.len()]);
             pushed.chain(taken).chain([0x21, first]).collect()
         });
+    }
+}
+
+/// All locals of this type are put together into the first one, which is kept.
+fn collected(kind: u8, locals: usize) -> Vec<u8> {
+    let (_, xor) = operators_of(kind);
+    let collect = |at: usize| [&[0x20, 0, 0x20][..], &leb(at), xor, &[0x21, 0]].concat();
+    (1..locals).flat_map(collect).chain(kept_at_last(kind, 0)).collect()
+}
+
+/// An operator of this type that makes one value of one, and one that makes one of two.
+fn operators_of(kind: u8) -> (&'static [u8], &'static [u8]) {
+    match kind {
+        I32 => (&[0x67], &[0x73]),
+        I64 => (&[0x79], &[0x85]),
+        F32 => (&[0x8c], &[0x92]),
+        F64 => (&[0x9a], &[0xa0]),
+        _ => (&[0xfd, 0x4d], &[0xfd, 0x51]),
+    }
+}
+
+/// Straight code of one function with many values that are used again at its end, in locals or on the stack, beside steps
+/// that take them by chance, in turn, or never.
+fn long_lived(add: &mut impl FnMut(&str, Box<dyn Fn(usize) -> Vec<u8>>)) {
+    for (kind, type_name) in TYPES.into_iter().zip(["i32", "i64", "f32", "f64", "v128"]) {
+        let (one, two) = operators_of(kind);
+        for locals in [30, 300, 1_000, 3_000, 8_000] {
+            let set = move |at| [&[0x20][..], &leb(at - 1), one, &[0x21], &leb(at)].concat();
+            let setup = [vec![1], leb(locals), vec![kind], (1..locals).flat_map(set).collect()];
+            let setup = setup.concat();
+            for order in ["by chance", "in turn", "never", "three by chance"] {
+                let setup = setup.clone();
+                let step = move |at: usize| match order {
+                    "never" => [&[0x20, 0][..], one, &[0x21, 0]].concat(),
+                    "three by chance" => {
+                        let [one, other, to] = [0, 1, 2].map(|of| leb(drawn(3 * at + of) % locals));
+                        [&[0x20][..], &one, &[0x20], &other, two, &[0x21], &to].concat()
+                    }
+                    _ => {
+                        let next = if order == "in turn" { at } else { drawn(at) };
+                        [&[0x20, 0, 0x20][..], &leb(next % locals), two, &[0x21, 0]].concat()
+                    }
+                };
+                let make = move |count| {
+                    let steps = (0..count).flat_map(step).collect();
+                    let body = [setup.clone(), steps, collected(kind, locals)].concat();
+                    module(&Around::default(), &[body])
+                };
+                add(&format!("{locals} long-lived {type_name} read {order}"), Box::new(make));
+            }
+            let make = move |count| {
+                let mut body = [
+                    &[1, 1, kind, 0x20, 0][..],
+                    &[one, &[0x22, 0, 0x20, 0]].concat().repeat(locals),
+                ]
+                .concat();
+                body.extend([one, &[0x22, 0, 0x1a, 0x20, 0]].concat().repeat(count));
+                body.extend(two.repeat(locals));
+                body.extend([&[0x21, 0][..], &kept_at_last(kind, 0)].concat());
+                module(&Around::default(), &[body])
+            };
+            add(&format!("{locals} long-lived {type_name} on the stack"), Box::new(make));
+        }
     }
 }
 
@@ -473,7 +604,7 @@ fn kept(count: usize, again: bool) -> Vec<u8> {
     } else {
         [&values[..], &loads, &values].concat()
     };
-    module(&Around::default(), &[[locals(), code].concat()])
+    module(&Around::default(), &[[locals(), code, kept_at_last(I32, 1)].concat()])
 }
 
 fn cpu() -> Duration {

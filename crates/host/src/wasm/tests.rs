@@ -298,8 +298,26 @@ fn a_module_that_would_take_too_much_to_compile_is_refused() {
         let code = [&[0x03, 0x40][..], &shift, &back, &[0x0b, 0x0b]].concat();
         with_functions(&[[vec![1], leb(locals), vec![0x7f], code].concat()])
     };
+    // Values that live from the beginning to the end of a function, beside steps of straight code on one of them and another.
+    let long_lived = |kind: u8, own: &[u8], step: &[u8], width: usize, count: usize| {
+        let set = |at| [&[0x20][..], &leb(at - 1), own, &[0x21], &leb(at)].concat();
+        let with =
+            |at: usize| [&[0x20, 1, 0x20][..], &leb(1 + at % width), step, &[0x21, 1]].concat();
+        let setup: Vec<u8> = (2..=width).flat_map(set).collect();
+        let steps: Vec<u8> = (0..count).flat_map(with).collect();
+        let uses: Vec<u8> = (0..width).flat_map(with).collect();
+        let kept = [0x20, 1, 0x1a, 0x0b].to_vec();
+        let locals = [vec![2, 1, 0x7f], leb(width), vec![kind]].concat();
+        with_functions(&[[locals, setup, steps, uses, kept].concat()])
+    };
+    let floats = |width, count| long_lived(0x7d, &[0x8c], &[0x92], width, count);
+    let vectors = |width, count| long_lived(0x7b, &[0xfd, 0x4d], &[0xfd, 0xdf, 1], width, count);
     let load = |bytes: &[u8]| UserAction::load(bytes, &Sha256::digest(bytes).into());
     let heavy = [
+        ("numbers that live long", long_lived(0x7f, &[0x67], &[0x73], 8_000, 15_000)),
+        ("floats that live long", floats(300, 28_000)),
+        ("more floats that live long", floats(1_000, 10_000)),
+        ("vectors that live long", vectors(300, 20_000)),
         ("locals", locals(49_000, 30_000)),
         ("blocks", alive(1_000, blocks, 80_000)),
         ("loops", alive(1_000, loops, 80_000)),
@@ -319,7 +337,7 @@ fn a_module_that_would_take_too_much_to_compile_is_refused() {
         let refused = load(&module).map(drop).expect_err(name);
         assert!(matches!(refused, ModuleError::TooHeavy { .. }), "{name}: {refused}");
     }
-    let light = [locals(1_000, 100), changes(50, 2_000)];
+    let light = [locals(1_000, 100), changes(50, 2_000), floats(30, 5_000), vectors(30, 5_000)];
     for module in light {
         load(&module).map(drop).expect("it is an ordinary program");
     }

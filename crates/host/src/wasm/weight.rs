@@ -10,6 +10,9 @@
 //! - each *place*: an edge of the control flow or a call that the machine code has, times the values alive there, because
 //!   registers are allocated for each value at each place. Most places cannot be seen in the module. The sandbox has no
 //!   signal handler, so whatever may trap is a branch around a call;
+//! - each operator, times the values alive there, because values that live long are split where they are used;
+//! - the square of the number of values that are needed for a moment, times the values alive, as measured: they take
+//!   registers from what lives long, again and again;
 //! - each value that is merged where branches meet, times the values that are merged at the heads of loops, because the
 //!   search for merges of one value repeats as often as values pass through them; and the squares of the numbers of loops
 //!   and of merges, as measured.
@@ -51,6 +54,9 @@ const NAME: u64 = 100;
 
 /// Of a value that is alive at a place.
 const ALIVE: u64 = 7;
+
+/// How many triples of two values that are needed for a moment and one that is alive weigh as much as one unit.
+const MOMENTS_ALIVE: u64 = 10_000;
 
 /// Of a loop, for each loop of its function.
 const LOOPS: u64 = 10;
@@ -165,7 +171,7 @@ impl Body {
         let locals = u64::from(function.len_locals());
         let (mut weight, mut operators) =
             (FUNCTION + LOCAL * locals + parameters * parameters, body.get_operators_reader()?);
-        let (mut results, mut all_places) = (0_u64, 0_u64);
+        let (mut results, mut all_places, mut moments, mut widest) = (0_u64, 0_u64, 0_u64, locals);
         let mut sums = Sums::of_locals(locals as usize);
         self.frames.push(Frame::default());
         while !operators.eof() && weight <= MAX_WEIGHT {
@@ -177,8 +183,9 @@ impl Body {
             sums.follow(&operator, after as usize);
             let alive = locals + u64::from(before.max(after));
             let (own, places) = cost(&operator);
-            weight += own + ALIVE * places * (HIDDEN_VALUES + alive);
+            weight += own + ALIVE * places * (HIDDEN_VALUES + alive) + alive;
             (results, all_places) = (results + u64::from(own >= OPERATOR), all_places + places);
+            (moments, widest) = (moments + moments_of(own, places), widest.max(alive));
         }
         if operators.eof() {
             operators.finish()?;
@@ -186,7 +193,8 @@ impl Body {
         let squares = LOOPS * self.loops.saturating_mul(self.loops)
             + self.merges.saturating_mul(self.merges) / PAIRS;
         let rounds = self.merged.saturating_mul(self.around).saturating_mul(MERGE);
-        let plain = weight.saturating_add(squares).saturating_add(rounds);
+        let pairs = moments.saturating_mul(moments).saturating_mul(widest) / MOMENTS_ALIVE;
+        let plain = weight.saturating_add(squares).saturating_add(rounds).saturating_add(pairs);
         let kept = all_places.saturating_mul(results).saturating_mul(ALIVE);
         let more = kept.saturating_add(sums.weight(results));
         Ok(Weight { plain, optimised: plain.saturating_add(more) })
@@ -245,6 +253,12 @@ impl Body {
     }
 }
 
+/// How many values an operator of this work and with so many edges and calls needs for a moment.
+fn moments_of(own: u64, places: u64) -> u64 {
+    let computes = own >= OPERATOR;
+    places + if computes { 1 + own / OPERATOR } else { 0 }
+}
+
 /// The work of an operator itself, and the edges and calls that it becomes.
 fn cost(operator: &Operator<'_>) -> (u64, u64) {
     use Operator as O;
@@ -276,7 +290,7 @@ fn cost(operator: &Operator<'_>) -> (u64, u64) {
         | O::I64TruncF32S
         | O::I64TruncF32U
         | O::I64TruncF64S
-        | O::I64TruncF64U => (7 * OPERATOR, 6),
+        | O::I64TruncF64U => (10 * OPERATOR, 6),
         O::MemoryGrow { .. }
         | O::MemoryFill { .. }
         | O::MemoryCopy { .. }
@@ -290,9 +304,80 @@ fn cost(operator: &Operator<'_>) -> (u64, u64) {
         | O::TableInit { .. }
         | O::ElemDrop { .. }
         | O::RefFunc { .. } => (5 * OPERATOR, 8),
-        operator if accesses_memory(operator) => (OPERATOR, 3),
+        operator if accesses_memory(operator) => (2 * OPERATOR, 3),
+        O::I32x4TruncSatF32x4S
+        | O::I32x4TruncSatF32x4U
+        | O::I32x4TruncSatF64x2SZero
+        | O::I32x4TruncSatF64x2UZero => (6 * OPERATOR, 0),
+        operator if makes_nan(operator) => (4 * OPERATOR, 0),
+        operator if is_vector(operator) => (3 * OPERATOR, 0),
         _ => (OPERATOR, 0),
     }
+}
+
+macro_rules! define_is_vector {
+    ($(@$proposal:ident $operator:ident $({ $($name:ident: $type:ty),* })? => $visit:ident ($($arity:tt)*))*) => {
+        fn is_vector(operator: &Operator<'_>) -> bool {
+            matches!(operator, $(Operator::$operator { .. })|*)
+        }
+    };
+}
+wasmparser::for_each_visit_simd_operator!(define_is_vector);
+
+/// Operators whose result may be a NaN: a comparison and a choice replace it by the one NaN of the sandbox.
+fn makes_nan(operator: &Operator<'_>) -> bool {
+    use Operator as O;
+    matches!(
+        operator,
+        O::F32Add
+            | O::F32Sub
+            | O::F32Mul
+            | O::F32Div
+            | O::F32Min
+            | O::F32Max
+            | O::F32Sqrt
+            | O::F32Ceil
+            | O::F32Floor
+            | O::F32Trunc
+            | O::F32Nearest
+            | O::F32DemoteF64
+            | O::F64Add
+            | O::F64Sub
+            | O::F64Mul
+            | O::F64Div
+            | O::F64Min
+            | O::F64Max
+            | O::F64Sqrt
+            | O::F64Ceil
+            | O::F64Floor
+            | O::F64Trunc
+            | O::F64Nearest
+            | O::F64PromoteF32
+            | O::F32x4Add
+            | O::F32x4Sub
+            | O::F32x4Mul
+            | O::F32x4Div
+            | O::F32x4Min
+            | O::F32x4Max
+            | O::F32x4Sqrt
+            | O::F32x4Ceil
+            | O::F32x4Floor
+            | O::F32x4Trunc
+            | O::F32x4Nearest
+            | O::F32x4DemoteF64x2Zero
+            | O::F64x2Add
+            | O::F64x2Sub
+            | O::F64x2Mul
+            | O::F64x2Div
+            | O::F64x2Min
+            | O::F64x2Max
+            | O::F64x2Sqrt
+            | O::F64x2Ceil
+            | O::F64x2Floor
+            | O::F64x2Trunc
+            | O::F64x2Nearest
+            | O::F64x2PromoteLowF32x4
+    )
 }
 
 /// Loads and stores, whose bounds are checked.
