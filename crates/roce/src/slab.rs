@@ -3,7 +3,8 @@
 //! An id is `prefix | generation << index_bits | index`: the lookup is one array access and one
 //! comparison. The generations of a slot are a permutation of its own, so that ids of one slot look
 //! unrelated, and a stale id matches nothing until all generations have been used. Free slots are
-//! reused first in, first out, which delays that further.
+//! reused first in, first out, and only when many are free, which delays that further: the table grows
+//! with what it holds at a time, not with what it has ever held.
 //!
 //! Ids that peers send back are encrypted: generation and index go through a [`Cipher`], so that no bit
 //! of an id can be predicted without its key. Most lookups skip the decryption: a small table has the
@@ -30,6 +31,10 @@ pub(crate) struct Slab<T> {
 /// Most entries of [`Slab::shortcuts`], and how many there are at first.
 const MAX_SHORTCUTS: u32 = 1 << 12;
 const FIRST_SHORTCUTS: usize = 16;
+
+/// Free slots from which on they are reused before the table grows: with 24 bits for an id and a table of 2^12, two million
+/// entries come before an id returns.
+const MANY_FREE: usize = 1 << 9;
 
 #[derive(Debug)]
 struct Slot<T> {
@@ -198,7 +203,7 @@ impl<T> Slab<T> {
 
     fn take_free(&mut self) -> Option<u32> {
         let grown = self.slots.len() as u32;
-        if grown < self.layout.limit {
+        if grown < self.layout.limit && self.free.len() < MANY_FREE {
             self.slots.push(Slot { id: 0, count: 0, value: None });
             return Some(grown);
         }
@@ -272,6 +277,20 @@ mod tests {
         assert_eq!(slab.get(first), None);
         assert_eq!(slab.remove(first), None);
         assert_eq!((slab.get(second), slab.get(third)), (Some(&'b'), Some(&'c')));
+    }
+
+    /// A process that opens and closes a queue pair after another for weeks does not grow.
+    #[test]
+    fn a_table_grows_with_what_it_holds_at_a_time() {
+        let mut slab = Slab::sealed(Layout::new(1 << 12, 24), &mut Rng::new(11));
+        let _stays: Vec<_> = (0..40).map(|number| slab.insert_with(|_, _| number)).collect();
+        let mut seen = BTreeSet::new();
+        for number in 0..100_000 {
+            let id = slab.insert_with(|_, _| number).expect("there is room");
+            assert!(seen.insert(id), "{id:#x} after {number} others");
+            assert_eq!(slab.remove(id), Some(number));
+        }
+        assert!(slab.slots.len() <= 41 + MANY_FREE, "{}", slab.slots.len());
     }
 
     /// More entries than shortcuts: many share the low bits of their ids.
