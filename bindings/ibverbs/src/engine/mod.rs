@@ -36,7 +36,7 @@ use roce::world;
 use roce::{Duration, Time};
 use rustix::io::Errno;
 
-use crate::process::descriptor::Watched;
+use crate::process::descriptor::{Signal, Watched};
 use crate::process::errors::{Failure, Outcome, errno_of_io};
 use crate::process::fork::{self, ForkLock};
 use crate::process::settings::Settings;
@@ -105,6 +105,9 @@ pub(crate) struct Core {
     held: bool,
     /// A turn took a neighbour's ring from the sockets since the last look.
     rung: bool,
+    /// Wake-ups of threads that wait for completions, while the progress thread collects them: it wakes them when it has given
+    /// the lock back, because they take it first.
+    signals: Option<Vec<Signal>>,
     /// Sleeps of the progress thread that ended by time with work that nobody had announced.
     pub(crate) rescued_wakeups: u64,
     gather: Gather,
@@ -147,8 +150,8 @@ pub(crate) enum Notice {
 
 /// An object of the layer above, in the tables of [`Core`].
 pub(crate) trait Listener: Sync {
-    /// Called on any thread, with the core locked: must only queue the notice.
-    fn notify(&'static self, notice: Notice);
+    /// Called on any thread, with the core locked: must only queue the notice. The signal wakes whoever waits for it.
+    fn notify(&'static self, notice: Notice) -> Option<Signal>;
 }
 
 struct Open {
@@ -284,6 +287,7 @@ impl Engine {
             urgent: false,
             held: false,
             rung: false,
+            signals: None,
             rescued_wakeups: 0,
             gather: Gather::new(),
             holding: BTreeSet::new(),
@@ -540,7 +544,11 @@ impl Core {
         self.withdraw_failed();
         while let Some(id) = self.endpoint.poll_notified() {
             if let Some(cq) = self.cqs.get(&id) {
-                cq.notify(Notice::Completed);
+                // Dropped at once where nobody collects them.
+                let signal = cq.notify(Notice::Completed);
+                if let Some(signals) = &mut self.signals {
+                    signals.extend(signal);
+                }
             }
         }
         while let Some(event) = self.endpoint.poll_event() {
@@ -548,7 +556,7 @@ impl Core {
                 self.publish_qp(qpn);
             }
             if let Some(listener) = self.listener(event) {
-                listener.notify(Notice::Event(event));
+                drop(listener.notify(Notice::Event(event)));
             }
         }
     }

@@ -9,7 +9,7 @@
 //!   follow, it looks for them a little longer before it sleeps again ([`LINGER`]);
 //! - *backing off*: the program polls, or lets others run between two polls, so it sleeps without watching the sockets, each
 //!   time twice as long up to [`LONGEST_NAP`], and watches again once the program is away. A program that arms a completion
-//!   queue ends this at once.
+//!   queue, or polls an armed one in vain, ends this at once: it is about to sleep.
 //!
 //! While it watches, it wakes for the endpoint's next deadline, which program threads bring forward when they
 //! post ([`Progress::note_deadline`]), and for packets of neighbours in shared memory; while it backs off, the program's own
@@ -53,6 +53,12 @@ const LONGEST_NAP: Duration = Duration::from_millis(1);
 /// How long the thread looks for more after it has done something. Neighbours need not wake it meanwhile: a wake-up costs
 /// both sides more than a message of 64 KiB.
 const LINGER: Duration = Duration::from_micros(20);
+
+/// The same after many packets: a neighbour takes as long to fill its FIFO with the next ones.
+const LONG_LINGER: Duration = Duration::from_micros(60);
+
+/// Packets of a turn that are many.
+const MANY: usize = 16;
 
 /// A yield that takes longer was the slice of a process that computes, not a neighbour's work on a message.
 const COMPUTED: Duration = Duration::from_micros(500);
@@ -161,8 +167,8 @@ pub(super) fn spawn(engine: &Arc<Engine>, driver: Driver) -> Outcome<()> {
     let mut served = Served {
         engine: Arc::clone(engine),
         nap: None,
-        worked_at: Time::ZERO,
         lingers_from: Time::ZERO,
+        lingers_until: Time::ZERO,
         left: 0,
     };
     let driver = ManuallyDrop::new(driver);
@@ -186,10 +192,9 @@ struct Served {
     engine: Arc<Engine>,
     /// How long the thread sleeps without watching the sockets; `None` while it watches them.
     nap: Option<Duration>,
-    /// When a turn last did something.
-    worked_at: Time,
-    /// From when on it may linger.
+    /// From when until when it may linger.
     lingers_from: Time,
+    lingers_until: Time,
     /// Turns in a row that were left to a thread of the program, because it had the lock.
     left: u32,
 }
@@ -228,34 +233,46 @@ impl Application for Served {
             progress.note_program_turn(now, true);
             return progress.nap_until(now + SHORTEST_NAP);
         }
+        // Declared before the lock, so it is dropped after it.
+        let signals;
         let mut core = free.unwrap_or_else(|| self.engine.lock());
         self.left = 0;
         progress.wakes_at.store(0, Ordering::Relaxed);
-        // What has waited once leaves now.
-        let acks = if core.gather.waits() { Acks::Leave } else { Acks::WaitForProgram };
-        core.gather.sent(now);
+        // What has waited once leaves now, but for acknowledgements that a neighbour finds without being woken.
+        let reads_fifos = core.reads_fifos();
+        let acks = if core.gather.waits() && !(reads_fifos && core.gather.may_wait_on(now)) {
+            core.gather.sent(now);
+            Acks::Leave
+        } else {
+            Acks::WaitForProgram
+        };
+        core.signals = Some(Vec::new());
         let done = core.turn(now, acks);
+        signals = core.signals.take();
         // This thread is awake.
         core.rung = false;
         if done.received > 0 {
             core.gather.received();
         }
-        if core.gather.waits() {
-            let late = core.gather.late_at();
-            return progress.sleep_until(Some(core.deadline().map_or(late, |at| at.min(late))));
-        }
         if done.received > 0 || done.worked || done.sent > 0 {
-            self.worked_at = now;
+            // It may have taken longer than the thread lingers.
+            let end = clock::now();
+            let linger = if done.received >= MANY { LONG_LINGER } else { LINGER };
+            self.lingers_until = self.lingers_until.max(end + linger);
         }
-        if done.received > 0 || done.worked || done.sent >= FULL_TURN {
+        let waits = core.gather.waits();
+        let is_busy = done.received > 0 || done.worked || done.sent >= FULL_TURN;
+        if is_busy && (reads_fifos || !waits) {
             return Turn::Busy;
         }
-        if now >= self.lingers_from && now.since(self.worked_at) < LINGER && core.reads_fifos() {
+        if reads_fifos && (self.lingers_from..self.lingers_until).contains(&now) {
             drop(core);
+            drop(signals);
             self.linger();
             return Turn::Busy;
         }
-        progress.sleep_until(core.deadline())
+        let late = waits.then(|| core.gather.late_at());
+        progress.sleep_until(core.deadline().into_iter().chain(late).min())
     }
 
     /// While the program polls, it finds the packets of neighbours; in other sleeps they wake the thread.

@@ -3,6 +3,7 @@
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{PTHREAD_MUTEX_INITIALIZER, pthread_mutex_t};
 use roce::verbs::{Completion, CqId, WcOpcode, WcStatus};
@@ -14,6 +15,7 @@ use super::{CompChannel, Context, Mark, Object, object};
 use crate::abi::*;
 use crate::engine::limits::ENDPOINT;
 use crate::engine::{Core, Engine, Listener, Notice};
+use crate::process::descriptor::Signal;
 use crate::process::errors::{Outcome, errno_of};
 
 /// A completion queue. All have the extended interface; plain ones have the same first fields.
@@ -25,6 +27,8 @@ pub(crate) struct Cq {
     engine: Arc<Engine>,
     pub(super) id: CqId,
     pub(super) channel: Option<&'static CompChannel>,
+    /// It was armed and has made no event since: who polls it in vain is about to sleep.
+    armed: AtomicBool,
     pub(super) comp_acks: Acks,
     pub(super) async_acks: Acks,
     pub(crate) cursor: Cursor,
@@ -97,6 +101,7 @@ impl Cq {
             engine,
             id,
             channel,
+            armed: AtomicBool::new(false),
             comp_acks: Acks::default(),
             async_acks: Acks::default(),
             cursor: Cursor::new(single_threaded),
@@ -139,7 +144,7 @@ impl Cq {
             taken = self.take(&mut core, room, &mut take);
         }
         if taken == 0 && room > 0 {
-            if core.may_skip_turn() {
+            if !self.is_armed() && core.may_skip_turn() {
                 return Ok(0);
             }
             let is_idle = self.engine.turn_for(&mut core, Some(self.id)).is_idle();
@@ -150,8 +155,17 @@ impl Cq {
             return Err(Errno::OVERFLOW);
         }
         drop(core);
-        self.engine.polled(idle_at);
+        if taken == 0 && room > 0 && self.is_armed() {
+            // As the manuals have it: armed, polled until it is empty, and only then waited for.
+            self.engine.expect_sleep();
+        } else {
+            self.engine.polled(idle_at);
+        }
         Ok(taken)
+    }
+
+    fn is_armed(&self) -> bool {
+        self.armed.load(Ordering::Relaxed)
     }
 
     /// Puts the next completion into the cursor and into the C structure; `false` when there is none.
@@ -190,6 +204,7 @@ impl Cq {
     /// Requests one event, also for completions already in the queue.
     pub(crate) fn arm(&self, solicited_only: bool) -> Outcome<()> {
         let mut core = self.engine.lock();
+        self.armed.store(self.channel.is_some(), Ordering::Relaxed);
         core.endpoint.req_notify(self.id, solicited_only).map_err(errno_of)?;
         self.engine.turn(&mut core);
         drop(core);
@@ -206,15 +221,19 @@ impl Cq {
 }
 
 impl Listener for Cq {
-    fn notify(&'static self, notice: Notice) {
-        match (notice, self.channel) {
+    fn notify(&'static self, notice: Notice) -> Option<Signal> {
+        match notice {
             // An unread event covers this one too: a program that arms repeatedly must not push out
             // events of other queues.
-            (Notice::Completed, Some(channel)) => {
-                channel.events.push_once(self, |queued| std::ptr::eq(*queued, self));
+            Notice::Completed => {
+                self.armed.store(false, Ordering::Relaxed);
+                let events = &self.channel?.events;
+                events.push_once(self, |queued| std::ptr::eq(*queued, self))
             }
-            (Notice::Completed, None) => {}
-            (Notice::Event(event), _) => Subject::Cq(self).deliver(event),
+            Notice::Event(event) => {
+                Subject::Cq(self).deliver(event);
+                None
+            }
         }
     }
 }

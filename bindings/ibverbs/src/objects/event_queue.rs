@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::event::EventfdFlags;
 use rustix::io::Errno;
 
-use crate::process::descriptor::Descriptor;
+use crate::process::descriptor::{Descriptor, Signal};
 use crate::process::errors::Outcome;
 
 /// Most queued events; beyond that the oldest are dropped, as the program does not read them.
@@ -45,23 +45,22 @@ impl<T: Copy> EventQueue<T> {
     }
 
     pub(crate) fn push(&self, event: T) {
-        self.push_once(event, |_| false);
+        drop(self.push_once(event, |_| false));
     }
 
-    /// Adds an event unless an equivalent one is queued.
-    pub(crate) fn push_once(&self, event: T, is_same: impl Fn(&T) -> bool) {
+    /// Adds an event unless an equivalent one is queued. Nobody sees it before the signal has been dropped.
+    pub(crate) fn push_once(&self, event: T, is_same: impl Fn(&T) -> bool) -> Option<Signal> {
         let mut inner = self.lock();
-        let Some(count) = &inner.count else { return };
+        let count = inner.count.as_ref()?;
         if inner.queue.iter().any(is_same) {
-            return;
+            return None;
         }
-        if inner.queue.len() == MAX_QUEUED {
+        let signal = (inner.queue.len() < MAX_QUEUED).then(|| Signal::new(count));
+        if signal.is_none() {
             inner.queue.pop_front();
-        } else {
-            // The counter holds 2^64 - 2 counts: this neither blocks nor fails.
-            let _ = rustix::io::write(count, &1_u64.to_ne_bytes());
         }
         inner.queue.push_back(event);
+        signal
     }
 
     /// The oldest event. Blocks or not, depending on the descriptor's mode.

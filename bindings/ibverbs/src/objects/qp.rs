@@ -18,6 +18,7 @@ use super::{Ah, Cq, Mark, Object, Pd, Srq, object};
 use crate::abi::*;
 use crate::engine::limits::{self, ENDPOINT};
 use crate::engine::{Core, Engine, Listener, Notice};
+use crate::process::descriptor::Signal;
 use crate::process::errors::{Outcome, errno_of};
 
 /// A queue pair.
@@ -204,9 +205,10 @@ impl Qp {
 }
 
 impl Listener for Qp {
-    fn notify(&'static self, notice: Notice) {
+    fn notify(&'static self, notice: Notice) -> Option<Signal> {
         if let Notice::Event(event) = notice {
             Subject::Qp(self).deliver(event);
         }
+        None
     }
 }

@@ -13,6 +13,7 @@ use super::events::Subject;
 use super::{Mark, Object, Pd, object};
 use crate::abi::*;
 use crate::engine::{Core, Engine, Listener, Notice, limits};
+use crate::process::descriptor::Signal;
 use crate::process::errors::{Outcome, errno_of};
 
 /// A shared receive queue.
@@ -112,9 +113,10 @@ impl Srq {
 }
 
 impl Listener for Srq {
-    fn notify(&'static self, notice: Notice) {
+    fn notify(&'static self, notice: Notice) -> Option<Signal> {
         if let Notice::Event(event) = notice {
             Subject::Srq(self).deliver(event);
         }
+        None
     }
 }
