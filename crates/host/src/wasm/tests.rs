@@ -255,6 +255,17 @@ fn with_functions(bodies: &[Vec<u8>]) -> Vec<u8> {
     [&b"\0asm\x01\0\0\0"[..], &sections.concat()].concat()
 }
 
+/// A function with values that live from its beginning to its end, beside steps of straight code on the first and another.
+fn long_lived(kind: u8, own: &[u8], step: &[u8], width: usize, count: usize) -> Vec<u8> {
+    let set = |at| [&[0x20][..], &leb(at - 1), own, &[0x21], &leb(at)].concat();
+    let with = |at: usize| [&[0x20, 1, 0x20][..], &leb(1 + at % width), step, &[0x21, 1]].concat();
+    let setup: Vec<u8> = (2..=width).flat_map(set).collect();
+    let steps: Vec<u8> = (0..count).flat_map(with).collect();
+    let uses: Vec<u8> = (0..width).flat_map(with).collect();
+    let locals = [vec![2, 1, 0x7f], leb(width), vec![kind]].concat();
+    with_functions(&[[locals, setup, steps, uses, vec![0x20, 1, 0x1a, 0x0b]].concat()])
+}
+
 /// Compiling any of these took minutes, or gigabytes.
 #[test]
 fn a_module_that_would_take_too_much_to_compile_is_refused() {
@@ -297,18 +308,6 @@ fn a_module_that_would_take_too_much_to_compile_is_refused() {
         let back = [0x20, 0, 0x0d, 0].repeat(count);
         let code = [&[0x03, 0x40][..], &shift, &back, &[0x0b, 0x0b]].concat();
         with_functions(&[[vec![1], leb(locals), vec![0x7f], code].concat()])
-    };
-    // Values that live from the beginning to the end of a function, beside steps of straight code on one of them and another.
-    let long_lived = |kind: u8, own: &[u8], step: &[u8], width: usize, count: usize| {
-        let set = |at| [&[0x20][..], &leb(at - 1), own, &[0x21], &leb(at)].concat();
-        let with =
-            |at: usize| [&[0x20, 1, 0x20][..], &leb(1 + at % width), step, &[0x21, 1]].concat();
-        let setup: Vec<u8> = (2..=width).flat_map(set).collect();
-        let steps: Vec<u8> = (0..count).flat_map(with).collect();
-        let uses: Vec<u8> = (0..width).flat_map(with).collect();
-        let kept = [0x20, 1, 0x1a, 0x0b].to_vec();
-        let locals = [vec![2, 1, 0x7f], leb(width), vec![kind]].concat();
-        with_functions(&[[locals, setup, steps, uses, kept].concat()])
     };
     let floats = |width, count| long_lived(0x7d, &[0x8c], &[0x92], width, count);
     let vectors = |width, count| long_lived(0x7b, &[0xfd, 0x4d], &[0xfd, 0xdf, 1], width, count);
