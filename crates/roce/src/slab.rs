@@ -32,9 +32,11 @@ pub(crate) struct Slab<T> {
 const MAX_SHORTCUTS: u32 = 1 << 12;
 const FIRST_SHORTCUTS: usize = 16;
 
-/// Free slots from which on they are reused before the table grows: with 24 bits for an id and a table of 2^12, two million
-/// entries come before an id returns.
+/// Free slots from which on they are reused before the table grows.
 const MANY_FREE: usize = 1 << 9;
+
+/// How many entries come before an id returns, if the table is large enough. Ids of few bits need more slots for that.
+const BEFORE_RETURN: usize = 1 << 16;
 
 #[derive(Debug)]
 struct Slot<T> {
@@ -69,6 +71,11 @@ impl Layout {
     pub(crate) fn with_prefix(self, prefix: u32) -> Layout {
         let id_bits = self.index_bits + self.generation_bits;
         Layout { prefix: prefix << id_bits, ..self }
+    }
+
+    /// Free slots from which on they are reused before the table grows.
+    fn many_free(self) -> usize {
+        MANY_FREE.max(BEFORE_RETURN >> self.generation_bits)
     }
 
     /// The slot of an id.
@@ -203,7 +210,7 @@ impl<T> Slab<T> {
 
     fn take_free(&mut self) -> Option<u32> {
         let grown = self.slots.len() as u32;
-        if grown < self.layout.limit && self.free.len() < MANY_FREE {
+        if grown < self.layout.limit && self.free.len() < self.layout.many_free() {
             self.slots.push(Slot { id: 0, count: 0, value: None });
             return Some(grown);
         }
@@ -291,6 +298,8 @@ mod tests {
             assert_eq!(slab.remove(id), Some(number));
         }
         assert!(slab.slots.len() <= 41 + MANY_FREE, "{}", slab.slots.len());
+        // Queue pairs of verbs programs have 16 bits of their own, below a port's.
+        assert_eq!(Layout::new(1 << 12, 16).many_free(), 1 << 12);
     }
 
     /// More entries than shortcuts: many share the low bits of their ids.

@@ -120,11 +120,6 @@ impl Gather {
         self.requests > 0 || self.acknowledgements
     }
 
-    /// Whether only acknowledgements wait, and are not late.
-    pub(super) fn may_wait_on(&self, now: Time) -> bool {
-        self.acknowledgements && self.requests == 0 && now < self.late_at()
-    }
-
     /// From when on what waits is late.
     pub(super) fn late_at(&self) -> Time {
         self.since + PROMPT + Duration::from_nanos(1)
@@ -185,17 +180,6 @@ impl Gather {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn acknowledgements_wait_until_they_are_late_but_not_with_requests() {
-        let mut gather = Gather::new();
-        assert!(!gather.may_wait_on(at(0)));
-        assert!(gather.acknowledge(at(10)));
-        assert!(gather.may_wait_on(at(60)));
-        assert!(!gather.may_wait_on(at(61)));
-        assert!(gather.post(at(20), BUSY, 64));
-        assert!(!gather.may_wait_on(at(30)));
-    }
 
     fn at(micros: u64) -> Time {
         Time::ZERO + Duration::from_micros(micros)

@@ -36,7 +36,8 @@ use roce::world;
 use roce::{Duration, Time};
 use rustix::io::Errno;
 
-use crate::process::descriptor::{Signal, Watched};
+use crate::process::counter::Signal;
+use crate::process::descriptor::Watched;
 use crate::process::errors::{Failure, Outcome, errno_of_io};
 use crate::process::fork::{self, ForkLock};
 use crate::process::settings::Settings;
@@ -152,6 +153,13 @@ pub(crate) enum Notice {
 pub(crate) trait Listener: Sync {
     /// Called on any thread, with the core locked: must only queue the notice. The signal wakes whoever waits for it.
     fn notify(&'static self, notice: Notice) -> Option<Signal>;
+}
+
+/// The state that a thread has left in a panic. Nobody wakes whom the progress thread was going to.
+fn after_panic<'a>(poisoned: PoisonError<MutexGuard<'a, Core>>) -> MutexGuard<'a, Core> {
+    let mut core = poisoned.into_inner();
+    drop(core.signals.take());
+    core
 }
 
 struct Open {
@@ -328,14 +336,14 @@ impl Engine {
 
     /// Locks the mutable state.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
-        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+        self.core.lock().unwrap_or_else(after_panic)
     }
 
     /// The mutable state, unless another thread has the lock.
     fn try_lock(&self) -> Option<MutexGuard<'_, Core>> {
         match self.core.try_lock() {
             Ok(core) => Some(core),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::Poisoned(poisoned)) => Some(after_panic(poisoned)),
             Err(TryLockError::WouldBlock) => None,
         }
     }

@@ -200,6 +200,11 @@ struct Served {
 }
 
 impl Served {
+    /// It has just done something.
+    fn may_linger(&self, now: Time) -> bool {
+        (self.lingers_from..self.lingers_until).contains(&now)
+    }
+
     /// Lets whoever has been woken by what was done have this processor.
     fn linger(&mut self) {
         let begin = clock::now();
@@ -229,6 +234,11 @@ impl Application for Served {
         let free = self.engine.try_lock();
         if free.is_none() && self.left < MOST_LEFT {
             self.left += 1;
+            if self.may_linger(now) {
+                drop(free);
+                self.linger();
+                return Turn::Busy;
+            }
             self.nap = Some(SHORTEST_NAP);
             progress.note_program_turn(now, true);
             return progress.nap_until(now + SHORTEST_NAP);
@@ -238,14 +248,10 @@ impl Application for Served {
         let mut core = free.unwrap_or_else(|| self.engine.lock());
         self.left = 0;
         progress.wakes_at.store(0, Ordering::Relaxed);
-        // What has waited once leaves now, but for acknowledgements that a neighbour finds without being woken.
         let reads_fifos = core.reads_fifos();
-        let acks = if core.gather.waits() && !(reads_fifos && core.gather.may_wait_on(now)) {
-            core.gather.sent(now);
-            Acks::Leave
-        } else {
-            Acks::WaitForProgram
-        };
+        // What has waited once leaves now.
+        let acks = if core.gather.waits() { Acks::Leave } else { Acks::WaitForProgram };
+        core.gather.sent(now);
         core.signals = Some(Vec::new());
         let done = core.turn(now, acks);
         signals = core.signals.take();
@@ -265,7 +271,7 @@ impl Application for Served {
         if is_busy && (reads_fifos || !waits) {
             return Turn::Busy;
         }
-        if reads_fifos && (self.lingers_from..self.lingers_until).contains(&now) {
+        if reads_fifos && self.may_linger(now) {
             drop(core);
             drop(signals);
             self.linger();

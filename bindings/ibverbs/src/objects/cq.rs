@@ -15,7 +15,7 @@ use super::{CompChannel, Context, Mark, Object, object};
 use crate::abi::*;
 use crate::engine::limits::ENDPOINT;
 use crate::engine::{Core, Engine, Listener, Notice};
-use crate::process::descriptor::Signal;
+use crate::process::counter::Signal;
 use crate::process::errors::{Outcome, errno_of};
 
 /// A completion queue. All have the extended interface; plain ones have the same first fields.
@@ -27,7 +27,7 @@ pub(crate) struct Cq {
     engine: Arc<Engine>,
     pub(super) id: CqId,
     pub(super) channel: Option<&'static CompChannel>,
-    /// It was armed and has made no event since: who polls it in vain is about to sleep.
+    /// It was armed, and has neither made an event nor been polled in vain since: who does that is about to sleep.
     armed: AtomicBool,
     pub(super) comp_acks: Acks,
     pub(super) async_acks: Acks,
@@ -144,7 +144,7 @@ impl Cq {
             taken = self.take(&mut core, room, &mut take);
         }
         if taken == 0 && room > 0 {
-            if !self.is_armed() && core.may_skip_turn() {
+            if !self.armed.load(Ordering::Relaxed) && core.may_skip_turn() {
                 return Ok(0);
             }
             let is_idle = self.engine.turn_for(&mut core, Some(self.id)).is_idle();
@@ -155,17 +155,13 @@ impl Cq {
             return Err(Errno::OVERFLOW);
         }
         drop(core);
-        if taken == 0 && room > 0 && self.is_armed() {
-            // As the manuals have it: armed, polled until it is empty, and only then waited for.
+        if taken == 0 && room > 0 && self.armed.swap(false, Ordering::Relaxed) {
+            // As the manuals have it: armed, polled until it is empty, and only then waited for. Who goes on polling polls.
             self.engine.expect_sleep();
         } else {
             self.engine.polled(idle_at);
         }
         Ok(taken)
-    }
-
-    fn is_armed(&self) -> bool {
-        self.armed.load(Ordering::Relaxed)
     }
 
     /// Puts the next completion into the cursor and into the C structure; `false` when there is none.

@@ -7,10 +7,9 @@ use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rustix::event::EventfdFlags;
 use rustix::io::Errno;
 
-use crate::process::descriptor::{Descriptor, Signal};
+use crate::process::counter::{Counter, Signal};
 use crate::process::errors::Outcome;
 
 /// Most queued events; beyond that the oldest are dropped, as the program does not read them.
@@ -24,13 +23,13 @@ pub(crate) struct EventQueue<T> {
 struct Inner<T> {
     /// `None` once the queue is closed. A reader holds a reference meanwhile, so that the number is not
     /// reused for another file.
-    count: Option<Arc<Descriptor>>,
+    count: Option<Arc<Counter>>,
     queue: VecDeque<T>,
 }
 
 impl<T: Copy> EventQueue<T> {
     pub(crate) fn new() -> Outcome<EventQueue<T>> {
-        let count = Arc::new(Descriptor::event(EventfdFlags::SEMAPHORE)?);
+        let count = Arc::new(Counter::new()?);
         let inner = Inner { count: Some(count), queue: VecDeque::new() };
         Ok(EventQueue { inner: Mutex::new(inner) })
     }
@@ -55,7 +54,7 @@ impl<T: Copy> EventQueue<T> {
         if inner.queue.iter().any(is_same) {
             return None;
         }
-        let signal = (inner.queue.len() < MAX_QUEUED).then(|| Signal::new(count));
+        let signal = (inner.queue.len() < MAX_QUEUED).then(|| count.promise());
         if signal.is_none() {
             inner.queue.pop_front();
         }
@@ -70,7 +69,7 @@ impl<T: Copy> EventQueue<T> {
     pub(crate) fn pop(&self, taken: impl FnOnce(&T)) -> Outcome<T> {
         loop {
             let count = self.lock().count.clone().ok_or(Errno::INVAL)?;
-            rustix::io::read(&*count, &mut [0_u8; 8])?;
+            count.take()?;
             let mut inner = self.lock();
             // A count without an event is left when this races with removing one.
             if let Some(event) = inner.queue.pop_front() {
@@ -86,14 +85,8 @@ impl<T: Copy> EventQueue<T> {
         let before = inner.queue.len();
         inner.queue.retain(|event| !unwanted(event));
         let Some(count) = &inner.count else { return };
-        for _ in inner.queue.len()..before {
-            // There is a count for each entry unless a reader has just taken it, and then finds the
-            // queue shorter; the descriptor may be in blocking mode, so check first.
-            let mut fds = [rustix::event::PollFd::new(count, rustix::event::PollFlags::IN)];
-            if rustix::event::poll(&mut fds, Some(&rustix::event::Timespec::default())) == Ok(1) {
-                let _ = rustix::io::read(count, &mut [0_u8; 8]);
-            }
-        }
+        // There is a count for each entry, or a promise, unless a reader has just taken it, and then finds the queue shorter.
+        (inner.queue.len()..before).for_each(|_| count.take_back());
     }
 
     /// Closes it: threads that wait for events return, and the last of them closes the descriptor.
@@ -103,7 +96,7 @@ impl<T: Copy> EventQueue<T> {
         if let Some(count) = inner.count.take() {
             let readers = Arc::strong_count(&count) as u64 - 1;
             if readers > 0 {
-                let _ = rustix::io::write(&*count, &readers.to_ne_bytes());
+                count.add(readers);
             }
         }
     }

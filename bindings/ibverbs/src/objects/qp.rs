@@ -18,7 +18,7 @@ use super::{Ah, Cq, Mark, Object, Pd, Srq, object};
 use crate::abi::*;
 use crate::engine::limits::{self, ENDPOINT};
 use crate::engine::{Core, Engine, Listener, Notice};
-use crate::process::descriptor::Signal;
+use crate::process::counter::Signal;
 use crate::process::errors::{Outcome, errno_of};
 
 /// A queue pair.

@@ -13,7 +13,7 @@ use super::events::Subject;
 use super::{Mark, Object, Pd, object};
 use crate::abi::*;
 use crate::engine::{Core, Engine, Listener, Notice, limits};
-use crate::process::descriptor::Signal;
+use crate::process::counter::Signal;
 use crate::process::errors::{Outcome, errno_of};
 
 /// A shared receive queue.

@@ -5,7 +5,6 @@
 //! program, or abort a debug build, whose standard library reports it as a bug.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::fstat;
@@ -50,22 +49,6 @@ impl Descriptor {
     /// An event descriptor that counts from zero.
     pub(crate) fn event(flags: EventfdFlags) -> Outcome<Descriptor> {
         Descriptor::new(eventfd(0, EventfdFlags::CLOEXEC | flags)?)
-    }
-}
-
-/// Adds one to an event descriptor when it is dropped: whoever waits for it may want a lock that is held now.
-pub(crate) struct Signal(Arc<Descriptor>);
-
-impl Signal {
-    pub(crate) fn new(descriptor: &Arc<Descriptor>) -> Signal {
-        Signal(Arc::clone(descriptor))
-    }
-}
-
-impl Drop for Signal {
-    fn drop(&mut self) {
-        // The counter holds 2^64 - 2 counts: this neither blocks nor fails.
-        let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
     }
 }
 
