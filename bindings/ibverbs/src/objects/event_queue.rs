@@ -1,7 +1,7 @@
 //! Queues of events with a descriptor, for contexts and completion channels.
 //!
-//! The descriptor that programs see is a counting eventfd, one count for each queued event, so that the
-//! program can choose whether reading it blocks (`fcntl`).
+//! The descriptor that programs see is a counting eventfd, one count or one promised count for each queued
+//! event, so that the program can choose whether reading it blocks (`fcntl`).
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};

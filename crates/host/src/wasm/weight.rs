@@ -315,6 +315,7 @@ fn cost(operator: &Operator<'_>) -> (u64, u64) {
     }
 }
 
+// Of all operators on vectors, which wasmparser lists.
 macro_rules! define_is_vector {
     ($(@$proposal:ident $operator:ident $({ $($name:ident: $type:ty),* })? => $visit:ident ($($arity:tt)*))*) => {
         fn is_vector(operator: &Operator<'_>) -> bool {
