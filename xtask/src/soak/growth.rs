@@ -6,6 +6,8 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::place::{Daemon, Place};
 
@@ -18,6 +20,12 @@ const MAX_LEAK_KIB: u64 = 4 << 10;
 
 /// Rounds from which quarters say something.
 const LONG: usize = 24;
+
+/// How long a daemon may take to give back what it shared with processes that were killed: it looks for them once a second.
+const FORGETS: Duration = Duration::from_secs(5);
+
+/// Interval between two looks at what it holds meanwhile.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Descriptors, threads and mappings that may be more: the runtime's own threads come and go.
 const SLACK: u64 = 12;
@@ -47,6 +55,11 @@ impl Held {
             threads: field(&status, "Threads")?,
             shared_mappings,
         })
+    }
+
+    fn of_daemon(daemon: &Daemon) -> Result<Held, String> {
+        let held = daemon.process().and_then(|process| Held::of(process.pid));
+        held.ok_or_else(|| format!("{} cannot be looked at", daemon.name))
     }
 
     /// What is more than it may be.
@@ -80,20 +93,22 @@ impl Growth {
     /// When one holds too much.
     pub(super) fn look(&mut self, place: &Place) -> Result<(), String> {
         for daemon in place.daemons() {
-            let held = daemon.process().and_then(|process| Held::of(process.pid));
-            let held = held.ok_or_else(|| format!("{} cannot be looked at", daemon.name))?;
-            self.add(daemon, held)?;
+            let all = self.0.entry(daemon.name.clone()).or_default();
+            let begun = Instant::now();
+            let held = loop {
+                let held = Held::of_daemon(daemon)?;
+                let grown = held.beyond(all.first().unwrap_or(&held));
+                if grown.is_empty() {
+                    break held;
+                }
+                if begun.elapsed() > FORGETS {
+                    return Err(format!("{} has grown: {}", daemon.name, grown.join("; ")));
+                }
+                thread::sleep(LOOK);
+            };
+            all.push(held);
         }
         Ok(())
-    }
-
-    fn add(&mut self, daemon: &Daemon, held: Held) -> Result<(), String> {
-        let all = self.0.entry(daemon.name.clone()).or_default();
-        all.push(held);
-        match held.beyond(&all[0]) {
-            grown if grown.is_empty() => Ok(()),
-            grown => Err(format!("{} has grown: {}", daemon.name, grown.join("; "))),
-        }
     }
 
     /// # Errors

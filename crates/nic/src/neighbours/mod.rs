@@ -140,6 +140,13 @@ struct Initiator {
     pid: i32,
 }
 
+impl Initiator {
+    /// Whether it may access this process's memory.
+    fn may_access(&self) -> bool {
+        self.board.is_owned() || !has_ended(self.pid)
+    }
+}
+
 /// A process whose board this process has.
 pub struct Target {
     board: Board,
@@ -248,7 +255,8 @@ pub struct Shared {
     /// Processes that an exchange is under way with, and what announces the end of one.
     exchanging: Mutex<Vec<(SocketAddr, u8)>>,
     exchanged: Condvar,
-    /// FIFOs for this process that its engine does not read yet, and whether it should look.
+    /// FIFOs for this process that its engine does not read yet, and whether it should look: for them, or for those of
+    /// processes that have ended.
     arrived: Mutex<Vec<Incoming>>,
     has_arrived: AtomicBool,
     /// How many FIFOs it reads.
@@ -384,15 +392,22 @@ impl Shared {
         let yama = std::fs::read_to_string(YAMA);
         let restricted = yama.is_ok_and(|scope| scope.trim() == "1");
         let mut callers = VecDeque::new();
+        let mut look_at = Instant::now();
         while !self.stops.load(Ordering::Acquire) {
             let listeners: Option<Vec<_>> = self.listeners.iter().map(Kept::get).collect();
             // The program may have closed them, and opened something else under their numbers.
             let Some(listeners) = listeners else {
                 return;
             };
-            let Some(ready) = await_any(&listeners, &callers) else {
+            let first = callers.front().map(|caller: &Caller| caller.until);
+            let until = first.map_or(look_at, |first| first.min(look_at));
+            let Some(ready) = await_any(&listeners, &callers, until) else {
                 return;
             };
+            if look_at <= Instant::now() {
+                look_at = Instant::now() + LOOK;
+                self.forget_ended();
+            }
             let (new, speaking) = ready.split_at(listeners.len());
             let mut speaking = speaking.iter();
             callers.retain(|caller: &Caller| {
@@ -409,6 +424,13 @@ impl Shared {
                 }
             }
         }
+    }
+
+    /// Leaves the memory of processes that have ended; the engine does so with what is in its hands. Without this a process
+    /// that nobody calls any more would keep it.
+    fn forget_ended(&self) {
+        locked(&self.initiators).retain(|one| one.may_access());
+        self.has_arrived.store(true, Ordering::Release);
     }
 
     /// Takes one caller in. `None` when there can be no others.
@@ -434,7 +456,7 @@ impl Shared {
         let Hello { board, file, fifo, .. } = other.receive()?;
         let board = Arc::new(board);
         let mut initiators = locked(&self.initiators);
-        initiators.retain(|initiator| initiator.board.is_owned() || !has_ended(initiator.pid));
+        initiators.retain(|initiator| initiator.may_access());
         // A process that forgets this one between two connections comes again with the same board.
         let is_known = |known: &Arc<Initiator>| known.pid == other.pid && known.file == file;
         if !initiators.iter().any(is_known) {
@@ -482,16 +504,19 @@ struct Caller {
     until: Instant,
 }
 
-/// Waits until somebody connects, speaks, or has waited too long; which of them are ready, listeners first. `None` if
+/// Waits until somebody connects or speaks, or this time has passed; which of them are ready, listeners first. `None` if
 /// that is not possible any more.
-fn await_any(listeners: &[BorrowedFd<'_>], callers: &VecDeque<Caller>) -> Option<Vec<bool>> {
+fn await_any(
+    listeners: &[BorrowedFd<'_>],
+    callers: &VecDeque<Caller>,
+    until: Instant,
+) -> Option<Vec<bool>> {
     let callers_fds = callers.iter().map(|caller| caller.other.fd());
     let all = listeners.iter().copied().chain(callers_fds);
     let mut polled: Vec<_> = all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-    // A little longer than the first has left, so that it has passed then.
-    let first = callers.front().map(|caller| caller.until + Duration::from_millis(1));
-    let left = first.map(|until| until.saturating_duration_since(Instant::now()));
-    let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+    // A little longer, so that it has passed then.
+    let left = (until + Duration::from_millis(1)).saturating_duration_since(Instant::now());
+    let timeout = Timespec::try_from(left).ok();
     match poll(&mut polled, timeout.as_ref()) {
         Ok(_) => Some(polled.iter().map(|one| !one.revents().is_empty()).collect()),
         Err(error) if is_passing(error) => {
@@ -503,6 +528,9 @@ fn await_any(listeners: &[BorrowedFd<'_>], callers: &VecDeque<Caller>) -> Option
         Err(_) => None,
     }
 }
+
+/// Interval between two looks for processes that have ended.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// How long the thread that answers others rests when the system lacks something.
 const REST: Duration = Duration::from_millis(100);
@@ -530,7 +558,7 @@ impl Unfinished {
     pub fn is_over(&mut self) -> bool {
         self.0.retain(|(initiator, slot, since)| {
             let is_busy = initiator.board.busy_with(*slot) == Some(*since);
-            is_busy && (initiator.board.is_owned() || !has_ended(initiator.pid))
+            is_busy && initiator.may_access()
         });
         self.0.is_empty()
     }
@@ -688,7 +716,7 @@ impl Neighbours {
         &self.packets.counters
     }
 
-    /// Takes in FIFOs that have arrived since the last look.
+    /// Takes in FIFOs that have arrived since the last look, and leaves those of processes that have ended.
     #[inline]
     fn adopt(&mut self) {
         if self.shared.has_arrived.load(Ordering::Relaxed) {
@@ -701,6 +729,7 @@ impl Neighbours {
         if self.shared.has_arrived.swap(false, Ordering::Acquire) {
             let arrived = std::mem::take(&mut *locked(&self.shared.arrived));
             self.packets.adopt(arrived);
+            self.packets.forget_ended();
         }
     }
 

@@ -120,3 +120,33 @@ fn an_access_is_over_when_board_and_process_have_ended() {
         assert!(left.is_over());
     }
 }
+
+/// It holds a board, two FIFOs and perhaps a pool; a daemon that nobody calls any more would keep them for good.
+#[test]
+fn an_ended_process_is_forgotten_without_a_call_of_another() {
+    let mut pair = Pair::new(2);
+    let Pair { owner, address, .. } = &mut pair;
+    let met = owner.shared().meet(SocketAddr::new(*address, ROCE_PORT), INITIATOR);
+    owner.route(qpn(OWNER), Some(met.expect("it answers")));
+    assert!(!owner.has_work() && owner.reads_fifos());
+    assert_eq!(owner.packets.outgoing.len(), 1);
+    // Both are in this process, which goes on: the one that accesses it is somebody else from now on.
+    let mut child = std::process::Command::new("true").spawn().expect("a program");
+    let pid = child.id() as i32;
+    child.wait().expect("it ends");
+    let initiators = &owner.shared().initiators;
+    let known = locked(initiators).pop().expect("the initiator");
+    let (board, file) = (Arc::clone(&known.board), known.file);
+    locked(initiators).push(Arc::new(Initiator { board, file, pid }));
+    drop(pair.initiator);
+    pair.owner.route(qpn(OWNER), None);
+    let begun = Instant::now();
+    while pair.owner.has_work()
+        || pair.owner.reads_fifos()
+        || !pair.owner.packets.outgoing.is_empty()
+        || !locked(&pair.owner.shared().initiators).is_empty()
+    {
+        assert!(begun.elapsed() < Duration::from_secs(30), "it is kept");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
