@@ -31,6 +31,7 @@ use std::time::Duration;
 
 use self::peers::Peers;
 use crate::Command;
+use crate::flags::Flags;
 use crate::shell::{self, Failure};
 use crate::workspace::{self, cargo};
 
@@ -155,29 +156,25 @@ fn parse(args: &[String]) -> Result<Options, Failure> {
         let seconds = Duration::from_secs(3);
         options = Options { runs: 3, seconds, peers: Some(Peers::default()), ..options };
     }
-    let mut rest = rest.iter().filter(|flag| *flag != "--peers");
-    while let Some(flag) = rest.next() {
-        if flag == "--json" {
-            options.json = true;
-            continue;
-        }
-        let value = rest.next().map(String::as_str);
-        set(&mut options, flag, value)?;
+    let mut flags = Flags::new(rest);
+    while let Some(flag) = flags.next() {
+        set(&mut options, flag, &mut flags)?;
     }
     Ok(options)
 }
 
-fn set(options: &mut Options, flag: &str, value: Option<&str>) -> Result<(), Failure> {
-    let given = || value.ok_or_else(|| Failure::usage(format!("{flag} needs a value; see --help")));
+fn set(options: &mut Options, flag: &str, flags: &mut Flags<'_>) -> Result<(), Failure> {
     match flag {
-        "--runs" => options.runs = runs(given()?)?,
-        "--seconds" => options.seconds = time(flag, given()?)?,
-        "--soak" => options.soak = Some(time(flag, given()?)?),
-        "--binary" => options.binary = Some(given()?.into()),
-        "--tokens" => peers(options, flag)?.mi_tokens = mi_tokens(given()?)?,
-        "--only" => peers(options, flag)?.only = given()?.to_owned(),
-        "--wheel" => peers(options, flag)?.wheel = Some(given()?.into()),
-        "--io" => match given()? {
+        "--peers" => {}
+        "--json" => options.json = true,
+        "--runs" => options.runs = runs(flags.value()?)?,
+        "--seconds" => options.seconds = flags.time(SHORTEST)?,
+        "--soak" => options.soak = Some(flags.time(SHORTEST)?),
+        "--binary" => options.binary = Some(flags.value()?.into()),
+        "--tokens" => peers(options, flag)?.mi_tokens = mi_tokens(flags.value()?)?,
+        "--only" => peers(options, flag)?.only = flags.value()?.to_owned(),
+        "--wheel" => peers(options, flag)?.wheel = Some(flags.value()?.into()),
+        "--io" => match flags.value()? {
             how @ ("auto" | "buffered" | "direct") => options.io = how.to_owned(),
             other => {
                 return Err(Failure::usage(format!(
@@ -185,7 +182,7 @@ fn set(options: &mut Options, flag: &str, value: Option<&str>) -> Result<(), Fai
                 )));
             }
         },
-        _ => return Err(Failure::usage(format!("no option '{flag}'; see --help"))),
+        _ => return Err(flags.unknown()),
     }
     Ok(())
 }
@@ -203,6 +200,9 @@ fn mi_tokens(text: &str) -> Result<u64, Failure> {
     }
 }
 
+/// A shorter run measures its own beginning.
+const SHORTEST: Duration = Duration::from_millis(100);
+
 /// More rounds than this give no new information and take hours.
 const MAX_RUNS: usize = 1_000;
 
@@ -213,26 +213,13 @@ fn runs(text: &str) -> Result<usize, Failure> {
     }
 }
 
-/// A time of at most a day: `5`, `2.5s`, `10min`.
-fn time(flag: &str, text: &str) -> Result<Duration, Failure> {
-    let (number, unit_s) = match text.strip_suffix("min") {
-        Some(minutes) => (minutes, 60.0),
-        None => (text.strip_suffix('s').unwrap_or(text), 1.0),
-    };
-    let seconds = number.parse().map_or(f64::NAN, |n: f64| n * unit_s);
-    if (0.1..=86_400.0).contains(&seconds) {
-        return Ok(Duration::from_secs_f64(seconds));
-    }
-    Err(Failure::usage(format!("{flag} is a time such as 5, 2.5s or 10min, not '{text}'")))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::flags;
 
     fn parsed(line: &str) -> Result<Options, Failure> {
-        let args: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-        parse(&args)
+        parse(&flags::words(line))
     }
 
     #[test]

@@ -21,6 +21,7 @@ use cargo_metadata::Message;
 use self::profile::Figure;
 use self::record::Record;
 use crate::Command;
+use crate::flags::Flags;
 use crate::shell::{self, Failure};
 use crate::workspace::{self, cargo, root, rustc_field};
 
@@ -173,18 +174,14 @@ fn parse(args: &[String]) -> Result<Options, Failure> {
         only: String::new(),
         keep: None,
     };
-    let mut args = args.iter();
-    while let Some(flag) = args.next() {
-        let mut value = || {
-            let value = args.next().map(String::as_str);
-            value.ok_or_else(|| Failure::usage(format!("{flag} needs a value; see --help")))
-        };
-        match flag.as_str() {
+    let mut flags = Flags::new(args);
+    while let Some(flag) = flags.next() {
+        match flag {
             "--check" => options.check = true,
-            "--tolerance" => options.tolerance_percent = percent(value()?)?,
-            "--only" => options.only = value()?.to_owned(),
-            "--keep" => options.keep = Some(value()?.into()),
-            _ => return Err(Failure::usage(format!("no option '{flag}'; see --help"))),
+            "--tolerance" => options.tolerance_percent = percent(flags.value()?)?,
+            "--only" => options.only = flags.value()?.to_owned(),
+            "--keep" => options.keep = Some(flags.value()?.into()),
+            _ => return Err(flags.unknown()),
         }
     }
     Ok(options)
@@ -201,10 +198,10 @@ fn percent(text: &str) -> Result<f64, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::flags;
 
     fn parsed(line: &str) -> Result<Options, Failure> {
-        let args: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-        parse(&args)
+        parse(&flags::words(line))
     }
 
     #[test]

@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::Command;
+use crate::flags::Flags;
 use crate::shell::Failure;
 use crate::workspace::{self, root};
 
@@ -142,11 +143,10 @@ fn replay(options: &Options, engine: Engine, folder: &Path, input: &Path) -> Res
 
 fn parse(args: &[String]) -> Result<Options, Failure> {
     let mut options = Options { jobs: 1, ..Options::default() };
-    let mut rest = args.iter().map(String::as_str);
-    while let Some(arg) = rest.next() {
+    let mut flags = Flags::new(args);
+    while let Some(arg) = flags.next() {
         match arg {
-            "--minimize" => options.minimize = true,
-            flag if flag.starts_with('-') => set(&mut options, flag, rest.next())?,
+            flag if flag.starts_with('-') => set(&mut options, flag, &mut flags)?,
             name => options.harnesses.push(find(name)?),
         }
     }
@@ -159,21 +159,23 @@ fn parse(args: &[String]) -> Result<Options, Failure> {
     Ok(options)
 }
 
-fn set(options: &mut Options, flag: &str, value: Option<&str>) -> Result<(), Failure> {
-    let value = value.ok_or_else(|| Failure::usage(format!("{flag} needs a value")))?;
-    let number = || {
-        let parsed = value.parse::<u64>().ok().filter(|&number| number > 0);
-        parsed.ok_or_else(|| Failure::usage(format!("{flag}: '{value}' is not a positive number")))
-    };
+fn set(options: &mut Options, flag: &str, flags: &mut Flags<'_>) -> Result<(), Failure> {
     match flag {
-        "--seconds" => options.seconds = Some(Duration::from_secs(number()?)),
-        "--executions" => options.executions = Some(number()?),
-        "--jobs" => options.jobs = number()?,
-        "--replay" => options.replay = Some(absolute(value)?),
-        "--engine" => options.engine = Some(engine(value)?),
-        _ => return Err(Failure::usage(format!("no option '{flag}'; see --help"))),
+        "--minimize" => options.minimize = true,
+        "--seconds" => options.seconds = Some(Duration::from_secs(number(flags)?)),
+        "--executions" => options.executions = Some(number(flags)?),
+        "--jobs" => options.jobs = number(flags)?,
+        "--replay" => options.replay = Some(absolute(flags.value()?)?),
+        "--engine" => options.engine = Some(engine(flags.value()?)?),
+        _ => return Err(flags.unknown()),
     }
     Ok(())
+}
+
+fn number(flags: &mut Flags<'_>) -> Result<u64, Failure> {
+    let value = flags.value()?;
+    let parsed = value.parse().ok().filter(|&number| number > 0);
+    parsed.ok_or_else(|| Failure::usage(format!("'{value}' is not a positive number")))
 }
 
 fn absolute(path: &str) -> Result<PathBuf, Failure> {

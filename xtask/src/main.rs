@@ -12,6 +12,7 @@ mod chaos;
 mod check;
 mod counts;
 mod coverage;
+mod flags;
 mod floors;
 mod fuzz;
 mod layers;

@@ -39,6 +39,7 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, SystemTime};
 
 use crate::Command;
+use crate::flags::Flags;
 use crate::shell::{self, Failure};
 
 pub(crate) const COMMAND: Command = Command {
@@ -79,6 +80,8 @@ struct Options {
     /// For the inner process: it has namespaces of its own.
     is_alone: bool,
 }
+
+const SHORTEST: Duration = Duration::from_secs(1);
 
 const DEFAULT: Options = Options {
     length: Duration::from_secs(60),
@@ -180,19 +183,16 @@ fn seed_of_the_clock() -> u64 {
 
 fn parse(args: &[String]) -> Result<Options, Failure> {
     let mut options = DEFAULT;
-    let mut args = args.iter();
-    while let Some(flag) = args.next() {
-        let value = args.next().map(String::as_str);
-        let value =
-            value.ok_or_else(|| Failure::usage(format!("{flag} needs a value; see --help")));
-        match flag.as_str() {
-            "--for" => options.length = time(value?)?,
-            "--seed" => options.seed = Some(seed(value?)?),
-            "--binary" => options.binary = Some(value?.into()),
-            "--inside" => options.inside = Some(value?.into()),
-            "--alone" => options.is_alone = value? == "yes",
-            "--no-verbs" => options.no_verbs = Some(value?.to_owned()),
-            _ => return Err(Failure::usage(format!("no option '{flag}'; see --help"))),
+    let mut flags = Flags::new(args);
+    while let Some(flag) = flags.next() {
+        match flag {
+            "--for" => options.length = flags.time(SHORTEST)?,
+            "--seed" => options.seed = Some(seed(flags.value()?)?),
+            "--binary" => options.binary = Some(flags.value()?.into()),
+            "--inside" => options.inside = Some(flags.value()?.into()),
+            "--alone" => options.is_alone = flags.value()? == "yes",
+            "--no-verbs" => options.no_verbs = Some(flags.value()?.to_owned()),
+            _ => return Err(flags.unknown()),
         }
     }
     Ok(options)
@@ -202,30 +202,13 @@ fn seed(text: &str) -> Result<u64, Failure> {
     text.parse().map_err(|_| Failure::usage(format!("--seed is a number, not '{text}'")))
 }
 
-/// A time from a second to a week: `20s`, `60m`, `1h`, `500ms`.
-fn time(text: &str) -> Result<Duration, Failure> {
-    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let unit_s = match &text[split..] {
-        "ms" => 0.001,
-        "" | "s" => 1.0,
-        "m" | "min" => 60.0,
-        "h" => 3_600.0,
-        _ => f64::NAN,
-    };
-    let seconds = text[..split].parse().unwrap_or(f64::NAN) * unit_s;
-    if (1.0..=604_800.0).contains(&seconds) {
-        return Ok(Duration::from_secs_f64(seconds));
-    }
-    Err(Failure::usage(format!("--for is a time such as 20s, 60m or 1h, not '{text}'")))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::flags;
 
     fn parsed(line: &str) -> Result<Options, Failure> {
-        let args: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-        parse(&args)
+        parse(&flags::words(line))
     }
 
     #[test]

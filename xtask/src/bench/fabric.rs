@@ -46,6 +46,7 @@ use self::tools::Tools;
 use super::figures::Figures;
 use super::machine::Machine;
 use super::process::Demo;
+use crate::flags::Flags;
 use crate::shell::{self, Failure};
 use crate::workspace::{self, cargo, root};
 
@@ -367,23 +368,20 @@ fn replaced(page: &str, text: &str) -> Option<String> {
 
 fn parse(args: &[String]) -> Result<Options, Failure> {
     let mut options = Options::default();
-    let mut args = args.iter();
-    while let Some(flag) = args.next() {
-        let mut value = || {
-            let value = args.next().map(String::as_str);
-            value.ok_or_else(|| Failure::usage(format!("{flag} needs a value; see --help")))
-        };
-        match flag.as_str() {
-            "--rounds" => options.rounds = number(flag, value()?, 1..=1000)? as usize,
-            "--link-rounds" => options.link_rounds = number(flag, value()?, 1..=1000)? as usize,
-            "--link-seconds" => options.link_seconds = number(flag, value()?, 3..=600)?,
-            "--only" => options.only = value()?.to_owned(),
-            "--binary" => options.binary = Some(value()?.into()),
+    let mut flags = Flags::new(args);
+    while let Some(flag) = flags.next() {
+        let mut count = |range| number(flag, flags.value()?, range);
+        match flag {
+            "--rounds" => options.rounds = count(1..=1000)? as usize,
+            "--link-rounds" => options.link_rounds = count(1..=1000)? as usize,
+            "--link-seconds" => options.link_seconds = count(3..=600)?,
+            "--only" => options.only = flags.value()?.to_owned(),
+            "--binary" => options.binary = Some(flags.value()?.into()),
             "--no-install" => options.install = false,
             "--save" => options.save = true,
             "--json" => options.json = true,
             "--list" => options.list = true,
-            _ => return Err(Failure::usage(format!("no option '{flag}'; see --help"))),
+            _ => return Err(flags.unknown()),
         }
     }
     Ok(options)
@@ -400,10 +398,10 @@ fn number(flag: &str, text: &str, range: std::ops::RangeInclusive<u64>) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::flags;
 
     fn parsed(line: &str) -> Result<Options, Failure> {
-        let args: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-        parse(&args)
+        parse(&flags::words(line))
     }
 
     #[test]
