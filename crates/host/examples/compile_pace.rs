@@ -179,7 +179,7 @@ impl Form {
                 code.extend([&[0x20], &leb(at)[..], &used(*kind)].concat());
             }
         }
-        [code, kept_at_last(I32, 1)].concat()
+        [code, kept(I32, 1)].concat()
     }
 }
 
@@ -223,7 +223,7 @@ fn form(op: &[u8]) -> Option<Form> {
 }
 
 /// Keeps a local: what nobody can see is not compiled.
-fn kept_at_last(kind: u8, local: usize) -> Vec<u8> {
+fn kept(kind: u8, local: usize) -> Vec<u8> {
     let global = TYPES.iter().position(|other| *other == kind).unwrap_or_default();
     [&[0x20][..], &leb(local), &[0x24], &leb(global)].concat()
 }
@@ -233,7 +233,7 @@ fn between(width: usize, code: &[u8], count: usize) -> Vec<u8> {
     // Each is another value: the number of leading zeros of the one before.
     let values = [0x20, 0, 0x67, 0x22, 0].repeat(width);
     let uses = [0x20, 1, 0x6a, 0x21, 1].repeat(width);
-    [locals(), values, code.repeat(count), uses, kept_at_last(I32, 1)].concat()
+    [locals(), values, code.repeat(count), uses, kept(I32, 1)].concat()
 }
 
 type Family = (String, Box<dyn Fn(usize) -> Vec<u8>>);
@@ -371,7 +371,7 @@ fn code_arrangements(add: &mut impl FnMut(&str, Box<dyn Fn(usize) -> Vec<u8>>)) 
     for again in [false, true] {
         add(
             &format!("values kept for later, {}", if again { "in a loop" } else { "after loads" }),
-            Box::new(move |count| kept(count, again)),
+            Box::new(move |count| values_for_later(count, again)),
         );
     }
 }
@@ -434,7 +434,7 @@ fn steps_of(kind: u8) -> Vec<(String, Vec<u8>)> {
 
 /// What keeps the end of a chain.
 fn chain_end(kind: u8) -> Vec<u8> {
-    kept_at_last(kind, if kind == I32 { 1 } else { 11 })
+    kept(kind, if kind == I32 { 1 } else { 11 })
 }
 
 /// A chain of steps from a local of this type to itself.
@@ -532,7 +532,7 @@ fn mixtures(add: &mut impl FnMut(&str, Box<dyn Fn(usize) -> Vec<u8>>)) {
 fn collected(kind: u8, locals: usize) -> Vec<u8> {
     let (_, xor) = operators_of(kind);
     let collect = |at: usize| [&[0x20, 0, 0x20][..], &leb(at), xor, &[0x21, 0]].concat();
-    (1..locals).flat_map(collect).chain(kept_at_last(kind, 0)).collect()
+    (1..locals).flat_map(collect).chain(kept(kind, 0)).collect()
 }
 
 /// An operator of this type that makes one value of one, and one that makes one of two.
@@ -583,7 +583,7 @@ fn long_lived(add: &mut impl FnMut(&str, Box<dyn Fn(usize) -> Vec<u8>>)) {
                 .concat();
                 body.extend([one, &[0x22, 0, 0x1a, 0x20, 0]].concat().repeat(count));
                 body.extend(two.repeat(locals));
-                body.extend([&[0x21, 0][..], &kept_at_last(kind, 0)].concat());
+                body.extend([&[0x21, 0][..], &kept(kind, 0)].concat());
                 module(&Around::default(), &[body])
             };
             add(&format!("{locals} long-lived {type_name} on the stack"), Box::new(make));
@@ -592,7 +592,7 @@ fn long_lived(add: &mut impl FnMut(&str, Box<dyn Fn(usize) -> Vec<u8>>)) {
 }
 
 /// Values that an optimiser would keep: the same ones before and after loads, or in a loop which never changes them.
-fn kept(count: usize, again: bool) -> Vec<u8> {
+fn values_for_later(count: usize, again: bool) -> Vec<u8> {
     let values: Vec<u8> = (0..count)
         .flat_map(|at| {
             [&[0x20, 0, 0x41][..], &leb(64 + at)[..], &[0x6c, 0x20, 1, 0x73, 0x21, 1]].concat()
@@ -604,7 +604,7 @@ fn kept(count: usize, again: bool) -> Vec<u8> {
     } else {
         [&values[..], &loads, &values].concat()
     };
-    module(&Around::default(), &[[locals(), code, kept_at_last(I32, 1)].concat()])
+    module(&Around::default(), &[[locals(), code, kept(I32, 1)].concat()])
 }
 
 fn cpu() -> Duration {

@@ -3,7 +3,6 @@
 use std::io;
 
 use arrayvec::ArrayVec;
-
 use roce::direct::{DirectKind, DirectRequest, landing_order};
 use roce::verbs::MAX_SGE;
 
