@@ -11,12 +11,13 @@
 //!   several small fields, or as padding that ends at a power of two. A file that begins with a zero is padded on the
 //!   left, and is let pass.
 //! - *The length of the file*: a field among the first bytes is the number of elements, or of bytes, behind a header
-//!   that ends within 32 bytes or at a power of two. A field that could be a single id counts only where the header ends
-//!   with it.
+//!   that ends within 32 bytes or at a power of two, from 128 on behind padding. A field that could be a single id
+//!   counts only where the header ends with it.
 //! - *Text*: the first 32 bytes are printable and varied, and most of the others are not.
 
 use alloc::format;
 use alloc::string::String;
+use alloc::vec::Vec;
 
 use super::Dtype;
 use super::guess::LARGEST_VOCABULARY;
@@ -46,6 +47,11 @@ const ENDS: [usize; 14] = [8, 12, 16, 20, 24, 28, 32, 64, 128, 256, 512, 1_024, 
 
 /// Headers are often padded to one of these.
 const PADDED: [usize; 8] = [32, 64, 128, 256, 512, 1_024, 2_048, 4_096];
+
+/// From this length on, a header counts as padded only if it ends with this many equal bytes: a small number that happens to
+/// be the length of a small file is not rare enough alone.
+const LONG_HEADER: usize = 128;
+const PADDING: usize = 8;
 
 /// First bytes that are text in a header, and how many of them differ: a repeated id has few.
 const TEXT_BYTES: usize = 32;
@@ -140,6 +146,8 @@ fn lie_as_in_a_header(head: &[u8], width: u32) -> bool {
 
 /// A field that holds the length of what follows.
 fn length_field(head: &[u8], file_len: u64, width: u32) -> Option<String> {
+    let is_end = |end: &usize| *end < LONG_HEADER || is_padded(head, *end);
+    let ends: Vec<usize> = ENDS.into_iter().filter(is_end).collect();
     for at in (0..FIELDS).step_by(4) {
         for size in [4, 8] {
             let Some(raw) = head.get(at..at + size) else { continue };
@@ -154,7 +162,7 @@ fn length_field(head: &[u8], file_len: u64, width: u32) -> Option<String> {
                 if may_be_id && at > SHORT_FIELDS {
                     continue;
                 }
-                let ends = if may_be_id { &[][..] } else { &ENDS[..] };
+                let ends = if may_be_id { &[][..] } else { &ends[..] };
                 if let Some(end) = header_end(value, at + size, ends, (file_len, width)) {
                     return Some(format!(
                         "the field at its byte {at} is {value}, the length of what follows byte {end}"
@@ -164,6 +172,12 @@ fn length_field(head: &[u8], file_len: u64, width: u32) -> Option<String> {
         }
     }
     None
+}
+
+/// Whether the bytes before `end` are padding.
+fn is_padded(head: &[u8], end: usize) -> bool {
+    let last = head.get(end - PADDING..end);
+    last.is_some_and(|last| last.iter().all(|byte| *byte == last[0]))
 }
 
 /// Where a header ends whose field ends at `field_end`, if `value` is the number of elements or bytes behind it.
