@@ -49,26 +49,30 @@ impl Counter {
         Ok(())
     }
 
-    /// Takes one back that was counted, or is promised. Where it is neither, a reader has just taken it.
+    /// Takes one back that was counted, or is promised. Where it is neither, a reader has just taken it. An old kernel cannot
+    /// take a count without waiting; there it stays, and a reader finds no event for it.
     pub(crate) fn take_back(&self) {
         let mut promises = self.promises();
-        if !self.take_now() && promises.void < promises.made {
+        let was_counted = self.take_now().unwrap_or_else(|| self.is_readable());
+        if !was_counted && promises.void < promises.made {
             promises.void += 1;
         }
     }
 
-    /// Takes a count if there is one, whatever the descriptor's mode.
-    fn take_now(&self) -> bool {
+    /// Takes a count and returns whether there was one, whatever the descriptor's mode; `None` where the kernel reads no
+    /// eventfd without waiting (before Linux 5.12). A read that may wait would do so with locks held if a reader came first.
+    fn take_now(&self) -> Option<bool> {
         let mut bytes = [0_u8; 8];
         let mut buffers = [IoSliceMut::new(&mut bytes)];
         match preadv2(&self.descriptor, &mut buffers, u64::MAX, ReadWriteFlags::NOWAIT) {
-            // The kernel is older than Linux 5.12. A reader may take the count in between, and then this waits for another.
-            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::SPIPE) => {
-                let mut fds = [PollFd::new(&self.descriptor, PollFlags::IN)];
-                poll(&mut fds, Some(&Timespec::default())) == Ok(1) && self.take().is_ok()
-            }
-            taken => taken.is_ok(),
+            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::SPIPE) => None,
+            taken => Some(taken.is_ok()),
         }
+    }
+
+    fn is_readable(&self) -> bool {
+        let mut fds = [PollFd::new(&self.descriptor, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec::default())) == Ok(1)
     }
 
     fn promises(&self) -> MutexGuard<'_, Promises> {
@@ -108,7 +112,7 @@ mod tests {
     use super::*;
 
     fn count(counter: &Counter) -> u32 {
-        (0..).take_while(|_| counter.take_now()).count() as u32
+        (0..).take_while(|_| counter.take_now() == Some(true)).count() as u32
     }
 
     #[test]
@@ -145,6 +149,10 @@ mod tests {
     fn taking_back_does_not_wait() {
         let counter = Counter::new().unwrap();
         counter.take_back();
-        assert!(!counter.take_now());
+        assert!(!counter.is_readable());
+        counter.add(1);
+        assert!(counter.is_readable());
+        counter.take_back();
+        assert!(!counter.is_readable());
     }
 }
