@@ -124,8 +124,11 @@ class Cluster:
     def close(self):
         for process in reversed(self.started):
             self.end(process)
+        rescued = [name for name in self.logs if sandbox.RESCUED in self.text(name)]
         for log in self.logs.values():
             log.close()
+        if rescued:
+            raise SystemExit(f"{', '.join(rescued)}: {sandbox.RESCUED}")
 
     def etcd(self):
         url = f"http://{address(SWITCH_HOST)}:{ETCD_PORT}"

@@ -25,6 +25,10 @@ class Missing(Exception):
     """This machine lacks something that the lab needs; the text names it."""
 
 
+RESCUED = "a wake-up was lost"
+"""What programs print whose sleeping thread found work that nobody had announced: a defect."""
+
+
 def check(result, what):
     if result != 0:
         raise Missing(f"{what}: {os.strerror(ctypes.get_errno())}")

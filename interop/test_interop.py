@@ -19,6 +19,7 @@ import conformance
 import lab
 import matrix
 import rdma_core
+import sandbox
 import stacks
 
 DEVINFO = """hca_id:\tlo_rdma
@@ -158,6 +159,12 @@ class HostRuns(unittest.TestCase):
     def test_the_runner_comes_first_and_the_exit_status_comes_back(self):
         result = self.start(["sh", "-c", "echo $LAB_TEST; exit 3"], 30).finish()
         self.assertEqual(result, lab.Result(3, "1\n"))
+
+    def test_a_program_that_lost_a_wake_up_has_failed(self):
+        text = f"dquant: {sandbox.RESCUED}: work has waited"
+        for code, wanted in ((0, 1), (3, 3)):
+            result = self.start(["sh", "-c", f"echo '{text}' >&2; exit {code}"], 30).finish()
+            self.assertEqual(result, lab.Result(wanted, f"{text}\n"))
 
     def test_a_listening_program_is_seen(self):
         run, port = self.listener(0, 30)

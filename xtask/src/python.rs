@@ -79,7 +79,9 @@ fn run(args: &[String]) -> Result<(), Failure> {
 fn test(python: &Path, binary: &Path, more: &[String]) -> Result<(), Failure> {
     let mut tests = process::Command::new(python);
     tests.args(["-B", "-m", "unittest", "discover", "-s", "bindings/python/tests", "-v"]);
-    shell::run(tests.args(more).env("DQUANT", binary).current_dir(root()))
+    tests.args(more).env("DQUANT", binary).current_dir(root());
+    // Streams without a DPU run in the interpreter.
+    shell::run_watched(&mut tests)
 }
 
 /// The interpreter of a virtual environment with these packages, or why there is none.

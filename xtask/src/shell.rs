@@ -4,7 +4,12 @@
 //! (exit code 1). The command line is printed before it runs, so that a failing step can be pasted and repeated.
 
 use std::fmt;
+use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
+
+/// In what our programs say when a periodic look has found work that should have woken them: a figure would be that of a
+/// defect.
+pub(crate) const RESCUED: &str = "a wake-up was lost";
 
 /// Why a command of xtask stops.
 #[derive(Debug)]
@@ -53,6 +58,29 @@ pub(crate) fn run(command: &mut Command) -> Result<(), Failure> {
     Err(Failure::check(format!("`{}` ended with {status}", display(command))))
 }
 
+/// [Runs](run) a program; [`RESCUED`] on its standard error is a failure, however the program ends.
+///
+/// # Errors
+/// As [`run`], and [`Failure::Check`] when it has written that.
+pub(crate) fn run_watched(command: &mut Command) -> Result<(), Failure> {
+    eprintln!("    $ {}", display(command));
+    let started = command.stderr(Stdio::piped()).spawn();
+    let mut child = started.map_err(|error| cannot_start(command, &error))?;
+    let written = child.stderr.take().map(BufReader::new);
+    let mut is_defective = false;
+    for line in written.into_iter().flat_map(|written| written.split(b'\n')).map_while(Result::ok) {
+        let line = String::from_utf8_lossy(&line);
+        is_defective |= line.contains(RESCUED);
+        eprintln!("{line}");
+    }
+    let status = child.wait().map_err(|error| cannot_start(command, &error))?;
+    match (status.success(), is_defective) {
+        (true, false) => Ok(()),
+        (true, true) => Err(Failure::check(format!("`{}`: {RESCUED}", display(command)))),
+        _ => Err(Failure::check(format!("`{}` ended with {status}", display(command)))),
+    }
+}
+
 /// Runs a program and returns what it wrote to stdout; its stderr stays on this terminal.
 ///
 /// # Errors
@@ -88,4 +116,25 @@ fn display(command: &Command) -> String {
         line.push_str(&arg.to_string_lossy());
     }
     line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_programs_say_that_a_wake_up_was_lost_in_these_words() {
+        let driver = crate::workspace::root().join("crates/nic/src/driver.rs");
+        let source = std::fs::read_to_string(driver).expect("it is there");
+        assert!(source.contains(&format!("RESCUED: &str = \"{RESCUED}")));
+    }
+
+    #[test]
+    fn a_watched_program_fails_when_it_has_lost_a_wake_up_or_for_its_own_reasons() {
+        let run = |script: &str| run_watched(Command::new("sh").args(["-c", script]));
+        run("echo well >&2").expect("nothing is wrong");
+        for script in [&format!("echo 'dquant: {RESCUED}: work' >&2"), "exit 1"] {
+            assert_eq!(run(script).expect_err(script).exit_code(), 1);
+        }
+    }
 }

@@ -6,7 +6,7 @@
 //! ten seconds; the next line reports both counts. Refusals, which anyone who reaches a port can cause, have
 //! a smaller limit of their own ([`REFUSALS_PER_WINDOW`]), so they do not displace other lines. A flood from
 //! outside thus writes at most 0.6 GB a day. Nothing is written for single packets. Programs that use the
-//! library write nothing: only daemons enable the log.
+//! library write nothing: only daemons enable the log. Defects of this program are written by all of them.
 
 use std::fmt::Display;
 use std::io::Write;
@@ -22,6 +22,8 @@ use crate::status::Event;
 const LINES_PER_WINDOW: u32 = 50;
 /// Refusals written in one window, in addition; more are counted.
 const REFUSALS_PER_WINDOW: u32 = 10;
+/// Defects written in one window, in addition.
+const DEFECTS_PER_WINDOW: u32 = 10;
 const WINDOW: Duration = Duration::from_secs(10);
 
 /// A repeating line is written once more after this time, with its count.
@@ -32,6 +34,7 @@ const MAX_CHARS: usize = 1000;
 
 static ENABLED: AtomicBool = AtomicBool::new(false);
 static LINES: Mutex<Pace> = Mutex::new(Pace::new("line", LINES_PER_WINDOW));
+static DEFECTS: Mutex<Pace> = Mutex::new(Pace::new("defect", DEFECTS_PER_WINDOW));
 static REFUSALS: Mutex<Pace> = Mutex::new(Pace::new("refusal", REFUSALS_PER_WINDOW));
 pub(crate) static SUPPRESSED: Event = Event::new("log.suppressed_lines");
 
@@ -42,18 +45,24 @@ pub fn enable() {
 
 /// Writes one line, if the log is enabled, this window has room and the line is not a repetition.
 pub fn line(text: impl Display) {
-    write(&LINES, text);
+    if ENABLED.load(Ordering::Relaxed) {
+        write(&LINES, text);
+    }
 }
 
 /// Writes one line for a connection, call or request that was refused.
 pub fn refusal(text: impl Display) {
-    write(&REFUSALS, text);
+    if ENABLED.load(Ordering::Relaxed) {
+        write(&REFUSALS, text);
+    }
+}
+
+/// Writes one line about a defect of this program, whether the log is enabled or not.
+pub(crate) fn defect(text: impl Display) {
+    write(&DEFECTS, text);
 }
 
 fn write(pace: &Mutex<Pace>, text: impl Display) {
-    if !ENABLED.load(Ordering::Relaxed) {
-        return;
-    }
     let text = printable(&text.to_string());
     // Nothing in it is left half changed.
     let mut pace = pace.lock().unwrap_or_else(PoisonError::into_inner);

@@ -13,17 +13,13 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::machine;
-use crate::shell::Failure;
+use crate::shell::{Failure, RESCUED};
 
 /// How often memory is sampled.
 const SAMPLE_EVERY: Duration = Duration::from_millis(100);
 
 /// How long a demo may take besides its measured part: it generates its corpora and verifies its first batches.
 const ALLOWANCE: Duration = Duration::from_secs(120);
-
-/// In what our programs say when a periodic look has found work that should have woken them: a figure would be that of a
-/// defect.
-pub(super) const RESCUED: &str = "a wake-up was lost";
 
 /// What to run.
 #[derive(Clone, Debug)]
@@ -197,13 +193,6 @@ fn parse_stat(text: &str) -> Option<Stat> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn our_programs_say_that_a_wake_up_was_lost_in_these_words() {
-        let driver = crate::workspace::root().join("crates/nic/src/driver.rs");
-        let source = fs::read_to_string(driver).expect("it is there");
-        assert!(source.contains(&format!("RESCUED: &str = \"{RESCUED}")));
-    }
 
     #[test]
     fn proc_files_are_read() {

@@ -18,6 +18,7 @@ use super::ground::{Ground, lock};
 use super::place::{Place, pause};
 use super::process::{End, KILLED, Process};
 use super::watch::Pulse;
+use crate::shell::RESCUED;
 
 /// How long `dquant cat` retries a DPU or a target that is not there.
 const WAIT: &str = "20s";
@@ -169,8 +170,10 @@ impl Slot<'_> {
         kills: [u64; 2],
     ) -> Result<Ended, String> {
         let said = process.last_lines(4);
-        if process.said().contains("panicked") {
-            return Err(format!("panicked: {said}"));
+        if let Some(what) =
+            ["panicked", RESCUED].into_iter().find(|what| process.said().contains(what))
+        {
+            return Err(format!("{what}: {said}"));
         }
         let now = [self.place.target.kills(), self.place.dpu.kills()];
         let [target_killed, dpu_killed] = [now[0] != kills[0], now[1] != kills[1]];

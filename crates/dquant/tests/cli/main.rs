@@ -37,6 +37,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use nic::driver::RESCUED;
+
 /// A folder that is removed with the test.
 struct Folder(PathBuf);
 
@@ -89,11 +91,9 @@ struct Ran {
 impl Ran {
     fn new(output: &Output) -> Ran {
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("output is UTF-8");
-        Ran {
-            exit: output.status.code(),
-            stdout: text(&output.stdout),
-            stderr: text(&output.stderr),
-        }
+        let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+        assert!(!stderr.contains(RESCUED), "{stderr}");
+        Ran { exit: output.status.code(), stdout, stderr }
     }
 
     #[track_caller]

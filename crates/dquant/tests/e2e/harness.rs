@@ -305,6 +305,7 @@ impl Daemon {
         for name in report["counters"].as_object().expect("counters by name").keys() {
             assert!(is_documented(name), "docs/status.md does not explain {name}");
         }
+        assert_eq!(report["counters"]["engine.rescued_wakeups"], 0, "{report}");
         Status(report)
     }
 

@@ -142,7 +142,7 @@ impl Application for Engine {
     }
 
     fn note_rescue(&mut self) {
-        log::line(RESCUED);
+        log::defect(RESCUED);
     }
 }
 

@@ -116,7 +116,7 @@ impl Turns {
     /// A sleep ended by time, with work that nobody had announced.
     pub(crate) fn rescued(&mut self) {
         self.rescued_wakeups += 1;
-        log::line(RESCUED);
+        log::defect(RESCUED);
     }
 
     pub(crate) fn report(&self, counters: &mut Counters) {
@@ -157,6 +157,17 @@ mod tests {
             turns.spent_until(Work::Open, at(second * 1_000_000));
         }
         assert_eq!(report(&turns), [900, 3, 50, 0]);
+    }
+
+    #[test]
+    fn a_rescue_is_in_the_report() {
+        let mut turns = Turns::new(at(0));
+        let mut counters = Counters::default();
+        turns.report(&mut counters);
+        assert_eq!(counters.get("engine.rescued_wakeups"), 0);
+        turns.rescued();
+        turns.report(&mut counters);
+        assert_eq!(counters.get("engine.rescued_wakeups"), 1);
     }
 
     #[test]

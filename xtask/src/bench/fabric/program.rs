@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::place::Side;
-use crate::bench::process::RESCUED;
+use crate::shell::RESCUED;
 
 /// Why there is no figure.
 #[derive(Clone, Debug, PartialEq, Eq)]
