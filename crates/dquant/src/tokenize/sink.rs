@@ -8,13 +8,14 @@
 //! in between finds no dataset, never one of two halves. A run that is killed there leaves a state that says so,
 //! and `--resume` renames what is left.
 //!
-//! The file of ids is locked while a run writes it, so two runs cannot write one output at the same time.
+//! The file of ids is locked while a run writes it, so two runs cannot write one output at the same time. Whoever can open a
+//! file can lock it, so it is closed to other users until it gets its name.
 
 use std::ffi::OsString;
 use std::fmt;
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -209,7 +210,8 @@ impl Sink {
         let mut unfinished = leftovers.lock();
         let tokens = lock(&names)?;
         unfinished.paths = names.hidden();
-        let lengths = open(&names.lengths).map_err(TokenizeError::io("create", &names.lengths))?;
+        let lengths =
+            open(&names.lengths, USUAL).map_err(TokenizeError::io("create", &names.lengths))?;
         drop(unfinished);
         let buffered = |file| BufWriter::with_capacity(1 << 20, file);
         let (tokens, lengths) = (buffered(tokens), buffered(lengths));
@@ -445,7 +447,7 @@ impl Sink {
 
     /// May be repeated after a kill between two steps.
     fn rename(&self) -> io::Result<()> {
-        let Names { output, index, manifest, tokens, next_index, .. } = &self.names;
+        let Names { output, index, manifest, tokens, lengths, next_index, .. } = &self.names;
         remove_if_there(output)?;
         remove_if_there(manifest)?;
         if !self.with_index {
@@ -453,6 +455,9 @@ impl Sink {
         } else if next_index.exists() {
             fs::rename(next_index, index)?;
         }
+        // As the system makes files in this folder.
+        let usual = fs::metadata(lengths)?.permissions();
+        fs::set_permissions(tokens, usual)?;
         fs::rename(tokens, output)?;
         sync_folder(output)
     }
@@ -471,15 +476,22 @@ fn remove_if_there(path: &Path) -> io::Result<()> {
     }
 }
 
-fn open(path: &Path) -> io::Result<File> {
-    OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)
+fn open(path: &Path, mode: u32) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(mode).open(path)
 }
+
+/// Modes of files that only this user can open, and of others, which the umask narrows.
+const PRIVATE: u32 = 0o600;
+const USUAL: u32 = 0o666;
 
 /// Opens and locks the file of ids.
 fn lock(names: &Names) -> Result<File, TokenizeError> {
     let failed = || TokenizeError::io("create", &names.tokens);
     loop {
-        let file = open(&names.tokens).map_err(failed())?;
+        let file = open(&names.tokens, PRIVATE).map_err(failed())?;
+        // An earlier run may have left it open to others.
+        let _ = file.set_permissions(Permissions::from_mode(PRIVATE));
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
@@ -575,6 +587,24 @@ mod tests {
         drop(folder.sink(TokenType::U16).unwrap());
         assert_eq!(folder.names(), ["a.bin", "a.bin.dquant.json", "a.idx"]);
         assert_eq!(fs::read(folder.path("a.bin")).unwrap().len(), 8);
+    }
+
+    /// Who could open the file of ids could keep a run from beginning.
+    #[test]
+    fn other_users_cannot_lock_what_is_being_written() {
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
+        let folder = Folder::new("lock");
+        let part = folder.path(".a.bin.part");
+        fs::write(&part, "").unwrap();
+        fs::set_permissions(&part, Permissions::from_mode(0o644)).unwrap();
+        let mut sink = folder.sink(TokenType::U32).unwrap();
+        assert_eq!(mode(&part), PRIVATE);
+        sink.push(&[1]).unwrap();
+        sink.end_document().unwrap();
+        sink.commit(&mut state()).unwrap();
+        // The output is for whoever may read others of this user.
+        fs::write(folder.path("other"), "").unwrap();
+        assert_eq!(mode(&folder.path("a.bin")), mode(&folder.path("other")));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The folder of an unfinished output, and the journal that says how far it is.
 
-use std::fs::{self, File, TryLockError};
-use std::os::unix::fs::MetadataExt;
+use std::fs::{self, DirBuilder, File, Permissions, TryLockError};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -62,6 +62,9 @@ struct Journal {
     writer: Value,
 }
 
+/// The mode of a folder that only this user can enter.
+const PRIVATE: u32 = 0o700;
+
 /// The folder beside an output in which it is written. Only one run at a time has it.
 pub(super) struct Staging {
     path: PathBuf,
@@ -69,16 +72,19 @@ pub(super) struct Staging {
 }
 
 impl Staging {
-    /// Creates the folder, or takes the one that an earlier run has left.
+    /// Creates the folder, or takes the one that an earlier run has left. Whoever can open a folder can lock it, so it is
+    /// closed to other users.
     pub(super) fn open(output: &Path) -> Result<Staging, Error> {
         let path = whole::beside(output, ".dquant-convert");
-        match fs::create_dir(&path) {
+        match DirBuilder::new().mode(PRIVATE).create(&path) {
             Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
                 return Err(Error::write(&path)(error));
             }
             _ => {}
         }
         let lock = File::open(&path).map_err(Error::read(&path))?;
+        // An earlier version may have left it open to others.
+        let _ = lock.set_permissions(Permissions::from_mode(PRIVATE));
         match lock.try_lock() {
             Ok(()) => Ok(Staging { path, _lock: lock }),
             Err(TryLockError::WouldBlock) => {
@@ -149,5 +155,31 @@ impl Staging {
     pub(super) fn remove(&self) {
         // The name says that it is unfinished; the next run clears it.
         let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).expect("it is there").mode() & 0o777
+    }
+
+    #[test]
+    fn other_users_cannot_lock_what_is_being_written() {
+        let folder = std::env::temp_dir().join(format!("dquant-staging-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).expect("a temporary folder");
+        let output = folder.join("out.npy");
+        let path = whole::beside(&output, ".dquant-convert");
+        drop(Staging::open(&output).expect("nobody has it"));
+        assert_eq!(mode(&path), PRIVATE);
+        fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("ours");
+        let staging = Staging::open(&output).expect("nobody has it");
+        assert_eq!(mode(&path), PRIVATE);
+        assert!(Staging::open(&output).is_err());
+        drop(staging);
+        let _ = fs::remove_dir_all(&folder);
     }
 }
