@@ -1,14 +1,17 @@
 //! Multicast groups of datagram queue pairs.
 
 use std::net::IpAddr;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::PoisonError;
 
+use nic::device::DeviceWire;
 use roce::verbs::Transport;
 use rustix::io::Errno;
 
 use super::Qp;
 use crate::engine::{Core, limits};
 use crate::process::errors::{Outcome, errno_of, errno_of_io};
+use crate::process::fork;
 
 impl Qp {
     /// Attaches to a group; attaching twice has no effect.
@@ -23,10 +26,10 @@ impl Qp {
         if groups.len() >= limits::MAX_GROUPS as usize {
             return Err(Errno::NOMEM);
         }
-        core.wire()?.join(group).map_err(|error| errno_of_io(&error))?;
+        with_sockets(&mut core, |wire| wire.join(group))?.map_err(|error| errno_of_io(&error))?;
         if let Err(error) = core.endpoint.attach_multicast(self.number, group) {
             // The group was joined only for this queue pair.
-            let _ = core.wire()?.leave(group);
+            let _ = with_sockets(&mut core, |wire| wire.leave(group))?;
             return Err(errno_of(error));
         }
         groups.push(group);
@@ -52,6 +55,23 @@ impl Qp {
     /// The queue pair's part in leaving a group.
     pub(super) fn leave_group(&self, core: &mut Core, group: IpAddr) {
         let _ = core.endpoint.detach_multicast(self.number, group);
-        let _ = core.wire().and_then(|wire| wire.leave(group).map_err(|_| Errno::IO));
+        let _ = with_sockets(core, |wire| wire.leave(group));
     }
+}
+
+/// Opens or closes sockets of the wire; forked children close their copies of new ones.
+fn with_sockets<R>(core: &mut Core, change: impl FnOnce(&mut DeviceWire) -> R) -> Outcome<R> {
+    let wire = core.wire()?;
+    let numbers = |wire: &DeviceWire| -> Vec<RawFd> {
+        wire.descriptors().iter().map(AsRawFd::as_raw_fd).collect()
+    };
+    let before = numbers(wire);
+    let done = change(wire);
+    let after = numbers(wire);
+    let without = |all: &[RawFd], others: &[RawFd]| -> Vec<RawFd> {
+        all.iter().copied().filter(|fd| !others.contains(fd)).collect()
+    };
+    fork::closed(&without(&before, &after));
+    fork::close_in_children(&without(&after, &before));
+    Ok(done)
 }

@@ -8,19 +8,63 @@
 //! been reused by then.
 //!
 //! The child closes its copies of the sockets: otherwise they would keep receiving packets of the
-//! shared port after the parent has ended.
+//! shared port after the parent has ended. It leaves a number alone that refers to another file by then.
 
 use std::cell::UnsafeCell;
-use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Descriptors that a child closes; more than this many stay open in children.
-const MAX_FDS: usize = 256;
+use rustix::fs::fstat;
+
+/// Descriptors that a child closes; more than this many stay open in children. A device has two sockets for each of its
+/// addresses, at most 128, and one for each group.
+const MAX_FDS: usize = 1024;
 
 /// Never 0, which marks objects that do not exist.
 static GENERATION: AtomicU32 = AtomicU32::new(1);
-static SOCKETS: [AtomicI32; MAX_FDS] = [const { AtomicI32::new(-1) }; MAX_FDS];
+static SOCKETS: [Place; MAX_FDS] = [const { Place::new() }; MAX_FDS];
+
+/// Room for a descriptor and the inode that it refers to.
+struct Place {
+    fd: AtomicI32,
+    inode: AtomicU64,
+}
+
+/// No descriptor, and one that is being written.
+const FREE: i32 = -1;
+const CLAIMED: i32 = -2;
+
+impl Place {
+    const fn new() -> Place {
+        Place { fd: AtomicI32::new(FREE), inode: AtomicU64::new(0) }
+    }
+
+    /// Takes a descriptor, if this is free.
+    fn take(&self, fd: RawFd, inode: u64) -> bool {
+        let claimed = self.fd.compare_exchange(FREE, CLAIMED, Ordering::Relaxed, Ordering::Relaxed);
+        if claimed.is_ok() {
+            self.inode.store(inode, Ordering::Relaxed);
+            self.fd.store(fd, Ordering::Release);
+        }
+        claimed.is_ok()
+    }
+
+    /// In a child: closes its copy.
+    fn close(&self) {
+        let fd = self.fd.swap(FREE, Ordering::Acquire);
+        if fd >= 0 && inode_of(fd) == Some(self.inode.load(Ordering::Relaxed)) {
+            // SAFETY: the descriptor is the child's copy of a socket that it never uses.
+            unsafe { libc::close(fd) };
+        }
+    }
+}
+
+/// What a descriptor refers to. Only a system call: a child of a program with threads may do nothing else.
+fn inode_of(fd: RawFd) -> Option<u64> {
+    // SAFETY: the number is only asked about; one that is closed is an error.
+    fstat(unsafe { BorrowedFd::borrow_raw(fd) }).ok().map(|found| found.st_ino)
+}
 
 /// The number of this process among its ancestors that had devices open.
 #[inline]
@@ -65,10 +109,8 @@ impl<T> ForkLock<T> {
 /// Children close these descriptors.
 pub(crate) fn close_in_children(sockets: &[RawFd]) {
     for &socket in sockets {
-        let free = SOCKETS.iter().find(|place| {
-            place.compare_exchange(-1, socket, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-        });
-        if free.is_none() {
+        let Some(inode) = inode_of(socket) else { continue };
+        if !SOCKETS.iter().any(|place| place.take(socket, inode)) {
             return;
         }
     }
@@ -76,9 +118,8 @@ pub(crate) fn close_in_children(sockets: &[RawFd]) {
 
 /// A device was closed.
 pub(crate) fn closed(sockets: &[RawFd]) {
-    for place in SOCKETS.iter().filter(|place| sockets.contains(&place.load(Ordering::Relaxed))) {
-        place.store(-1, Ordering::Relaxed);
-    }
+    let known = |place: &&Place| sockets.contains(&place.fd.load(Ordering::Relaxed));
+    SOCKETS.iter().filter(known).for_each(|place| place.fd.store(FREE, Ordering::Relaxed));
 }
 
 /// In a child, before anything else: starts a new generation, and closes its copies of the sockets.
@@ -86,11 +127,5 @@ pub(crate) fn begin_child() {
     // The number wraps after four thousand million forks in a row; 0 is skipped even then.
     let next = generation().checked_add(1).unwrap_or(1);
     GENERATION.store(next, Ordering::Relaxed);
-    for place in &SOCKETS {
-        let socket = place.swap(-1, Ordering::Relaxed);
-        if socket >= 0 {
-            // SAFETY: the descriptor is the child's copy of a socket that it never uses.
-            unsafe { libc::close(socket) };
-        }
-    }
+    SOCKETS.iter().for_each(Place::close);
 }

@@ -1,7 +1,9 @@
 /* Children cannot use the parent's objects, but can open devices; the parent's connections survive. */
 #include "kit.h"
 
+#include <dirent.h>
 #include <pthread.h>
+#include <sys/socket.h>
 
 /* Runs `body` in a child; it must return 0. */
 static void in_child(int (*body)(struct pair *), struct pair *pair, int leave_by_exit)
@@ -28,6 +30,58 @@ static void parent_goes_on(struct pair *pair, unsigned char value)
 	expect(pair->a.cq, IBV_WC_SUCCESS);
 	expect(pair->b.cq, IBV_WC_SUCCESS);
 	CHECK(all_are(pair->b.bytes + 4096, 64, value));
+}
+
+/* How many sockets this process has. */
+static int count_sockets(void)
+{
+	char link[300], name[300];
+	int count = 0;
+	struct dirent *entry;
+	DIR *numbers = opendir("/proc/self/fd");
+	CHECK(numbers);
+	while ((entry = readdir(numbers))) {
+		snprintf(name, sizeof name, "/proc/self/fd/%s", entry->d_name);
+		ssize_t length = readlink(name, link, sizeof link);
+		count += length > 7 && !memcmp(link, "socket:", 7);
+	}
+	closedir(numbers);
+	return count;
+}
+
+/* How many a child has. */
+static int sockets_of_a_child(void)
+{
+	int status;
+	fflush(NULL);
+	pid_t child = fork();
+	CHECK(child >= 0);
+	if (!child)
+		_exit(count_sockets());
+	EQUAL(waitpid(child, &status, 0), child);
+	CHECK(WIFEXITED(status));
+	return WEXITSTATUS(status);
+}
+
+/* The kernel would put packets for the parent's ports, and for those that all programs share, into buffers of the child. */
+static void a_child_has_no_socket_of_the_device(void)
+{
+	int before = sockets_of_a_child();
+	struct pair pair = make_pair(IBV_QPT_UD);
+	union ibv_gid group = { .raw = { [10] = 0xff, [11] = 0xff, 239, 17, 0, 5 } };
+	EQUAL(sockets_of_a_child(), before);
+	int of_the_device = count_sockets();
+	EQUAL(ibv_attach_mcast(pair.a.qp, &group, 0), 0);
+	CHECK(count_sockets() > of_the_device && of_the_device > before);
+	EQUAL(sockets_of_a_child(), before);
+	EQUAL(ibv_detach_mcast(pair.a.qp, &group, 0), 0);
+	/* A file of the program that gets the number of a closed socket stays open in the child. */
+	int own = socket(AF_UNIX, SOCK_DGRAM, 0);
+	CHECK(own >= 0);
+	EQUAL(sockets_of_a_child(), before + 1);
+	close(own);
+	destroy_pair(&pair);
+	EQUAL(sockets_of_a_child(), before);
 }
 
 /* Tries every kind of call. Returns the number of the first that was not refused. */
@@ -255,6 +309,7 @@ int main(int argc, char **argv)
 		CASE(a_child_has_its_own_copy_of_the_memory),
 		CASE(children_do_not_disturb_what_is_under_way),
 		CASE(a_child_that_outlives_the_parents_device_holds_nothing),
+		CASE(a_child_has_no_socket_of_the_device),
 	};
 	return RUN(CASES, argc, argv);
 }

@@ -18,7 +18,7 @@
 use std::cell::Cell;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use roce::verbs::Transport;
 use roce::{Duration, Time};
@@ -201,6 +201,11 @@ impl Backlog {
             suspects,
             backpressure_waits: 0,
         }
+    }
+
+    /// What the kernel is asked by.
+    pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.kernel.as_ref().ok().map(|kernel| kernel.fd.as_fd())
     }
 
     /// Why traffic to local processes is not paced, if so.

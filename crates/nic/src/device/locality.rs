@@ -14,6 +14,9 @@ use crate::interfaces;
 /// Longest time that a moved address goes unnoticed.
 pub(super) const MAX_AGE: Duration = Duration::from_millis(1_000);
 
+/// A list of this age may lack an address that a process is known to have.
+const MIN_AGE: Duration = Duration::from_millis(10);
+
 /// The addresses of this machine when last read.
 #[derive(Debug)]
 pub(super) struct Locality {
@@ -33,6 +36,14 @@ impl Locality {
     pub(super) fn refresh(&mut self, now: Time) {
         if now.since(self.taken) >= MAX_AGE {
             self.taken = now;
+            self.read();
+        }
+    }
+
+    /// Reads the list again if it lacks this address: whoever met the process there has seen a newer one.
+    pub(super) fn refresh_for(&mut self, addr: SocketAddr) {
+        if !self.contains(addr) && clock::now().since(self.taken) >= MIN_AGE {
+            self.taken = clock::now();
             self.read();
         }
     }
@@ -77,5 +88,17 @@ mod tests {
             );
             locality.refresh(locality.taken + MAX_AGE);
         }
+    }
+
+    #[test]
+    fn an_address_that_is_missed_is_looked_for_in_a_new_list() {
+        let mut locality = Locality::now();
+        let all = std::mem::take(&mut locality.addresses);
+        let elsewhere = SocketAddr::from(([198, 51, 100, 7], 4791));
+        std::thread::sleep(std::time::Duration::from_nanos(MIN_AGE.as_nanos()));
+        locality.refresh_for(SocketAddr::from(([127, 0, 0, 1], 4791)));
+        assert!(locality.addresses.is_empty(), "loopback is always here");
+        locality.refresh_for(elsewhere);
+        assert_eq!(locality.addresses, all);
     }
 }

@@ -200,6 +200,14 @@ impl DeviceWire {
         vec![self.ports.readiness.as_fd()]
     }
 
+    /// All that packets arrive at and leave by, and what the kernel is asked by: a forked child has copies of them, which go on
+    /// receiving. Others are added and taken away when groups are joined and left.
+    pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        let sockets = self.ports.all.iter().map(|port| port.socket.fd.as_fd());
+        let others = [Some(self.ports.readiness.as_fd()), self.tap.as_ref().map(|tap| tap.fd())];
+        sockets.chain(others.into_iter().flatten()).chain(self.backlog.fd()).collect()
+    }
+
     /// Joins a multicast group. Packets that this machine sends to it arrive too. A group joined twice
     /// must be left twice.
     ///
@@ -425,6 +433,7 @@ impl Doorbell for DeviceWire {
         let Some(socket) = ports.sending(path.source) else {
             return;
         };
+        locality.refresh_for(scoped(path.remote, config.ifindex));
         let owner = Departure::new(config, socket, locality).process(path.remote, slot(dest));
         if let (Some(owner), Some(own)) = (owner, ports.private(path.source)) {
             // If the buffer is full, the owner has something to wake up for.
