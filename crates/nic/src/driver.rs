@@ -62,7 +62,7 @@ pub trait Application {
     fn woken(&mut self);
 
     /// Asked during a sleep that nothing has ended: whether there is work in shared memory that its maker should have
-    /// announced by a descriptor or a waker. Changes nothing.
+    /// announced by a descriptor or a waker. Does none of it.
     fn has_work(&mut self) -> bool;
 
     /// A sleep has ended by time although there was work, and had been for 20 ms: a wake-up was lost. The program counts

@@ -117,7 +117,7 @@ impl SameHost {
 
     /// Whether neighbours have left something for this process.
     pub(crate) fn has_work(&mut self) -> bool {
-        self.neighbours.as_mut().is_ok_and(|own| own.has_work())
+        self.neighbours.as_mut().is_ok_and(|own| own.has_unannounced())
     }
 
     /// What other threads meet neighbours with.

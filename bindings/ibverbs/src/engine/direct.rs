@@ -138,6 +138,7 @@ impl Core {
     fn hold(&mut self, qpn: Qpn) {
         self.holding.insert(qpn.get());
         self.held = true;
+        self.is_unseen = true;
     }
 
     /// Wakes neighbours for messages that were handed over.
@@ -178,6 +179,7 @@ impl Core {
     /// Carries out requests that have waited for packets: bytes of one long request in all, because the engine is
     /// locked meanwhile. Returns whether some of them became packets, or may have.
     pub(super) fn carry_out_held(&mut self) -> bool {
+        self.is_unseen = false;
         let first = self.behind.take().map_or(0, |last| last + 1);
         let Core { endpoint, neighbours: Ok(neighbours), holding, behind, now, .. } = self else {
             return false;
@@ -223,6 +225,10 @@ impl Core {
             None => {}
         }
         self.publish_qp(qpn);
+        // A queue pair that was drained goes on with what waits.
+        if self.endpoint.has_held(qpn) {
+            self.hold(qpn);
+        }
     }
 
     /// A queue pair is gone, or not connected any more.
@@ -272,9 +278,11 @@ impl Core {
         self.neighbours.as_ref().is_ok_and(Neighbours::is_asleep)
     }
 
-    /// Whether neighbours have left something, or requests wait that could be carried out.
+    /// Whether neighbours have left something unannounced, or requests wait that could be carried out, or that no turn has looked at.
     pub(super) fn has_work(&mut self) -> bool {
-        self.behind.is_some() || self.neighbours.as_mut().is_ok_and(Neighbours::has_work)
+        self.is_unseen
+            || self.behind.is_some()
+            || self.neighbours.as_mut().is_ok_and(Neighbours::has_unannounced)
     }
 
     /// Work has waited for the end of a sleep of the progress thread. The first time it is reported.

@@ -116,6 +116,8 @@ pub(crate) struct Core {
     holding: BTreeSet<u32>,
     /// The first of them at which the last turn ended although more could be carried out.
     behind: Option<u32>,
+    /// No turn has come since a request began to wait.
+    is_unseen: bool,
     /// Polls without a turn since the last one.
     skipped: u32,
     pace: Pace,
@@ -265,7 +267,8 @@ impl Engine {
             move |errno| Failure::new(errno, format_args!("{name}: {what}: {errno}"))
         };
         let mut wire = DeviceWire::open(&config).map_err(|error| no_wire(&name, &error))?;
-        let sockets = wire.fds().into_iter().map(Watched::new).collect::<Outcome<Vec<Watched>>>();
+        let sockets =
+            wire.descriptors().into_iter().map(Watched::new).collect::<Outcome<Vec<Watched>>>();
         let sockets = sockets.map_err(refused("its sockets are closed"))?;
         let no_descriptor = refused("no descriptor for its progress thread");
         let driver = driver_for(&wire).map_err(no_descriptor)?;
@@ -300,6 +303,7 @@ impl Engine {
             gather: Gather::new(),
             holding: BTreeSet::new(),
             behind: None,
+            is_unseen: false,
             skipped: 0,
             pace: Pace::default(),
             failed_before: 0,

@@ -5,6 +5,7 @@ use rustix::io::Errno;
 use super::event_queue::EventQueue;
 use super::{Context, Cq, Mark, Object, object};
 use crate::abi::*;
+use crate::engine::limits;
 use crate::process::errors::Outcome;
 
 /// A completion channel.
@@ -21,7 +22,8 @@ object!(CompChannel, ibv_comp_channel);
 impl CompChannel {
     pub(crate) fn create(context: &'static Context) -> Outcome<&'static CompChannel> {
         let owner = context.handle();
-        let events = EventQueue::new()?;
+        // Each completion queue has one event here at most.
+        let events = EventQueue::new(limits::ENDPOINT.max_cqs as usize)?;
         let c = ibv_comp_channel { context: owner, fd: events.fd(), refcnt: 0 };
         Ok(CompChannel::arena().insert(CompChannel { c, mark: Mark::default(), owner, events }))
     }

@@ -13,6 +13,9 @@ use crate::engine::Engine;
 use crate::process::descriptor::Descriptor;
 use crate::process::errors::Failure;
 
+/// Asynchronous events that nobody has read; one more drops the oldest.
+const MAX_ASYNC_EVENTS: usize = 4096;
+
 /// An open device, one for each call of `ibv_open_device`.
 #[repr(C)]
 pub(crate) struct Context {
@@ -46,7 +49,7 @@ impl Context {
                 Failure::new(errno, format_args!("{name}: no descriptor for its {what}: {errno}"))
             }
         };
-        let async_events = EventQueue::new().map_err(lacking("events"))?;
+        let async_events = EventQueue::new(MAX_ASYNC_EVENTS).map_err(lacking("events"))?;
         let command = Descriptor::event(EventfdFlags::empty()).map_err(lacking("commands"))?;
         let engine = Engine::open(interface)?;
         verbs.context.cmd_fd = command.as_raw_fd();

@@ -12,9 +12,6 @@ use rustix::io::Errno;
 use crate::process::counter::{Counter, Signal};
 use crate::process::errors::Outcome;
 
-/// Most queued events; beyond that the oldest are dropped, as the program does not read them.
-const MAX_QUEUED: usize = 4096;
-
 /// A queue with a descriptor that is readable while the queue is not empty.
 pub(crate) struct EventQueue<T> {
     inner: Mutex<Inner<T>>,
@@ -25,12 +22,14 @@ struct Inner<T> {
     /// reused for another file.
     count: Option<Arc<Counter>>,
     queue: VecDeque<T>,
+    /// Most of them; beyond that the oldest are dropped, as the program does not read them.
+    most: usize,
 }
 
 impl<T: Copy> EventQueue<T> {
-    pub(crate) fn new() -> Outcome<EventQueue<T>> {
+    pub(crate) fn new(most: usize) -> Outcome<EventQueue<T>> {
         let count = Arc::new(Counter::new()?);
-        let inner = Inner { count: Some(count), queue: VecDeque::new() };
+        let inner = Inner { count: Some(count), queue: VecDeque::new(), most };
         Ok(EventQueue { inner: Mutex::new(inner) })
     }
 
@@ -54,7 +53,7 @@ impl<T: Copy> EventQueue<T> {
         if inner.queue.iter().any(is_same) {
             return None;
         }
-        let signal = (inner.queue.len() < MAX_QUEUED).then(|| count.promise());
+        let signal = (inner.queue.len() < inner.most).then(|| count.promise());
         if signal.is_none() {
             inner.queue.pop_front();
         }
@@ -98,6 +97,22 @@ impl<T: Copy> EventQueue<T> {
             if readers > 0 {
                 count.add(readers);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_is_dropped_only_beyond_the_bound() {
+        let queue = EventQueue::new(5_000).unwrap();
+        for event in 0..5_001 {
+            drop(queue.push_once(event, |known| *known == event));
+        }
+        for event in 1..5_001 {
+            assert_eq!(queue.pop(|_| {}), Ok(event));
         }
     }
 }

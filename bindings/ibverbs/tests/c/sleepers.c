@@ -24,6 +24,7 @@ struct lane {
 	struct ibv_mr *mr;
 	unsigned char *space;
 	int process, index, sleeps;
+	int armed; /* and makes no call between the next request and its completion */
 	uint32_t sent, received; /* completions */
 	void (*work)(struct lane *);
 	pthread_t thread;
@@ -60,10 +61,21 @@ static void destroy_lane(struct lane *lane)
 	EQUAL(ibv_destroy_comp_channel(lane->channel), 0);
 }
 
+static void sleep_for_an_event(struct lane *lane)
+{
+	struct ibv_cq *cq;
+	void *context;
+	EQUAL(ibv_get_cq_event(lane->channel, &cq, &context), 0);
+	ibv_ack_cq_events(cq, 1);
+}
+
 /* Takes completions until so many sends and receives have completed. */
 static void await_done(struct lane *lane, uint32_t sent, uint32_t received)
 {
 	struct ibv_wc wc;
+	if (lane->armed)
+		sleep_for_an_event(lane);
+	lane->armed = 0;
 	for (int armed = 0; lane->sent < sent || lane->received < received;) {
 		int got = ibv_poll_cq(lane->side.cq, 1, &wc);
 		CHECK(got >= 0);
@@ -74,10 +86,7 @@ static void await_done(struct lane *lane, uint32_t sent, uint32_t received)
 			EQUAL(ibv_req_notify_cq(lane->side.cq, 0), 0);
 			armed = 1;
 		} else if (lane->sleeps) {
-			struct ibv_cq *cq;
-			void *context;
-			EQUAL(ibv_get_cq_event(lane->channel, &cq, &context), 0);
-			ibv_ack_cq_events(cq, 1);
+			sleep_for_an_event(lane);
 			armed = 0;
 		}
 	}
@@ -140,6 +149,11 @@ static void take_turns(struct lane *lane)
 			for (int turn = 0; turn < 2; turn++)
 				if (turn == lane->process) {
 					memset(lane->space, value, length);
+					/* Every completion was taken: the next event is of this request. */
+					if (lane->sleeps && round % 2) {
+						EQUAL(ibv_req_notify_cq(lane->side.cq, 0), 0);
+						lane->armed = 1;
+					}
 					send_bytes(lane, opcodes[i % 4], length);
 					await_done(lane, ++sent, 0);
 					if (opcodes[i % 4] == IBV_WR_RDMA_READ)

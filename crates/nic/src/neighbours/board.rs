@@ -47,6 +47,9 @@ pub(super) const ADDRESSES: usize = 64;
 /// `FUTEX_OWNER_DIED` of linux/futex.h.
 const OWNER_DIED: u32 = 0x4000_0000;
 
+/// `FUTEX_TID_MASK` of linux/futex.h.
+const TID_MASK: u32 = 0x3fff_ffff;
+
 const SEALS: SealFlags =
     SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE).union(SealFlags::SEAL);
 
@@ -103,6 +106,12 @@ fn put(table: &[Entry], words: &Words) -> bool {
     let free = || places(table, key).find(|entry| key_of(entry.first()) == 0);
     let place = holders(table, key).next().or_else(free);
     place.map(|entry| entry.write(words)).is_some()
+}
+
+/// Whether `/proc/PID/stat` is of a process that was stopped. Its name may have anything in it; the state follows.
+fn is_stopped(stat: &[u8]) -> bool {
+    let name_end = stat.iter().rposition(|byte| *byte == b')');
+    name_end.and_then(|end| stat.get(end + 2)).is_some_and(|state| matches!(state, b'T' | b't'))
 }
 
 fn remove(table: &[Entry], key: u32) {
@@ -207,6 +216,13 @@ impl Board {
     pub(super) fn is_owned(&self) -> bool {
         let owner = self.page().owner.load(Ordering::Acquire);
         owner != 0 && owner & OWNER_DIED == 0
+    }
+
+    /// Whether its owner lives and is not stopped, by a signal or a debugger: only then may one count on what it does.
+    pub(super) fn is_running(&self) -> bool {
+        let owner = self.page().owner.load(Ordering::Acquire) & TID_MASK;
+        self.is_owned()
+            && !std::fs::read(format!("/proc/{owner}/stat")).is_ok_and(|stat| is_stopped(&stat))
     }
 
     /// Whether its owner accesses the memory of the process with this slot, and since which announcement.
@@ -451,6 +467,20 @@ mod tests {
         let (_own, file) = OwnBoard::create(AT, &[]).expect("memfd");
         assert!(Board::map(file.as_fd(), ProtFlags::READ | ProtFlags::WRITE).is_err());
         assert!(rustix::io::pwrite(&file, &[1], 0).is_err());
+    }
+
+    #[test]
+    fn a_stopped_process_is_told_from_one_that_runs() {
+        for (stat, stopped) in [
+            (&b"7 (a b) T 1"[..], true),
+            (b"7 (a) t 1", true),
+            (b"7 (a) S 1", false),
+            (b"7 (a) T) R 1", false),
+            (b"7 (a)", false),
+            (b"", false),
+        ] {
+            assert_eq!(is_stopped(stat), stopped, "{stat:?}");
+        }
     }
 
     #[test]

@@ -19,6 +19,7 @@ use roce::wire::Psn;
 use roce::world::{self, Memory};
 use roce::{Duration, Time};
 
+use super::board::ADDRESSES;
 use super::fifo::{Kind, Tag};
 use super::packets::{Doorbell, Incoming, MAX_TAKEN, Outgoing};
 use super::{Neighbours, OWN_PORT, SLOT_SHIFT, Target, locked};
@@ -141,6 +142,10 @@ pub(super) fn hand_over(target: &Target, message: &Message<'_>) -> Result<(), Di
     if !target.board.is_owned() {
         return Err(DirectRefusal::System);
     }
+    // The reader knows no others.
+    if usize::from(message.path.source) >= ADDRESSES {
+        return Err(DirectRefusal::NotDirect);
+    }
     let mut fifo = locked(fifo);
     if fifo.unjudged.messages.len() >= MAX_UNJUDGED {
         return Err(DirectRefusal::Full);
@@ -172,7 +177,7 @@ pub(super) fn hand_over(target: &Target, message: &Message<'_>) -> Result<(), Di
 
 impl Outgoing {
     /// Whether there are verdicts to take.
-    fn has_verdicts(&mut self) -> bool {
+    pub(super) fn has_verdicts(&mut self) -> bool {
         let tail = self.writer.progress();
         self.unjudged.is_decided(tail)
     }
@@ -235,9 +240,10 @@ impl Neighbours {
         self.exchange_verdicts(endpoint, now) + self.exchange_incoming(endpoint, memory, wire, now)
     }
 
-    /// The part of [`exchange_messages`](Neighbours::exchange_messages) that takes verdicts.
+    /// The part of [`exchange_messages`](Neighbours::exchange_messages) that takes verdicts, also those that the endpoint does
+    /// not await any more because the queue pair has failed: they would end each sleep.
     pub fn exchange_verdicts(&mut self, endpoint: &mut Endpoint, now: Time) -> usize {
-        if endpoint.awaits_verdicts() { self.take_verdicts(endpoint, now) } else { 0 }
+        if self.may_be_awaited { self.take_verdicts(endpoint, now) } else { 0 }
     }
 
     /// The part of [`exchange_messages`](Neighbours::exchange_messages) that takes messages.
@@ -268,7 +274,7 @@ impl Neighbours {
     fn take_verdicts(&mut self, endpoint: &mut Endpoint, now: Time) -> usize {
         endpoint.note_verdicts_looked_for(now);
         let patience = if self.shared.slot == OWN_PORT { OWN_PATIENCE } else { PATIENCE };
-        let mut done = 0;
+        let (mut done, mut is_awaited) = (0, false);
         for target in &self.packets.outgoing {
             // Before the look at what it has read: nothing is read after its end.
             let lives = target.board.is_owned();
@@ -277,8 +283,10 @@ impl Neighbours {
                 done += fifo.take_verdicts(now, (lives, patience), |handed, verdict| {
                     endpoint.handle_verdict(now, handed, verdict);
                 });
+                is_awaited |= !fifo.unjudged.is_empty();
             }
         }
+        self.may_be_awaited = is_awaited;
         done
     }
 
@@ -759,6 +767,41 @@ mod tests {
         assert_eq!(b.done(), [(1, WcStatus::Success)]);
         assert_eq!(b.bytes(1, 5), b"alive");
         assert_eq!(a.done(), [(2, WcStatus::Success)]);
+    }
+
+    /// Its peer takes what it handed over before it failed, and the verdicts are for nobody.
+    #[test]
+    fn a_queue_pair_that_fails_with_messages_in_the_fifo_keeps_nobody_awake() {
+        let [mut a, mut b] = pair(22, [7, 9]);
+        b.receive(0, 64);
+        assert_eq!(a.send(0, SendOp::Send, b"last words"), Posted::HandedOver);
+        let error = roce::endpoint::QpAttr::to(QpState::Error);
+        a.endpoint.modify_qp(START, a.qpn, &error).expect("legal");
+        assert!(!a.endpoint.awaits_verdicts());
+        b.turn(START);
+        a.turn(START);
+        assert!(a.neighbours.fall_asleep(), "it would take turns for ever");
+        a.neighbours.shared().wake_up();
+    }
+
+    /// The reader finds a sender's address by its place on the board, which has room for so many.
+    #[test]
+    fn messages_from_addresses_beyond_the_board_are_packets() {
+        let [mut a, b] = pair(23, [7, 9]);
+        let header = MessageHeader {
+            source: a.qpn,
+            dest: b.qpn,
+            first_psn: Psn::new(1),
+            round: 0,
+            imm: None,
+            solicited: false,
+            len: 0,
+        };
+        for (source, done) in [(0, Ok(())), (ADDRESSES as u8, Err(DirectRefusal::NotDirect))] {
+            let path = Path { source, ..Path::new(b.at()) };
+            let handed = a.neighbours.hand_over(&Message { header, path, local: &[] });
+            assert_eq!(handed, done, "{source}");
+        }
     }
 
     /// Two exchanges with one process, as two threads at once have made them.

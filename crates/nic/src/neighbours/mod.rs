@@ -291,7 +291,7 @@ impl Shared {
         if (slot, at.port()) == (self.slot, self.port) && self.addresses.contains(&at.ip()) {
             return Err("both queue pairs are in this process".to_owned());
         }
-        check_loopback(at.ip())?;
+        check_loopback(at.ip(), &self.addresses)?;
         if let Some(target) = self.known(at, slot) {
             return Ok(target);
         }
@@ -395,20 +395,20 @@ impl Shared {
         let mut look_at = Instant::now();
         while !self.stops.load(Ordering::Acquire) {
             let listeners: Option<Vec<_>> = self.listeners.iter().map(Kept::get).collect();
-            // The program may have closed them, and opened something else under their numbers.
-            let Some(listeners) = listeners else {
-                return;
-            };
             let first = callers.front().map(|caller: &Caller| caller.until);
             let until = first.map_or(look_at, |first| first.min(look_at));
-            let Some(ready) = await_any(&listeners, &callers, until) else {
-                return;
-            };
+            // The program may have closed them, and opened something else under their numbers. Then nobody else is answered, but
+            // those that know this process go on, and the end of this thread would be its end to them.
+            let ready = listeners.and_then(|listeners| await_any(&listeners, &callers, until));
             if look_at <= Instant::now() {
                 look_at = Instant::now() + LOOK;
                 self.forget_ended();
             }
-            let (new, speaking) = ready.split_at(listeners.len());
+            let Some(ready) = ready else {
+                std::thread::sleep(REST);
+                continue;
+            };
+            let (new, speaking) = ready.split_at(self.listeners.len());
             let mut speaking = speaking.iter();
             callers.retain(|caller: &Caller| {
                 let speaks = speaking.next().is_some_and(|ready| *ready);
@@ -419,9 +419,7 @@ impl Shared {
                 !speaks && caller.until > Instant::now()
             });
             for (listener, _) in self.listeners.iter().zip(new).filter(|(_, ready)| **ready) {
-                if self.accept(listener, &mut callers).is_none() {
-                    return;
-                }
+                self.accept(listener, &mut callers);
             }
         }
     }
@@ -433,9 +431,9 @@ impl Shared {
         self.has_arrived.store(true, Ordering::Release);
     }
 
-    /// Takes one caller in. `None` when there can be no others.
-    fn accept(&self, listener: &Kept, callers: &mut VecDeque<Caller>) -> Option<()> {
-        let listener = listener.get().filter(|_| !self.stops.load(Ordering::Acquire))?;
+    /// Takes one caller in.
+    fn accept(&self, listener: &Kept, callers: &mut VecDeque<Caller>) {
+        let Some(listener) = listener.get() else { return };
         match accept_with(listener, SocketFlags::CLOEXEC) {
             Ok(connection) => {
                 if callers.len() == MAX_CALLERS {
@@ -445,11 +443,10 @@ impl Shared {
                 callers.extend(Other::arrived(connection).map(|other| Caller { other, until }));
             }
             Err(Errno::INTR | Errno::CONNABORTED) => {}
-            Err(Errno::INVAL) => return None,
-            Err(error) if is_passing(error) => std::thread::sleep(REST),
-            Err(_) => return None,
+            // Also when this is to end: nobody can connect any more.
+            Err(_) if self.stops.load(Ordering::Acquire) => {}
+            Err(_) => std::thread::sleep(REST),
         }
-        Some(())
     }
 
     fn answer(&self, other: &Other, restricted: bool) -> io::Result<()> {
@@ -505,7 +502,7 @@ struct Caller {
 }
 
 /// Waits until somebody connects or speaks, or this time has passed; which of them are ready, listeners first. `None` if
-/// that is not possible any more.
+/// that is not possible now: the system lacks memory, or the program allows itself fewer descriptors than there are callers.
 fn await_any(
     listeners: &[BorrowedFd<'_>],
     callers: &VecDeque<Caller>,
@@ -519,12 +516,7 @@ fn await_any(
     let timeout = Timespec::try_from(left).ok();
     match poll(&mut polled, timeout.as_ref()) {
         Ok(_) => Some(polled.iter().map(|one| !one.revents().is_empty()).collect()),
-        Err(error) if is_passing(error) => {
-            if error != Errno::INTR {
-                std::thread::sleep(REST);
-            }
-            Some(vec![false; polled.len()])
-        }
+        Err(Errno::INTR) => Some(vec![false; polled.len()]),
         Err(_) => None,
     }
 }
@@ -532,16 +524,9 @@ fn await_any(
 /// Interval between two looks for processes that have ended.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// How long the thread that answers others rests when the system lacks something.
+/// How long the thread that answers others rests when that is not possible. The end of the thread means the end of the process
+/// to all neighbours, so it does not end before the process does or the device is closed.
 const REST: Duration = Duration::from_millis(100);
-
-/// Whether a call may succeed later. The end of the thread means the end of the process to all neighbours, so it does not
-/// end for want of memory or descriptors, nor when the program allows itself fewer than there are callers (`EINVAL`).
-fn is_passing(error: Errno) -> bool {
-    use Errno as E;
-    let lacks = [E::NOMEM, E::NOBUFS, E::MFILE, E::NFILE, E::AGAIN, E::INTR, E::INVAL];
-    lacks.contains(&error)
-}
 
 /// Accesses of other processes that were under way: who has them, and since which announcement.
 #[derive(Default)]
@@ -581,7 +566,7 @@ fn has_ended(pid: i32) -> bool {
 /// # Errors
 /// Why not, in words.
 pub fn probe() -> Result<(), String> {
-    check_loopback(IpAddr::from([127, 0, 0, 1]))?;
+    check_loopback(IpAddr::from([127, 0, 0, 1]), &[])?;
     let missing = |error: io::Error| format!("no sealed shared memory: {error}");
     let (own, board) = OwnBoard::create((ROCE_PORT, OWN_PORT), &[]).map_err(missing)?;
     Board::of_other(&board).map_err(missing)?;
@@ -613,11 +598,17 @@ macro_rules! opaque {
 
 opaque!(Target, Shared, Unfinished, Neighbours);
 
-/// Checks that packets to `ip` would take nothing but the bare loopback interface.
-fn check_loopback(ip: IpAddr) -> Result<(), String> {
+/// Checks that packets from `own` to `ip` would take nothing but the bare loopback interface.
+fn check_loopback(ip: IpAddr, own: &[IpAddr]) -> Result<(), String> {
     let all =
         interfaces::interfaces().map_err(|error| format!("no list of interfaces: {error}"))?;
-    let is_own = ip.is_loopback() || all.iter().any(|one| one.addresses.contains(&ip));
+    // A link-local address of another interface is not reached by this one.
+    let is_link_local = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+    let reaches = |one: &&interfaces::Interface| {
+        !is_link_local || one.addresses.iter().any(|address| own.contains(address))
+    };
+    let is_own =
+        ip.is_loopback() || all.iter().filter(reaches).any(|one| one.addresses.contains(&ip));
     if !is_own {
         return Err("the peer's address is not one of this network namespace".to_owned());
     }
@@ -638,6 +629,8 @@ pub struct Neighbours {
     packets: Packets,
     /// Queue pairs whose neighbours are to be woken for messages, if they sleep.
     to_wake: Vec<Qpn>,
+    /// Whether messages of this process may be without a verdict.
+    may_be_awaited: bool,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -686,8 +679,8 @@ impl Neighbours {
         held.recv().map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))??;
         let (routes, announced) = (BTreeMap::new(), AtomicU64::new(0));
         let packets = Packets::default();
-        let to_wake = Vec::new();
-        Ok(Neighbours { shared, routes, announced, packets, to_wake, thread: Some(thread) })
+        let (to_wake, may_be_awaited, thread) = (Vec::new(), false, Some(thread));
+        Ok(Neighbours { shared, routes, announced, packets, to_wake, may_be_awaited, thread })
     }
 
     /// Lets those who may access this process's memory map its pool, which lives as long as this does.
@@ -754,6 +747,20 @@ impl Neighbours {
     pub fn has_work(&mut self) -> bool {
         self.adopt();
         self.packets.holds_packets() || self.has_verdicts()
+    }
+
+    /// Whether there are packets or verdicts of which neighbours should have told, if this process has slept since. Who is
+    /// stopped or killed between the two has lost nothing.
+    #[must_use]
+    pub fn has_unannounced(&mut self) -> bool {
+        self.adopt();
+        let has_packets = |one: &Incoming| one.holds_packets() && one.board.is_running();
+        let has_verdicts = |target: &Arc<Target>| {
+            let has = |fifo: &Mutex<Outgoing>| locked(fifo).has_verdicts();
+            target.fifo.as_ref().is_some_and(has) && target.board.is_running()
+        };
+        self.packets.incoming.iter().any(has_packets)
+            || self.packets.outgoing.iter().any(has_verdicts)
     }
 
     /// Whether neighbours send packets through FIFOs.
@@ -890,6 +897,7 @@ impl Direct for Neighbours {
         let source = message.header.source;
         let target = self.routes.get(&source.get()).ok_or(DirectRefusal::NotDirect)?;
         messages::hand_over(target, message)?;
+        self.may_be_awaited = true;
         if self.to_wake.last() != Some(&source) {
             self.to_wake.push(source);
         }
@@ -903,7 +911,7 @@ impl Drop for Neighbours {
         self.shared.own.owner().store(0, Ordering::Release);
         let listeners: Vec<_> = self.shared.listeners.iter().filter_map(Kept::get).collect();
         let woken = listeners.iter().all(|listener| shutdown(listener, Shutdown::Both).is_ok());
-        // A program that has closed the descriptors has left the thread asleep for ever.
+        // Where the program has closed the descriptors, the thread finds out by itself.
         if let Some(thread) = self.thread.take()
             && woken
             && listeners.len() == self.shared.listeners.len()

@@ -121,6 +121,19 @@ fn an_access_is_over_when_board_and_process_have_ended() {
     }
 }
 
+/// A program may close all descriptors it does not know, and go on.
+#[test]
+fn a_process_that_has_lost_its_listeners_is_alive_to_its_neighbours() {
+    let mut pair = Pair::new(3);
+    pair.owner.shared().listeners.iter().for_each(Kept::close);
+    // Whoever calls wakes the thread that answers, or a look does.
+    let begun = Instant::now();
+    while begun.elapsed() < LOOK + LOOK / 2 {
+        assert_eq!(pair.write(1), Ok(()));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// It holds a board, two FIFOs and perhaps a pool; a daemon that nobody calls any more would keep them for good.
 #[test]
 fn an_ended_process_is_forgotten_without_a_call_of_another() {
