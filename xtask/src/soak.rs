@@ -48,10 +48,11 @@ pub(crate) const COMMAND: Command = Command {
     help: "\
 Usage: cargo xtask soak [OPTIONS]
 
-Runs storage targets, DPUs, 1 to 8 streams and pairs of verbs programs at once, in rounds, through shared memory and as
-packets. Streams and programs begin, end, are killed and are stopped; in every other pair of rounds so are target and DPU. Every byte is
-compared. Fails when something makes no progress for 5 s, on a wrong byte, on an unexpected end, on growth, and when a
-wake-up had to be rescued. docs/soak.md has the details. A failure prints the line that replays its round.
+Runs storage targets, DPUs, 1 to 8 streams and pairs of verbs programs at once, in rounds, through
+shared memory and as packets. Streams and programs begin, end, are killed and are stopped; in every
+other pair of rounds so are target and DPU. Every byte is compared. Fails when something makes no
+progress for 5 s, on a wrong byte, on an unexpected end, on growth, and when a wake-up had to be
+rescued. docs/soak.md has the details. A failure prints the line that replays its round.
 
 Options:
   --for TIME      how long: 20s, 60m, 1h [default: 60s]

@@ -5,11 +5,11 @@
 //! one block to the next. Numbers that are not a number have one bit pattern, and threads and relaxed SIMD are
 //! off: the result is a function of the module's bytes and its input, on every processor.
 //!
-//! What it costs others is bounded: [`MAX_MODULE_BYTES`] to compile, [`MAX_MEMORY_BYTES`] of memory, and
-//! [`TIME_LIMIT_MS`] of CPU time for a block of 1 MiB. The CPU time of the thread counts, not the time of day, so other
-//! processes end no honest module. A virtual machine may still count time in which its processor was taken away, so
-//! a block that exceeds its time is mapped once more; after the second time the module is not run again. No
-//! signal handler is installed: the trainer's process has its own.
+//! What it costs others is bounded: [`MAX_WEIGHT`] bounds what it takes to compile it, which does not follow from its
+//! bytes, [`MAX_MEMORY_BYTES`] its memory, and [`TIME_LIMIT_MS`] its CPU time for a block of 1 MiB. The CPU time of the
+//! thread counts, not the time of day, so other processes end no honest module. A virtual machine may still count time
+//! in which its processor was taken away, so a block that exceeds its time is mapped once more; after the second time
+//! the module is not run again. No signal handler is installed: the trainer's process has its own.
 //!
 //! A module has to map each token by itself ([`xio::kernel::TokenMap`]). One block of [`CHECK_EVERY`] is mapped
 //! again in two pieces, the later one first, and a result that differs is refused. The compiler runs where a
@@ -106,15 +106,15 @@ pub enum ModuleError {
     },
     /// Compiling it may take too much time and memory.
     #[error(
-        "it has too much code, or keeps too many values at too many branches and calls: its weight is above {most}, at which compiling may take seconds"
+        "it has too much code, or too many values alive at its branches, calls and loops: its weight is above {most}, so compiling it may take too long"
     )]
     TooHeavy {
         /// Most weight.
         most: u64,
     },
-    /// Other heavy modules have been compiled for as long as one waits for them.
+    /// All places for heavy modules were taken for as long as one waits.
     #[error(
-        "{HEAVY_AT_ONCE} other large modules are being compiled, for {} seconds already",
+        "{HEAVY_AT_ONCE} other large modules were still being compiled after a wait of {} seconds",
         PLACE_WAIT.as_secs()
     )]
     Busy,
@@ -207,10 +207,11 @@ impl State {
     }
 }
 
-/// Modules that are compiled at once without a limit of their own: many sessions may begin at once.
+/// Modules up to this weight compile without waiting for a place: each takes little, and many sessions may begin at the
+/// same time.
 const LIGHT_WEIGHT: u64 = MAX_WEIGHT / 64;
 
-/// Heavier ones that are compiled at once, because each takes memory.
+/// Heavier modules that may compile at the same time, because each takes much memory.
 const HEAVY_AT_ONCE: usize = 2;
 
 /// How long one waits for a place, several times what the worst modules take: a session that waits holds what it has.

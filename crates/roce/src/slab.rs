@@ -3,8 +3,10 @@
 //! An id is `prefix | generation << index_bits | index`: the lookup is one array access and one
 //! comparison. The generations of a slot are a permutation of its own, so that ids of one slot look
 //! unrelated, and a stale id matches nothing until all generations have been used. Free slots are
-//! reused first in, first out, and only when many are free, which delays that further: the table grows
-//! with what it holds at a time, not with what it has ever held.
+//! reused first in, first out, and only when many are free, which delays that further: 512, and more where
+//! few bits are left for generations. Beyond that the table grows with what it holds at a time, not with what
+//! it has ever held. Of 4,096 slots with ids of 16 bits all have to be free, so all are used before one is
+//! reused.
 //!
 //! Ids that peers send back are encrypted: generation and index go through a [`Cipher`], so that no bit
 //! of an id can be predicted without its key. Most lookups skip the decryption: a small table has the
@@ -32,10 +34,12 @@ pub(crate) struct Slab<T> {
 const MAX_SHORTCUTS: u32 = 1 << 12;
 const FIRST_SHORTCUTS: usize = 16;
 
-/// Free slots from which on they are reused before the table grows.
+/// Free slots from which on they are reused before the table grows, where generations have 7 bits or more. With ids of 24
+/// bits and 4,096 slots they have 12, so an id returns after 512 * 4,094 other entries.
 const MANY_FREE: usize = 1 << 9;
 
-/// How many entries come before an id returns, if the table is large enough. Ids of few bits need more slots for that.
+/// With fewer bits, more slots have to be free, so that an id returns after about this many other entries. Two generations
+/// of each slot are illegal: with ids of 16 bits and 4,096 slots it returns after 4,096 * 14 = 57,344.
 const BEFORE_RETURN: usize = 1 << 16;
 
 #[derive(Debug)]

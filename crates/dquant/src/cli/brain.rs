@@ -53,7 +53,8 @@ const ETCD_PORT: u16 = 2379;
     after_help = "\
 Examples:
   dquant brain --topology fat-tree:8 --slots 8 --state brain.redb --token-file token
-  dquant brain --topology cluster.toml --etcd 10.0.0.1:2379,10.0.0.2:2379 --listen 10.0.0.5 --token-file token
+  dquant brain --topology cluster.toml --etcd 10.0.0.1,10.0.0.2 --etcd-ca ca.pem --etcd-cert brain.pem \\
+      --etcd-key brain.key --listen 10.0.0.5 --token-file token    DQUANT_ETCD_USER has etcd's NAME:PASSWORD
   dquant brain --topology cluster.toml --state brain.redb --switch-agents all --http 127.0.0.1 --token-file token"
 )]
 pub(super) struct BrainCommand {

@@ -5,7 +5,7 @@
 //! | tokens, seconds | by the trainer, between its start and its end |
 //! | source bytes | read from storage by the target in that time |
 //! | wire bytes | between the target and its reader, both ways: IP packets with headers, acknowledgements and retransmissions, and what moves within the machine instead |
-//! | without packets | the part of these that the target copied into its reader's memory, or that went through shared memory |
+//! | via shared memory | the part of these that the target copied into its reader's memory, or that went through shared memory |
 //! | delivered bytes | written into the trainer's memory: tokens times their width |
 //! | open to first batch | median over streams that are opened one after the other, daemons running; offload only |
 //! | CPU s per 10^9 tokens | user and system time of the process in that time; the trainer's without its verifying thread |
@@ -331,7 +331,7 @@ const ROWS: [(&str, Cell); 13] = [
     ("Mtokens/s", |run| format!("{:.0}", run.mtokens_per_s)),
     ("disk bytes per token", |run| per_token(run, run.source_bytes)),
     ("wire bytes per token", |run| per_token(run, run.wire_bytes)),
-    ("of these without packets, %", |run| {
+    ("via shared memory, %", |run| {
         format!("{:.0}", 100.0 * run.same_host_bytes as f64 / run.wire_bytes.max(1) as f64)
     }),
     ("host memory bytes per token", |run| per_token(run, run.delivered_bytes)),

@@ -359,7 +359,7 @@ fn a_heavy_module_waits_for_others_but_not_for_ever() {
     assert_eq!(busy, ModuleError::Busy);
     assert_eq!(
         busy.to_string(),
-        "2 other large modules are being compiled, for 10 seconds already"
+        "2 other large modules were still being compiled after a wait of 10 seconds"
     );
     taken[0] = None;
     let _one = take().expect("one is free again");

@@ -89,7 +89,8 @@ impl Weight {
         self.optimised = self.optimised.saturating_add(other.optimised);
     }
 
-    /// The lower one that is allowed, or the plain one; and whether it is that of an optimised module.
+    /// The weight to compile with optimisations where that is allowed, otherwise the plain one, which is never higher; and
+    /// whether the module is optimised.
     pub(super) fn chosen(self) -> (u64, bool) {
         let optimises = self.optimised <= MAX_WEIGHT;
         (if optimises { self.optimised } else { self.plain }, optimises)

@@ -49,9 +49,8 @@ const LEAST: u64 = ONE / 16;
 /// Steps, one after the other, that must find the queue our own.
 const QUIET_STEPS: u32 = 2;
 
-/// The delay is followed from each second period of the clock on. Each time that this was wrong, from each fourth
-/// on, and so on: queue pairs of a machine that do not agree soon come to begin together. It was right
-/// when so many drains followed.
+/// [`Mode::Delay`] may begin only every `cycle`-th period of the clock. A wrong decision doubles `cycle`, so that
+/// disagreeing queue pairs of a machine start together; `TRUSTED_DRAINS` drains reset it.
 const FIRST_CYCLE: u64 = 2;
 const MAX_CYCLE: u64 = 16;
 const TRUSTED_DRAINS: u32 = 8;
@@ -361,7 +360,8 @@ impl Delay {
         let in_use = u64::from(in_flight.saturating_add(packets)) * ONE;
         self.round.is_full |= in_use >= self.window / 2;
         if self.round.is_full {
-            // Of a longer time nothing was in flight for most, or it was stopped. Less than a packet takes longer.
+            // Cap the elapsed time: in longer gaps the sender was idle or stopped. Windows below one packet have longer
+            // rounds.
             let most = self.smoothed * 2 * (ONE / self.window).max(1);
             self.cubic.elapsed = self.cubic.elapsed + elapsed.min(most);
         }

@@ -27,7 +27,8 @@ use crate::exit::{CliError, Exit};
     after_help = "\
 Examples:
   dquant brain sign-log --state brain.redb --token-file token
-  dquant brain sign-log --etcd 10.0.0.1,10.0.0.2 --token-file new-token --old-token-file token"
+  dquant brain sign-log --etcd 10.0.0.1,10.0.0.2 --etcd-ca ca.pem --etcd-cert brain.pem --etcd-key brain.key \\
+      --token-file new-token --old-token-file token    DQUANT_ETCD_USER has etcd's NAME:PASSWORD"
 )]
 pub(super) struct SignLog {
     #[command(flatten)]
