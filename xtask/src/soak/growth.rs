@@ -1,7 +1,7 @@
 //! What daemons hold between rounds, when nobody uses them, and what the soak has left behind.
 //!
 //! The first rounds fill caches of the allocator and touch memory that is reserved from the start, so each daemon is compared with
-//! what it held after its first round. In a long soak the last quarter is compared with the second one, too, which finds slow leaks.
+//! the least that it held after a round. In a long soak the last quarter is compared with the second one, too, which finds slow leaks.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::place::{Daemon, Place};
 
-/// Private memory that a daemon may hold more than after its first round: a round of 8 streams after one with a
+/// Private memory that a daemon may hold more than after another round: a round of 8 streams after one with a
 /// single stream needs that for tables, and the allocator keeps it.
 const MAX_GROWTH_KIB: u64 = 24 << 10;
 
@@ -62,17 +62,28 @@ impl Held {
         held.ok_or_else(|| format!("{} cannot be looked at", daemon.name))
     }
 
+    /// The smaller of each.
+    fn least(self, other: Held) -> Held {
+        Held {
+            resident_kib: self.resident_kib.min(other.resident_kib),
+            private_kib: self.private_kib.min(other.private_kib),
+            descriptors: self.descriptors.min(other.descriptors),
+            threads: self.threads.min(other.threads),
+            shared_mappings: self.shared_mappings.min(other.shared_mappings),
+        }
+    }
+
     /// What is more than it may be.
-    fn beyond(&self, first: &Held) -> Vec<String> {
+    fn beyond(&self, least: &Held) -> Vec<String> {
         [
-            ("KiB of private memory", self.private_kib, first.private_kib, MAX_GROWTH_KIB),
-            ("descriptors", self.descriptors, first.descriptors, SLACK),
-            ("threads", self.threads, first.threads, SLACK),
-            ("shared mappings", self.shared_mappings, first.shared_mappings, SLACK),
+            ("KiB of private memory", self.private_kib, least.private_kib, MAX_GROWTH_KIB),
+            ("descriptors", self.descriptors, least.descriptors, SLACK),
+            ("threads", self.threads, least.threads, SLACK),
+            ("shared mappings", self.shared_mappings, least.shared_mappings, SLACK),
         ]
         .into_iter()
-        .filter(|(_, now, first, slack)| *now > first + slack)
-        .map(|(what, now, first, _)| format!("{now} {what}, {first} after its first round"))
+        .filter(|(_, now, least, slack)| *now > least + slack)
+        .map(|(what, now, least, _)| format!("{now} {what}, {least} after another round"))
         .collect()
     }
 }
@@ -94,10 +105,11 @@ impl Growth {
     pub(super) fn look(&mut self, place: &Place) -> Result<(), String> {
         for daemon in place.daemons() {
             let all = self.0.entry(daemon.name.clone()).or_default();
+            let least = all.iter().copied().reduce(Held::least);
             let begun = Instant::now();
             let held = loop {
                 let held = Held::of_daemon(daemon)?;
-                let grown = held.beyond(all.first().unwrap_or(&held));
+                let grown = held.beyond(&least.unwrap_or(held));
                 if grown.is_empty() {
                     break held;
                 }

@@ -105,7 +105,7 @@ impl Daemon {
     fn terminate(&self) -> Result<(), String> {
         self.check()?;
         let Some(process) = self.process() else { return Ok(()) };
-        process.signal("TERM");
+        process.signal("TERM")?;
         match process.wait(PATIENCE) {
             Some(End::Code(0)) => Ok(()),
             Some(end) => Err(format!("{} ended with {end} when it was asked to end", self.name)),
@@ -182,9 +182,9 @@ impl Place {
         let Some(process) = daemon.process() else { return Ok(()) };
         self.away.fetch_add(1, Ordering::SeqCst);
         if what.is_stop {
-            process.signal("STOP");
+            process.signal("STOP")?;
             pause(ground, what.away);
-            process.signal("CONT");
+            process.signal("CONT")?;
         } else {
             daemon.kills.fetch_add(1, Ordering::SeqCst);
             process.kill();

@@ -68,16 +68,23 @@ impl Process {
         let _ = lock(&self.child).kill();
     }
 
-    /// Sends a signal by its name: STOP, CONT, TERM.
-    pub(super) fn signal(&self, signal: &str) {
+    /// Sends a signal by its name: STOP, CONT, TERM. One that has ended needs none.
+    ///
+    /// # Errors
+    /// When it cannot be sent.
+    pub(super) fn signal(&self, signal: &str) -> Result<(), String> {
         let mut child = lock(&self.child);
         if !matches!(child.try_wait(), Ok(None)) {
-            return;
+            return Ok(());
         }
         let mut shell = Command::new("sh");
         shell.args(["-c", &format!("kill -s {signal} {}", self.pid)]);
-        // Without a shell nothing here would run.
-        let _ = shell.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        shell.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        match shell.status() {
+            Ok(status) if status.success() || !matches!(child.try_wait(), Ok(None)) => Ok(()),
+            Ok(status) => Err(format!("{signal} to {}: kill ended with {status}", self.name)),
+            Err(error) => Err(format!("{signal} to {}: {error}", self.name)),
+        }
     }
 
     pub(super) fn end(&self) -> Option<End> {
@@ -137,9 +144,10 @@ mod tests {
         let process = shell("echo a >&2; echo b >&2; exit 3");
         assert_eq!(process.wait(Duration::from_secs(30)), Some(End::Code(3)));
         assert_eq!(process.last_lines(1), "b");
-        process.signal("TERM");
+        process.signal("TERM").expect("it has ended");
         let stopped = shell("sleep 100 & wait");
-        stopped.signal("STOP");
+        stopped.signal("STOP").expect("it runs");
+        assert!(stopped.signal("NONE").is_err());
         assert_eq!(stopped.end(), None);
         let pid = stopped.pid;
         stopped.kill();

@@ -199,9 +199,11 @@ impl Slot<'_> {
 /// Stops a process for a while; it and whoever needs it are excused.
 pub(super) fn stop(ground: &Ground, process: &Process, pulses: &[&Pulse], time: Duration) {
     pulses.iter().for_each(|pulse| pulse.excuse());
-    process.signal("STOP");
+    let stopped = process.signal("STOP");
     pause(ground, time);
-    process.signal("CONT");
+    if let Err(why) = stopped.and(process.signal("CONT")) {
+        ground.fail(why);
+    }
     pulses.iter().for_each(|pulse| pulse.unexcuse());
 }
 
