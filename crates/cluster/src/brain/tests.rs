@@ -599,6 +599,17 @@ fn who_asks_for_the_topology_hears_what_is_down_and_who_is_degraded() {
         let degraded: Vec<u64> =
             reply.held.iter().filter(|held| held.is_degraded).map(|held| held.job).collect();
         assert_eq!(degraded, [job], "its eight workers need all four hosts");
+        // The hint of each alarm brings that part back.
+        let alarms = |view: &View| -> Vec<String> {
+            let down = view.alarms.iter().filter(|alarm| alarm.text.ends_with(" is down"));
+            down.map(|alarm| alarm.hint.clone()).collect()
+        };
+        let view = brain.view("two parts are down", |view| alarms(view).len() == 2).await;
+        for hint in alarms(&view) {
+            let command = hint.split('`').nth(1).expect("a command");
+            brain.outage(command.strip_prefix("dquant job up ").expect("its name"), false).await;
+        }
+        brain.view("all is up", |view| alarms(view).is_empty()).await;
     });
 }
 

@@ -33,8 +33,11 @@ struct Daemon {
 impl Daemon {
     /// Starts a daemon in that folder and waits until it is ready. Its log is the file `NAME.log`.
     fn start(folder: &Folder, name: &str, args: &[&str]) -> Daemon {
+        Daemon::run(folder, name, folder.command(args))
+    }
+
+    fn run(folder: &Folder, name: &str, mut command: Command) -> Daemon {
         let log = folder.0.join(format!("{name}.log"));
-        let mut command = folder.command(args);
         command.args(["--json", "--die-with-parent"]).env("DQUANT_TOKEN", TOKEN);
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         command.stderr(File::create(&log).expect("the folder is writable"));
@@ -180,6 +183,26 @@ fn one_state_file_has_one_agent_and_ports_are_checked_at_the_start() {
     let folderless = ["agent", "--node", "host0", "--port", "1=lo:1Gbit", "--enforce", "none"];
     let folderless = [&folderless[..], &["--state", "none/agent.state", "--paces", ""]].concat();
     run(&folder, &folderless).failed(2, "none/agent.state.lock", "a folder that exists");
+}
+
+/// A service manager or a careful root may give it one that closes what it makes.
+#[test]
+fn programs_of_all_users_reach_an_agent_whatever_its_umask() {
+    let folder = Folder::new("cluster-umask");
+    let args = ["agent", "--node", "host0", "--port", "1=lo:1Gbit", "--enforce", "none"];
+    let places = ["--socket", "run/agent.sock", "--paces", "paces/of/all"];
+    let more = ["--state", "agent.state", "--brain", "127.0.0.1:1"];
+    let usual = folder.command(&[&args[..], &places, &more].concat());
+    let mut narrow = Command::new("sh");
+    narrow.args(["-c", "umask 077; exec \"$0\" \"$@\""]).arg(usual.get_program());
+    narrow.args(usual.get_args()).current_dir(&folder.0);
+    let _agent = Daemon::run(&folder, "agent", narrow);
+    let mode = |name: &str| {
+        fs::metadata(folder.0.join(name)).expect("it made it").permissions().mode() & 0o777
+    };
+    assert_eq!(["run", "paces", "paces/of", "paces/of/all"].map(mode), [0o755; 4]);
+    assert_eq!(mode("run/agent.sock") & 0o666, 0o666);
+    assert_eq!(mode("agent.state") & 0o077, 0);
 }
 
 #[test]

@@ -345,7 +345,7 @@ fn a_module_that_would_take_too_much_to_compile_is_refused() {
 /// Sessions with ordinary modules do not wait for those with heavy ones.
 #[test]
 fn a_light_module_is_compiled_while_heavy_ones_are() {
-    let _heavy = [(); HEAVY_AT_ONCE].map(|()| HEAVY.take(PLACE_WAIT));
+    let _heavy = [(); HEAVY_AT_ONCE].map(|()| HEAVY.take(PLACE_WAIT).expect("a place"));
     let text = each("(local.get $token)");
     load(&text).map(drop).expect("it does not wait");
 }
