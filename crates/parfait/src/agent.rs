@@ -23,8 +23,9 @@ use crate::planted::{Bug, Planted};
 use crate::queues::Dscp;
 use crate::shifts::MAX_PERIOD_NS;
 
-/// Most shares of a plan: 255 ports, on each of which jobs differ by one of 61 DSCPs.
-pub const MAX_SHARES: usize = 255 * 61;
+/// Most shares of a plan: 255 ports, on each of which jobs with a guarantee differ by one of 61 DSCPs, and jobs without
+/// one, each of which has one of at most 4,096 slots of the host.
+pub const MAX_SHARES: usize = 255 * 61 + 4096;
 
 /// Most by which a term, or a sequence within a term, exceeds the one before. Terms may be revisions of etcd: 30,000 writes
 /// a second reach this after 290 years.
@@ -37,9 +38,9 @@ pub struct Share {
     pub port: u8,
     /// The job.
     pub job: JobId,
-    /// That of its packets; jobs of one port differ in it.
+    /// That of its packets; jobs with a guarantee at a port differ in it.
     pub dscp: Dscp,
-    /// Bits per second that it may send there whatever others do.
+    /// Bits per second that it may send there whatever others do; 0 for a job that is only known, and gets no queue.
     pub bps: u64,
     /// Bytes that each of its workers may send at once.
     pub burst_bytes: u64,
@@ -120,7 +121,7 @@ pub enum Objection {
     #[error("job {0} is out of order, or twice at one port")]
     Unsorted(JobId),
     /// Packets of two jobs could not be told apart.
-    #[error("two jobs of port {port} have DSCP {dscp}")]
+    #[error("two jobs with a guarantee at port {port} have DSCP {dscp}")]
     SharedDscp {
         /// The port.
         port: u8,
@@ -387,7 +388,8 @@ pub fn check_plan(plan: &[Share], ports_bps: &BTreeMap<u8, u64>) -> Result<(), O
         let port = shares[0].port;
         let port_bps = *ports_bps.get(&port).ok_or(Objection::NoPort(port))?;
         let mut seen = BTreeSet::new();
-        if let Some(share) = shares.iter().find(|share| !seen.insert(share.dscp)) {
+        let mut guaranteed = shares.iter().filter(|share| share.bps > 0);
+        if let Some(share) = guaranteed.find(|share| !seen.insert(share.dscp)) {
             return Err(Objection::SharedDscp { port, dscp: share.dscp });
         }
         let planned_bps = shares.iter().map(|share| share.bps).fold(0, u64::saturating_add);

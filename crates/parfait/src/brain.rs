@@ -32,7 +32,7 @@ use thiserror::Error;
 
 use fabric::topology::NodeId;
 
-use crate::agent::{Command, Measure, Objection, Plan, Position, Reply, Share, place};
+use crate::agent::{Command, MAX_SHARES, Measure, Objection, Plan, Position, Reply, Share, place};
 use crate::demand::Abstraction;
 use crate::job::Job;
 use crate::ledger::JobId;
@@ -40,7 +40,7 @@ use crate::log::{
     Batch, Book, Change, Entry, Held, Label, LogError, Outcome, Reserved, fingerprint, shortened,
 };
 use crate::mending::{self, Part};
-use crate::network::Network;
+use crate::network::{MAX_SLOTS, Network};
 use crate::placement::Request as PlacementRequest;
 use crate::placement::migration::{Standing, apart};
 use crate::placement::search::{self, Memory};
@@ -57,6 +57,9 @@ pub const MAX_BATCH: usize = 64;
 /// Effort of a write after which no further request is decided for it: the searches', and one for each worker. So a batch
 /// takes at most this, and one decision more; each is about a tenth of a second, and a lease holds for a second or more.
 const MAX_EFFORT: u64 = search::MOST_EFFORT;
+
+// However many jobs of a host send nothing beyond it, its agent takes the plan.
+const _: () = assert!(MAX_SHARES == 255 * 61 + MAX_SLOTS as usize);
 
 /// Most claims of the lease whose answer may still come.
 const MAX_CLAIMS: usize = 8;
@@ -866,7 +869,7 @@ impl Brain {
             is_full = decided == MAX_BATCH || effort >= MAX_EFFORT;
             let Some(change) = changes.next() else { continue };
             if let Change::Release { job, .. } = &change {
-                nodes.extend(senders(&leader.book, *job));
+                nodes.extend(concerned(&leader.book, *job));
             }
             let index = leader.book.next_index();
             let mut entry = Entry { client, sequence, change };
@@ -877,7 +880,7 @@ impl Brain {
                 leader.book.apply(leader.term, &entry).unwrap_or(Outcome::Refused(reason))
             });
             if let Change::Admit(_) = &entry.change {
-                nodes.extend(senders(&leader.book, index));
+                nodes.extend(concerned(&leader.book, index));
             }
             let is_executed = !matches!(outcome, Outcome::Refused(_));
             entries.push(entry);
@@ -1066,13 +1069,17 @@ pub fn place_job(
     Ok(Held { label, dscp, job, abstraction, order, pieces })
 }
 
-/// The nodes that send something of a job, those of its links and of its hosts.
-fn senders(book: &Book, job: JobId) -> BTreeSet<NodeId> {
+/// The nodes whose plans change with a job: those that send something of it, its hosts, and those of degraded jobs with
+/// its DSCP.
+fn concerned(book: &Book, job: JobId) -> BTreeSet<NodeId> {
     let network = book.ledger().network();
     let loads = book.ledger().admissions().get(&job).map_or(&[][..], |admission| &admission.loads);
     let links = loads.iter().flat_map(|load| network.links_of(load.trunk));
     let mut nodes: BTreeSet<NodeId> = links.map(|link| network.ends(*link).0.node).collect();
     nodes.extend(hosts_of(book, job));
+    let dscp = |job: &JobId| book.jobs().get(job).map(|held| held.dscp);
+    let alike = book.degraded().filter(|other| dscp(other) == dscp(&job));
+    nodes.extend(alike.flat_map(|other| hosts_of(book, other)));
     nodes
 }
 
@@ -1099,14 +1106,17 @@ fn plans(book: &Book, turns: &Turns, nodes: &BTreeSet<NodeId>) -> BTreeMap<NodeI
             Some(Share { port: from.port, job, dscp, bps, burst_bytes, latency, phase })
         }));
     }
-    add_local_jobs(book, &mut plans);
+    add_known_jobs(book, &mut plans);
     plans.values_mut().for_each(|plan| plan.sort_unstable_by_key(|share| (share.port, share.job)));
     plans
 }
 
-/// Adds shares of nothing for jobs whose workers on a host send nothing beyond it: its agent has to know that they are
-/// there. Degraded jobs are left out, and those whose DSCP another job has at that host.
-fn add_local_jobs(book: &Book, plans: &mut BTreeMap<NodeId, Plan>) {
+/// Adds shares of nothing for other jobs with workers on a host: its agent has to know that they are there. These are
+/// jobs whose workers there send nothing beyond it, and degraded ones.
+///
+/// A degraded job has no queue of its own on its links, so it is left out while packets with its DSCP may get the queue
+/// of another one there.
+fn add_known_jobs(book: &Book, plans: &mut BTreeMap<NodeId, Plan>) {
     let network = book.ledger().network();
     let mut ports: BTreeMap<NodeId, u8> = BTreeMap::new();
     for (link, _) in network.links() {
@@ -1117,13 +1127,18 @@ fn add_local_jobs(book: &Book, plans: &mut BTreeMap<NodeId, Plan>) {
         let port = ports.entry(from.node).or_insert(from.port);
         *port = from.port.min(*port);
     }
-    for (job, held) in book.jobs().iter().filter(|(job, _)| !book.is_degraded(**job)) {
+    let taken = book.dscps_on_links();
+    let is_inside = |held: &Held| held.pieces.iter().all(|own| own.host == held.pieces[0].host);
+    for (job, held) in book.jobs() {
+        if book.is_degraded(*job) && taken.contains(&held.dscp) && !is_inside(held) {
+            continue;
+        }
         let Job { burst_bytes, latency, .. } = held.job;
         for node in hosts_of(book, *job) {
             let (Some(plan), Some(port)) = (plans.get_mut(&node), ports.get(&node)) else {
                 continue;
             };
-            if plan.iter().any(|share| share.job == *job || share.dscp == held.dscp) {
+            if plan.iter().any(|share| share.job == *job) {
                 continue;
             }
             let (port, job, dscp) = (*port, *job, held.dscp);

@@ -392,7 +392,7 @@ impl Book {
     ) -> Result<Dscp, String> {
         let loads = self.ledger.check(demand, slots_per_worker, abstraction, pieces);
         let loads = loads.map_err(|refusal| refusal.to_string())?;
-        self.choose(self.taken(&loads, JobId::MAX))
+        self.choose(self.taken(&loads, JobId::MAX), pieces)
     }
 
     /// The last answer to each client.
@@ -657,8 +657,9 @@ impl Book {
     /// # Errors
     /// When all are taken.
     pub fn dscp_in_place(&self, job: JobId, wanted: Dscp) -> Result<Dscp, String> {
-        let loads = self.ledger.admissions().get(&job).map_or(&[][..], |own| &own.loads);
-        self.dscp_on(loads, job, wanted)
+        let own = self.ledger.admissions().get(&job);
+        let (loads, pieces) = own.map_or((&[][..], &[][..]), |own| (&own.loads, &own.pieces));
+        self.dscp_on(loads, pieces, job, wanted)
     }
 
     /// The same for another place.
@@ -677,7 +678,7 @@ impl Book {
         let mut loads = Vec::new();
         let network = self.ledger.network();
         Loader::new().loads(network, &demand, held.abstraction, pieces, &mut loads);
-        self.dscp_on(&loads, job, held.dscp)
+        self.dscp_on(&loads, pieces, job, held.dscp)
     }
 
     /// A DSCP other than this one that a job can have where it is.
@@ -685,16 +686,23 @@ impl Book {
     /// # Errors
     /// When all others are taken.
     pub fn dscp_besides(&self, job: JobId, unwanted: Dscp) -> Result<Dscp, String> {
-        let loads = self.ledger.admissions().get(&job).map_or(&[][..], |own| &own.loads);
-        self.choose(self.taken(loads, job) | 1 << unwanted.value())
+        let own = self.ledger.admissions().get(&job);
+        let (loads, pieces) = own.map_or((&[][..], &[][..]), |own| (&own.loads, &own.pieces));
+        self.choose(self.taken(loads, job) | 1 << unwanted.value(), pieces)
     }
 
-    fn dscp_on(&self, loads: &[Load], job: JobId, wanted: Dscp) -> Result<Dscp, String> {
+    fn dscp_on(
+        &self,
+        loads: &[Load],
+        pieces: &[Piece],
+        job: JobId,
+        wanted: Dscp,
+    ) -> Result<Dscp, String> {
         let taken = self.taken(loads, job);
         if taken & 1 << wanted.value() == 0 {
             return Ok(wanted);
         }
-        self.choose(taken)
+        self.choose(taken, pieces)
     }
 
     /// DSCPs that others than this job have on these trunks, as bits.
@@ -703,17 +711,36 @@ impl Book {
         here.filter(|one| one.job != job).fold(0, |bits, one| bits | 1 << one.dscp.value())
     }
 
+    /// Whether a job has something reserved on a link: degraded jobs have not, nor those that send nothing beyond a host.
+    fn is_on_links(&self, job: JobId) -> bool {
+        self.ledger.admissions().get(&job).is_some_and(|own| !own.loads.is_empty())
+    }
+
+    /// DSCPs of jobs that have something reserved on a link.
+    pub fn dscps_on_links(&self) -> BTreeSet<Dscp> {
+        let jobs = self.jobs.iter().filter(|(job, _)| self.is_on_links(**job));
+        jobs.map(|(_, held)| held.dscp).collect()
+    }
+
     /// One that is not taken: if there is one, one that no job has anywhere, so that a job keeps its DSCP when paths
-    /// change. Which is tried first differs from entry to entry, so that packets of a job that has just ended are not
-    /// taken for those of a new one.
-    fn choose(&self, taken: u64) -> Result<Dscp, String> {
-        let used = self.jobs.values().fold(0_u64, |bits, held| bits | 1 << held.dscp.value());
+    /// change; or else none of a job on these hosts, whose senders know jobs by their DSCP alone; or else none of a job
+    /// there that has something reserved. Which is tried first differs from entry to entry, so that packets of a job that
+    /// has just ended are not taken for those of a new one.
+    fn choose(&self, taken: u64, pieces: &[Piece]) -> Result<Dscp, String> {
+        let hosts: BTreeSet<u32> = pieces.iter().map(|piece| piece.host).collect();
+        let is_here = |held: &Held| held.pieces.iter().any(|piece| hosts.contains(&piece.host));
         let all: Vec<Dscp> = Dscp::all().collect();
         let first = (self.next_index % all.len() as u64) as usize;
-        let turned = || all[first..].iter().chain(&all[..first]);
-        let free = |bits: u64| turned().find(|dscp| bits & 1 << dscp.value() == 0).copied();
-        free(taken | used)
-            .or_else(|| free(taken))
+        let free_beside = |is_avoided: &dyn Fn(JobId, &Held) -> bool| {
+            let avoided = self.jobs.iter().filter(|(job, held)| is_avoided(**job, held));
+            let bits = avoided.fold(taken, |bits, (_, held)| bits | 1 << held.dscp.value());
+            let mut turned = all[first..].iter().chain(&all[..first]);
+            turned.find(|dscp| bits & 1 << dscp.value() == 0).copied()
+        };
+        free_beside(&|_, _| true)
+            .or_else(|| free_beside(&|_, held| is_here(held)))
+            .or_else(|| free_beside(&|job, held| is_here(held) && self.is_on_links(job)))
+            .or_else(|| free_beside(&|_, _| false))
             .ok_or_else(|| alloc::format!("all {} DSCPs are taken by jobs on its links", all.len()))
     }
 

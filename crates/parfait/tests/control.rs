@@ -1,7 +1,9 @@
 //! One agent and one brain by themselves: what they refuse and count.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use fabric::shape::Shape;
-use fabric::topology::Capacity;
+use fabric::topology::{Capacity, NodeId};
 use parfait::agent::{
     Agent, Command, MAX_SHARES, MAX_STEP, Measure, Objection, Phase, Position, Reply, Saved, Share,
     Step,
@@ -12,9 +14,11 @@ use parfait::brain::{
 };
 use parfait::demand::Abstraction;
 use parfait::job::Latency;
-use parfait::log::{Label, LogError, MAX_CLIENTS, Outcome};
+use parfait::log::{Held, Label, LogError, MAX_CLIENTS, Outcome};
+use parfait::mending::Part;
 use parfait::network::{Network, Routing};
 use parfait::queues::Dscp;
+use parfait::site::{Ground, Site};
 use parfait::spread::Ecmp;
 use parfait::turns::Alone;
 
@@ -168,6 +172,10 @@ fn brain() -> Brain {
     let routing = Routing::Ecmp(Ecmp::Even);
     let network =
         Network::new(&topology, 4, routing, |_, link| link.capacity.rate_bps).expect("connected");
+    brain_on(network.into())
+}
+
+fn brain_on(ground: Ground) -> Brain {
     let config = Config {
         holder: 7,
         lease_ns: 1000,
@@ -178,7 +186,7 @@ fn brain() -> Brain {
         abstraction: Abstraction::Parfait,
         iterations: 8,
     };
-    Brain::new(config, network, &[])
+    Brain::new(config, ground, &[])
 }
 
 fn drain(brain: &mut Brain) -> Vec<Effect> {
@@ -197,7 +205,10 @@ fn ticket_of(effects: &[Effect]) -> u64 {
 
 /// A brain that has the lease and asks for the log.
 fn opening() -> (Brain, u64) {
-    let mut brain = brain();
+    opened_by(brain())
+}
+
+fn opened_by(mut brain: Brain) -> (Brain, u64) {
     brain.handle_timeout(10);
     let claim = ticket_of(&drain(&mut brain));
     brain.handle_lease(claim, Lease { holder: 7, term: 4 }, 20);
@@ -207,14 +218,28 @@ fn opening() -> (Brain, u64) {
 }
 
 fn leading() -> Brain {
-    let (mut brain, open) = opening();
+    led_by(brain())
+}
+
+/// One that leads, and has sent each host its empty plan.
+fn led_by(brain: Brain) -> Brain {
+    let (mut brain, open) = opened_by(brain);
     brain.handle_opened(open, Ok(Image::default()), 30);
     let sync = ticket_of(&drain(&mut brain));
     brain.handle_stored(sync, Ok(()), 40);
     assert_eq!(brain.state(), State::Leading);
-    let effects = drain(&mut brain);
-    assert_eq!(effects.iter().filter(|effect| matches!(effect, Effect::Send { .. })).count(), 6);
+    let sent = drain(&mut brain);
+    let sent = sent.iter().filter(|effect| matches!(effect, Effect::Send { .. })).count();
+    assert_eq!(sent, brain.network().hosts() as usize);
     brain
+}
+
+/// One on a topology, so that it knows what is down.
+fn leading_on(shape: &str, slots: u32) -> Brain {
+    let shape: Shape = shape.parse().expect("a shape");
+    let topology = shape.build(Capacity::default()).expect("small");
+    let site = Site { topology, slots, ecmp: Ecmp::Even, reservable_ppm: 1_000_000 };
+    led_by(brain_on(Ground::new(site).expect("connected")))
 }
 
 fn request(client: u64, sequence: u64, job: &str) -> Request {
@@ -524,6 +549,113 @@ fn the_agent_of_a_host_knows_jobs_that_send_nothing_beyond_it() {
         matches!(effect, Effect::Send { command: Command { plan, .. }, .. } if plan.is_empty())
     });
     assert!(gone, "the host's agent hears it");
+}
+
+/// Admits a job, and returns its number and the nodes whose agents were told.
+fn admitted(brain: &mut Brain, client: u64, job: &str) -> (u64, BTreeSet<NodeId>) {
+    brain.handle_request(request(client, 1, job), 50);
+    let sync = ticket_of(&drain(brain));
+    brain.handle_stored(sync, Ok(()), 60);
+    let effects = drain(brain);
+    let [(_, Ok(Outcome::Admitted(number)))] = answers(&effects)[..] else { panic!("{effects:?}") };
+    (number, told(&effects))
+}
+
+fn told(effects: &[Effect]) -> BTreeSet<NodeId> {
+    let node = |effect: &Effect| match effect {
+        Effect::Send { node, .. } => Some(*node),
+        _ => None,
+    };
+    effects.iter().filter_map(node).collect()
+}
+
+/// By host: its jobs, as the plan of its agent says, which accepts it.
+fn known(brain: &Brain) -> BTreeMap<NodeId, BTreeSet<u64>> {
+    let jobs = |node: &NodeId| {
+        let plan = brain.plan(*node).expect("it leads").0.to_vec();
+        let jobs = plan.iter().map(|share| share.job).collect();
+        let mut agent = Agent::new(brain.network().ports_bps(*node), Saved::default());
+        assert_eq!(tell(&mut agent, command(4, 1, plan)).verdict, Ok(()));
+        (*node, jobs)
+    };
+    brain.governed().iter().map(jobs).collect()
+}
+
+/// By host: jobs with workers there.
+fn placed(brain: &Brain) -> BTreeMap<NodeId, BTreeSet<u64>> {
+    let mut placed: BTreeMap<NodeId, BTreeSet<u64>> =
+        brain.governed().iter().map(|node| (*node, BTreeSet::new())).collect();
+    for (job, Held { pieces, .. }) in brain.book().expect("it leads").0.jobs() {
+        for piece in pieces {
+            placed.entry(brain.network().node_of(piece.host)).or_default().insert(*job);
+        }
+    }
+    placed
+}
+
+#[test]
+fn the_agent_of_a_host_knows_more_jobs_than_there_are_dscps() {
+    let all = Dscp::all().count();
+    let slots = 2 * all as u32 + 20;
+    let mut brain = leading_on("leaf-spine:2x1x1", slots);
+    let (wide, _) = admitted(&mut brain, 1, "ring:2@1M spread=hosts:2");
+    for client in 2..slots.into() {
+        admitted(&mut brain, client, "ring:2@1M");
+    }
+    let placed = placed(&brain);
+    assert!(placed.values().all(|jobs| jobs.len() > all), "{placed:?}");
+    assert_eq!(known(&brain), placed);
+    let (book, _) = brain.book().expect("it leads");
+    let wide = book.jobs()[&wide].dscp;
+    assert_eq!(book.jobs().values().filter(|held| held.dscp == wide).count(), 1, "it alone sends");
+    assert!(book.clashes(|_| false).is_empty());
+}
+
+#[test]
+fn jobs_of_a_host_differ_in_their_dscp_while_one_is_free() {
+    let all = Dscp::all().count() as u64;
+    let mut brain = leading_on("leaf-spine:2x1x1", 2 * all as u32);
+    for client in 1..=2 * all {
+        admitted(&mut brain, client, "ring:2@1M");
+    }
+    // What is tried first depends on the number of the entry.
+    for (client, job) in (2 * all + 1..).zip([5, 90, 40, 70, 20]) {
+        asked(&mut brain, client, Ask::Release { job: Which::Number(job), owner: None });
+        admitted(&mut brain, 1000 + client, "ring:2@1M");
+    }
+    let (book, _) = brain.book().expect("it leads");
+    for (node, jobs) in placed(&brain) {
+        let dscps: BTreeSet<Dscp> = jobs.iter().map(|job| book.jobs()[job].dscp).collect();
+        assert_eq!(dscps.len(), jobs.len(), "{node:?}");
+    }
+}
+
+#[test]
+fn agents_know_a_degraded_job_unless_one_that_sends_has_its_dscp() {
+    let mut brain = leading_on("leaf-spine:4x1x1", 200);
+    let (job, _) = admitted(&mut brain, 1, "ring:4@1G spread=hosts:4");
+    let parts = vec![Part::Node(brain.network().node_of(3))];
+    let outage = Ask::Outage { parts, is_down: true, most_moved: 100 };
+    let outcome = asked(&mut brain, 2, outage);
+    assert_eq!(outcome, Outcome::Repaired { hit: 1, moved: 0, degraded: 1 });
+    let everywhere = placed(&brain);
+    assert_eq!(known(&brain), everywhere);
+    assert!(everywhere.values().all(|jobs| jobs.contains(&job)), "{everywhere:?}");
+    let degraded = brain.plan(brain.network().node_of(0)).expect("it leads").0;
+    assert!(matches!(degraded, [Share { bps: 0, phase: None, .. }]), "{degraded:?}");
+
+    // With it, these have all DSCPs.
+    for client in 3..Dscp::all().count() as u64 + 2 {
+        admitted(&mut brain, client, "ring:2@1M spread=hosts:2");
+    }
+    let dscp = |brain: &Brain, job| brain.book().expect("it leads").0.jobs()[&job].dscp;
+    assert_eq!(known(&brain), placed(&brain), "each has a DSCP of its own");
+    let (other, nodes) = admitted(&mut brain, 100, "ring:2@1M spread=hosts:2");
+    assert_eq!(dscp(&brain, other), dscp(&brain, job), "the only one that nobody sends with");
+    assert!(known(&brain).values().all(|jobs| !jobs.contains(&job)), "nowhere");
+    assert_eq!(nodes, everywhere.into_keys().collect(), "all hosts of the degraded job are told");
+    asked(&mut brain, 101, Ask::Release { job: Which::Number(other), owner: None });
+    assert_eq!(known(&brain), placed(&brain));
 }
 
 #[test]

@@ -8,17 +8,20 @@
 //! - C6: what was answered as admitted is there until its client asks for the release; what was released is not.
 //! - C7: a request is executed once: no two entries have it.
 //! - C8: no plan names a job that is not durable.
-//! - C9: on no port does a plan guarantee more than the port carries, or have two jobs one DSCP.
+//! - C9: on no port does a plan guarantee more than the port carries, or have two jobs with a guarantee one DSCP.
 //! - C10: no job is without its guarantee at a place whose links would hold it: whatever makes room gives it back.
 //! - C11: once all has settled, hosts enforce the times that follow from the durable ledger, all hosts of a job's workers
 //!   the same one, and nobody else one.
+//! - C12: once all has settled, the agent of a host knows each job that has workers there, but for degraded ones whose DSCP
+//!   another job sends with.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use fabric::topology::NodeId;
 use parfait::agent::{Command, Position, Share, check_plan};
 use parfait::brain::{Brain, Effect};
 use parfait::demand::Demand;
-use parfait::log::{Book, Change, Outcome, batches};
+use parfait::log::{Book, Change, Held, Outcome, batches};
 use parfait::turns::Turns;
 
 use crate::world::{World, shown};
@@ -179,7 +182,7 @@ impl Checks {
         }
     }
 
-    /// C11; how many times of jobs hosts enforce.
+    /// C11 and C12; how many times of jobs hosts enforce.
     pub(crate) fn settled(&mut self, world: &World) -> Result<u64, String> {
         self.replay(world)?;
         let Some((_, book)) = &self.replayed else { return Ok(0) };
@@ -198,6 +201,10 @@ impl Checks {
                     ));
                 }
                 phases += u64::from(phase.is_some());
+            }
+            if let Some(job) = unknown(book, agent.node, &agent.enforced) {
+                let name = world.network.node_name(agent.node);
+                return Err(format!("C12: {name} does not know job {job}"));
             }
         }
         Ok(phases)
@@ -231,6 +238,18 @@ impl Checks {
         self.replayed = Some((world.disk.changes, book));
         Ok(true)
     }
+}
+
+/// A job with workers on a node that its plan has not.
+fn unknown(book: &Book, node: NodeId, plan: &[Share]) -> Option<u64> {
+    let network = book.ledger().network();
+    let taken = book.dscps_on_links();
+    let is_missing = |job: &u64, held: &Held| {
+        held.pieces.iter().any(|piece| network.node_of(piece.host) == node)
+            && !(book.is_degraded(*job) && taken.contains(&held.dscp))
+            && plan.iter().all(|share| share.job != *job)
+    };
+    book.jobs().iter().find(|(job, held)| is_missing(job, held)).map(|(job, _)| *job)
 }
 
 /// Whether a job's place would hold it beside all others.
