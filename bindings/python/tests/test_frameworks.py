@@ -208,6 +208,36 @@ class Local(World):
         self.assertIn("no such file", str(caught.exception))
 
 
+    def test_headers_are_no_tokens_wherever_a_file_is_read(self):
+        ids = numpy.random.default_rng(3).integers(0, 50_000, 20_000, dtype=numpy.uint16)
+        for name, magic in (("llmc.bin", 20240520), ("unknown.bin", 1_987_654_321)):
+            head = numpy.zeros(256, numpy.int32)
+            head[:3] = magic, 1, len(ids)
+            with open(os.path.join(self.root, name), "wb") as file:
+                file.write(head.tobytes() + ids.tobytes())
+        want = ids[: 40 * 256].tobytes()
+        remote = f"dq://{self.control}"
+
+        def local(name, **options):
+            return dquant.Stream(self.path(name), plan, **options)
+
+        def without_dpu(name, **options):
+            return self.opened(f"{remote}/{name}", plan, False, **{"dtype": None, **options})
+
+        def with_dpu(name, **options):
+            return self.opened(f"{remote}/{name}", plan, **{"dtype": None, **options})
+
+        plan = "window(64) | batch(4)"
+        for opened in (local, without_dpu, with_dpu):
+            with self.subTest(opened=opened.__name__):
+                with opened("llmc", batches=40) as stream:
+                    self.assertEqual(want, b"".join(bytes(batch) for batch in stream))
+                for options in ({}, {"dtype": "u16"}):
+                    with self.assertRaises(dquant.InvalidError) as caught:
+                        opened("unknown", **options)
+                    self.assertRegex(f"{caught.exception} {caught.exception.hint}", "header")
+
+
 class Numpy(World):
     @unittest.skipUnless(hasattr(numpy, "from_dlpack"), "numpy is older than 1.22")
     def test_dlpack_is_the_same_memory(self):

@@ -75,6 +75,7 @@ class World(unittest.TestCase):
         cls.addClassCleanup(shutil.rmtree, cls.folder)
         cls.log = open(os.path.join(cls.folder, "log"), "wb")
         cls.addClassCleanup(cls.log.close)
+        cls.addClassCleanup(cls.check_log)
         cls.env = {**os.environ, "DQUANT_TOKEN": TOKEN, "XDG_RUNTIME_DIR": cls.folder}
         cls.env.pop("DQUANT_DPU", None)
         root = os.path.join(cls.folder, "root")
@@ -106,6 +107,11 @@ class World(unittest.TestCase):
         dpu = Daemon(cls, args)
         cls.addClassCleanup(dpu.kill)
         return dpu
+
+    @classmethod
+    def check_log(cls):
+        """Fails when a daemon has lost a wake-up, however well the tests went."""
+        assert "a wake-up was lost" not in cls.said(), cls.said()
 
     @classmethod
     def said(cls):

@@ -78,6 +78,35 @@ fn a_program_of_another_pid_namespace_is_explained() {
     assert!(said.contains("process 1 is not visible in this PID namespace"), "{said}");
 }
 
+/// Neither sees the process of the other, so neither touches its memory.
+#[test]
+fn programs_of_two_pid_namespaces_connect_by_packets() {
+    let folder = Folder::new("explain-two-containers");
+    let test = "programs_of_two_pid_namespaces_connect_by_packets";
+    if !has_verbs(&folder, test) {
+        return;
+    }
+    let script = "ip link set lo up
+        container='unshare -pf --mount-proc --kill-child'
+        pingpong='ibv_rc_pingpong -d dq_lo -g 0 -n 100'
+        $container \"$0\" run --devices lo -- $pingpong & server=$!
+        for try in $(seq 300); do
+            kill -0 $server || break
+            $container \"$0\" run --devices lo -- $pingpong 127.0.0.1 && wait $server && exit
+            sleep 0.1
+        done
+        kill -9 $server
+        exit 1";
+    let dquant = folder.command(&[]);
+    let mut command = Command::new("unshare");
+    command.args(["-n", "sh", "-c", script]).arg(dquant.get_program()).current_dir(&folder.0);
+    let ran = Ran::new(&command.output().expect("util-linux is installed"));
+    if ran.stderr.contains("Operation not permitted") {
+        return skip::note(test, ran.stderr.trim());
+    }
+    assert_eq!(ran.good().stdout.matches("100 iters in").count(), 2);
+}
+
 #[test]
 fn a_running_pair_is_explained_from_both_ends() {
     let folder = Folder::new("explain-pair");
