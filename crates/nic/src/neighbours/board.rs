@@ -32,7 +32,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use super::words;
 
 /// Format and version; both sides run the same layout or none.
-const MAGIC: u64 = u64::from_le_bytes(*b"dqboard6");
+pub(super) const FORMAT: [u8; 8] = *b"dqboard6";
+const MAGIC: u64 = u64::from_le_bytes(FORMAT);
 
 /// Queue pairs and regions that fit. What does not fit is not published, and reached by packets.
 const QPS: usize = 1 << 12;

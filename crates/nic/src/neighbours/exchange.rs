@@ -19,7 +19,7 @@ use rustix::net::{
     listen, recvmsg, sendmsg, socket_with,
 };
 
-use super::board::Board;
+use super::board::{Board, FORMAT};
 use super::fifo::Reader;
 use crate::peer;
 
@@ -31,7 +31,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 const BACKLOG: i32 = 64;
 
 /// What is sent with a board. The last byte of an answer says whether the FIFO is accepted.
-const MAGIC: [u8; 8] = *b"dqboard6";
+const MAGIC: [u8; 8] = FORMAT;
 
 /// Files of a message: a board, and a FIFO or none.
 const FILES: usize = 2;

@@ -4,8 +4,8 @@
 //! Each process publishes its queue pairs and regions on a board ([`board`]) and swaps boards with the processes
 //! that its queue pairs connect to ([`exchange`]). `roce::direct` decides, from the boards, whether a request can be
 //! carried out at once; this module carries it out, by the kernel ([`copy`]) or, in the pool of the other process, by
-//! itself ([`mapped`]). Everything else is packets: between neighbours through
-//! FIFOs in shared memory ([`packets`], [`fifo`]), to a peer that is not a neighbour through sockets;
+//! itself ([`mapped`]). SENDs are handed over whole ([`messages`]). Everything else is packets: between neighbours through
+//! the same FIFOs in shared memory ([`packets`], [`fifo`]), to a peer that is not a neighbour through sockets;
 //! [`Shared::meet`] returns why.
 //!
 //! No access outlives the permission for it. An initiator announces an access before it reads the boards of the

@@ -1,7 +1,7 @@
 //! Packets between neighbours: through FIFOs in shared memory in place of sockets.
 //!
-//! Whatever is not carried out directly (SENDs, atomics, acknowledgements, everything on unreliable connections) is
-//! packets. Between neighbours they need no system call, no ICRC and no segmentation: [`LocalWire`] puts them into the
+//! Whatever is neither carried out directly nor handed over as a message (acknowledgements, what was refused, everything on
+//! unreliable connections) is packets. Between neighbours they need no system call, no ICRC and no segmentation: [`LocalWire`] puts them into the
 //! FIFO of the process that they are for, and leaves all others to the wire below.
 //!
 //! A FIFO loses nothing. Who writes into a full one waits, looking again at growing intervals, and is not
@@ -66,7 +66,7 @@ pub struct FifoCounters {
     pub received_packets: u64,
     /// Their bytes, from the BTH on.
     pub received_bytes: u64,
-    /// Times that a sleeping process was woken for packets.
+    /// Times that a sleeping process was woken for packets, messages or verdicts.
     pub doorbells: u64,
     /// Times that sending waited because a FIFO was full.
     pub waits: u64,
