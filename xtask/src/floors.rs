@@ -323,7 +323,7 @@ const FLOORS: &[(&str, &str)] = &[
          whole: error
          dochash: cores error value whole
          manifest: cores error whole
-         settle: dochash manifest
+         settle: dochash kind manifest
          source: error kind manifest settle
          reading: error source value
          writer: error kind source

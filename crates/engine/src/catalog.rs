@@ -1,9 +1,8 @@
 //! The catalogue of a storage target: names to files below the roots, and what is in them.
 //!
-//! A name is a path below a root, with or without its ending. A `name.idx` beside a `name.bin` (Megatron) tells the
-//! type of its tokens. What every other file holds is decided by [`formats::settle`], as for the local commands: by
-//! its header, or a flat one by its manifest or the request, against which its bytes are checked. Nothing outside the
-//! roots is opened, whatever the name contains.
+//! A name is a path below a root, with or without its ending. What a file holds is decided by [`formats::settle`], as
+//! for the local commands: by its header, by a `name.idx` beside it (Megatron), or a flat one by its manifest or the
+//! request, against which its bytes are checked. Nothing outside the roots is opened, whatever the name contains.
 
 use std::fs::File;
 use std::io::Read;
@@ -15,7 +14,7 @@ use std::sync::Arc;
 use formats::dochash::{self, ListReader, Subject, WRITE_HINT, Words};
 use formats::documents::{Described, Fingerprint, IndexReader, NO_INDEX_HINT};
 use formats::manifest::{ENDING, MAX_BYTES, REWRITE_HINT};
-use formats::settle::{self, Asked, NoTokens, Origin, Refusal};
+use formats::settle::{self, Asked, Identified, NoTokens, Origin, Refusal};
 use formats::{DOCUMENTLESS_HINT, Manifest};
 use host::descriptors::make_room;
 use host::root::{IoChoice, IoMode, OpenError, OpenFile, Root, Stamp};
@@ -157,14 +156,19 @@ impl Catalog {
     /// Opens the index of a dataset of this name, to be read once.
     pub(crate) fn index(&self, name: &str) -> Result<IndexReader, Status> {
         self.locate(name, IoChoice::Buffered, |root, name, file| {
-            let head = read(&name, file.fd, HEAD_BYTES)?;
-            let described = match head.starts_with(npy::MAGIC) {
-                true => {
-                    let layout = npy::parse(&head, file.size);
-                    let layout = layout.map_err(|error| refuse(&name, error, INSPECT_HINT))?;
-                    Described { bytes: layout.data_bytes(), dtype: Some(layout.dtype) }
+            let file_of = |layout: TokenFile| Described {
+                bytes: layout.data_bytes(),
+                dtype: Some(layout.dtype),
+            };
+            let (size, opened) = (file.size, File::from(file.fd));
+            let sniffed = settle::sniff(&opened, size);
+            let described = match sniffed.map_err(|error| refused_file(&name, error))? {
+                Sniff::Npy => {
+                    let layout = npy::parse(&read(&name, opened.into(), HEAD_BYTES)?, size);
+                    file_of(layout.map_err(|error| refuse(&name, error, INSPECT_HINT))?)
                 }
-                false => Described { bytes: file.size, dtype: None },
+                Sniff::Headed(layout) => file_of(layout),
+                _ => Described { bytes: size, dtype: None },
             };
             open_index(root, &name, described)?
                 .ok_or_else(|| refuse(&name, NO_INDEX, NO_INDEX_HINT))
@@ -513,18 +517,20 @@ fn layout_of(
         return Ok((layout, Origin::Given, bytes));
     }
     let sniffed = sniffed.map_err(|error| refused_file(name, error))?;
-    // A header of the file itself tells more than an index beside it.
     let whole_file = Described { bytes: file.size, dtype: None };
-    let index = match sniffed {
-        Sniff::Npy | Sniff::Headed(_) => None,
-        _ => open_index(root, name, whole_file)?,
-    };
-    if let Some(index) = index {
-        let read = match request.documents {
-            true => index.read_all(note),
-            false => index.read_all(|_, _| ()),
-        };
-        return Ok((read.map_err(|error| refused_index(name, &error))?, Origin::File, 0));
+    let index = || open_index(root, name, whole_file);
+    match settle::identify(Path::new(name), sniffed, manifest, index)? {
+        Identified::Indexed(index) => {
+            let read = match request.documents {
+                true => index.read_all(note),
+                false => index.read_all(|_, _| ()),
+            };
+            return Ok((read.map_err(|error| refused_index(name, &error))?, Origin::File, 0));
+        }
+        Identified::Samples(container) => {
+            return Err(refused_file(name, Refusal::from(container.foreign()).into()));
+        }
+        Identified::Alone | Identified::Index => {}
     }
     let dtype = given_type(name, &request.dtype)?;
     let vocabulary = Some(request.vocabulary).filter(|size| *size > 0);
@@ -665,10 +671,10 @@ fn fingerprint(stamp: &Stamp) -> u64 {
 
 /// The index beside a `.bin` or `.npy`, if there is one, which has to describe these tokens.
 fn open_index(root: &Root, name: &str, of: Described) -> Result<Option<IndexReader>, Status> {
-    let Some(stem) = name.strip_suffix(".bin").or(name.strip_suffix(".npy")) else {
+    let Some(index) = settle::index_of(Path::new(name)) else {
         return Ok(None);
     };
-    let index = format!("{stem}.idx");
+    let index = index.display().to_string();
     match root.open(&index, IoChoice::Buffered) {
         Ok(file) if file.size > MAX_INDEX_BYTES => {
             let why = format!("index of {} bytes is larger than {MAX_INDEX_BYTES}", file.size);
@@ -786,4 +792,203 @@ fn read(name: &str, fd: OwnedFd, bytes: u64) -> Result<Vec<u8>, Status> {
     let done = File::from(fd).take(bytes).read_to_end(&mut data);
     done.map_err(|error| Status::internal(format!("{name}: {error}")))?;
     Ok(data)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use formats::ReadOptions;
+    use formats::manifest::Contents;
+    use xio::dataset::megatron::MAGIC;
+
+    use super::*;
+
+    const TOKENS: u64 = 9_000;
+
+    fn ids() -> Vec<u8> {
+        let mix = |i: u64| i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+        (1..=TOKENS).flat_map(|i| ((mix(i) % 50_257) as u16).to_le_bytes()).collect()
+    }
+
+    /// An index of 16-bit tokens: one document.
+    fn index(tokens: u64) -> Vec<u8> {
+        let mut index = MAGIC.to_vec();
+        index.extend(1_u64.to_le_bytes().iter().chain(&[8]));
+        index.extend([1_u64, 2].iter().flat_map(|count| count.to_le_bytes()));
+        index.extend((tokens as u32).to_le_bytes());
+        index.extend([0_u64, 0, 1].iter().flat_map(|number| number.to_le_bytes()));
+        index
+    }
+
+    fn llm_c(tokens: u64) -> Vec<u8> {
+        let mut header: Vec<u8> =
+            [20_240_520, 1, tokens as u32].iter().flat_map(|word| word.to_le_bytes()).collect();
+        header.resize(1_024, 0);
+        header
+    }
+
+    fn request(name: &str) -> DatasetRef {
+        DatasetRef { name: name.into(), ..DatasetRef::default() }
+    }
+
+    /// A folder that is removed with the test.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Folder {
+            let path = std::env::temp_dir().join(format!("dquant-{name}-{}", std::process::id()));
+            let _ = fs::remove_dir_all(&path);
+            fs::create_dir_all(&path).expect("a folder");
+            Folder(path)
+        }
+
+        fn write(&self, name: &str, bytes: &[u8]) {
+            fs::write(self.0.join(name), bytes).expect("writable");
+        }
+
+        fn catalog(&self) -> Catalog {
+            Catalog::new(vec![Root::new(&self.0).expect("it is there")], IoChoice::Buffered)
+        }
+
+        /// What a target says of a file: its format, type and origin, where its tokens begin, and how many they are.
+        fn served(&self, name: &str) -> Result<Answer, String> {
+            let found = self.catalog().find_all(&[request(name)]);
+            found.map(|found| answer(&found[0])).map_err(|status| status.message().to_owned())
+        }
+
+        /// What `cat` and `plan` say.
+        fn streamed(&self, name: &str) -> Result<Answer, String> {
+            let found = find_file(&self.0.join(name), &request(""));
+            found.map(|found| answer(&found)).map_err(|error| format!("{:?}", error.parts()))
+        }
+
+        /// What `inspect` and `convert` say.
+        fn opened(&self, name: &str) -> Result<Answer, String> {
+            let source = formats::open(&self.0.join(name), &ReadOptions::default());
+            let source = source.map_err(|error| error.to_string())?;
+            let layout = source.layout();
+            let run = layout.run.ok_or("it is no run of tokens")?;
+            let format = layout.kind.name().to_owned();
+            Ok((format, layout.dtype, layout.origin.to_string(), (run.data_offset, run.tokens)))
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    type Answer = (String, Dtype, String, (u64, u64));
+
+    fn answer(found: &Found) -> Answer {
+        let (info, layout) = (&found.info, &found.layout);
+        let place = (layout.data_offset, layout.tokens);
+        (info.format.clone(), layout.dtype, info.dtype_origin.clone(), place)
+    }
+
+    /// Headers, indices, marks of other formats and names contradict each other, and everyone settles it the same way.
+    #[test]
+    fn every_command_and_the_target_say_the_same_of_a_file() {
+        let folder = Folder::new("same-answer");
+        let (ids, whole) = (ids(), index(TOKENS));
+        let behind = |header: &[u8]| [header, &ids].concat();
+        let instead = |mark: &[u8]| [mark, &ids[mark.len()..]].concat();
+        let lit = [&b"LITPKDS"[..], &1_u64.to_le_bytes(), &[8], &TOKENS.to_le_bytes()].concat();
+        let npy = b"\x93NUMPY\x01\x00\x46\x00{'descr': '<u2', 'fortran_order': False, 'shape': (9000,), }         \n";
+        assert_eq!(npy.len(), 80);
+        let with_header = index(TOKENS + 512);
+        let beside = |bytes: &[u8]| Some(bytes.to_vec());
+        let flat = |origin, offset| Ok(("flat", origin, (offset, TOKENS)));
+        let megatron = Ok(("megatron", "file", (0, TOKENS)));
+        let wrong = Err("Megatron .bin is longer");
+        let headed = "file: its header of 1024 bytes, as llm.c writes it";
+        let packed = "file: its header of 24 bytes, as Lit-GPT writes it";
+        for (name, file, beside, expected) in [
+            ("plain.bin", ids.clone(), None, flat("guess: ", 0)),
+            ("pair.bin", ids.clone(), beside(&whole), megatron),
+            ("stale.bin", ids.clone(), beside(&index(7)), wrong),
+            ("no-pair.arr", ids.clone(), beside(&whole), flat("guess: ", 0)),
+            // Headers of their own.
+            ("headed.bin", behind(&llm_c(TOKENS)), beside(&whole), flat(headed, 1_024)),
+            ("counted.bin", behind(&llm_c(TOKENS)), beside(&with_header), flat(headed, 1_024)),
+            ("packed.bin", behind(&lit), beside(&whole), flat(packed, 24)),
+            ("cut.bin", behind(&llm_c(TOKENS + 1)), beside(&with_header), Err("ends early")),
+            // Arrays with NumPy's header and, as of OLMo, without.
+            ("array.npy", behind(npy), beside(&whole), Ok(("npy", "file", (80, TOKENS)))),
+            ("array.bin", behind(npy), beside(&whole), Ok(("npy", "file", (80, TOKENS)))),
+            ("olmo.npy", ids.clone(), beside(&whole), megatron),
+            ("olmo-alone.npy", ids.clone(), None, flat("guess: ", 0)),
+            // Ids that spell a mark.
+            ("par.bin", instead(b"PAR1"), beside(&whole), megatron),
+            ("zip.npy", instead(b"PK\x03\x04"), beside(&whole), megatron),
+            ("zip-alone.bin", instead(b"PK\x03\x04"), None, Err("is a zip archive")),
+            ("six.bin", instead(b"ARROW1\x05\x06"), None, flat("guess: ", 0)),
+        ] {
+            folder.write(name, &file);
+            if let Some(index) = beside {
+                let name = Path::new(name).with_extension("idx");
+                folder.write(&name.to_string_lossy(), &index);
+            }
+            for answer in [folder.served(name), folder.streamed(name), folder.opened(name)] {
+                match (&answer, &expected) {
+                    (Ok((format, dtype, origin, place)), Ok((wanted, from, at))) => {
+                        let same = (format.as_str(), *dtype, place) == (*wanted, Dtype::U16, at);
+                        assert!(same && origin.starts_with(from), "{name}: {answer:?}");
+                    }
+                    (Err(error), Err(what)) => assert!(error.contains(what), "{name}: {error}"),
+                    _ => panic!("{name}: {answer:?}, not {expected:?}"),
+                }
+            }
+            assert_eq!(folder.served(name).ok(), folder.opened(name).ok(), "{name}");
+        }
+    }
+
+    /// What has to be converted is never a run of tokens for anyone, unless a manifest says so.
+    #[test]
+    fn samples_between_headers_are_no_run_for_anyone() {
+        let folder = Folder::new("no-run");
+        let mut tar = [0; 1_024].to_vec();
+        tar[257..262].copy_from_slice(b"ustar");
+        let behind = |mark: &[u8]| [mark, &ids()].concat();
+        for (name, file, what) in [
+            ("rows.bin", behind(b"PAR1"), "is a Parquet file"),
+            ("rows.npy", behind(b"ARROW1\0\0"), "is an Arrow file"),
+            ("members.bin", tar, "is a tar archive"),
+            ("stream.arrow", ids(), "is an Arrow file"),
+            ("oldest.tar", ids(), "is a tar archive"),
+        ] {
+            folder.write(name, &file);
+            for answer in [folder.served(name), folder.streamed(name)] {
+                let error = answer.expect_err("refused");
+                assert!(error.contains(what) && error.contains("dquant convert"), "{error}");
+            }
+            assert!(folder.opened(name).is_err(), "{name}");
+            let contents = Contents { tokens: file.len() as u64 / 2, ..Contents::default() };
+            let described = ("flat", Dtype::U16);
+            let files = [name.into()];
+            let manifest = Manifest::create(described, contents, &folder.0, &files, &|_| ());
+            manifest.expect("readable").store(&folder.0.join(name)).expect("writable");
+            let served = folder.served(name).expect("the manifest says so");
+            assert_eq!((served.0.as_str(), served.2.as_str()), ("flat", "manifest"), "{name}");
+            assert_eq!(folder.opened(name), Ok(served), "{name}");
+        }
+    }
+
+    /// The index beside a file with a header is of the tokens behind it, in the description and when it is sent.
+    #[test]
+    fn documents_behind_a_header_are_described_and_sent() {
+        let folder = Folder::new("headed-documents");
+        folder.write("web.bin", &[llm_c(TOKENS), ids()].concat());
+        folder.write("web.idx", &index(TOKENS));
+        let catalog = folder.catalog();
+        let found = catalog.find_all(&[DatasetRef { documents: true, ..request("web") }]);
+        assert_eq!(found.expect("it describes them")[0].info.document_count, 1);
+        let mut lengths = Vec::new();
+        let read =
+            catalog.index("web").expect("it is there").read_all(|tokens, _| lengths.push(tokens));
+        assert!(read.is_ok(), "{read:?}");
+        assert_eq!(lengths, [TOKENS]);
+    }
 }

@@ -1,23 +1,27 @@
-//! Which type the tokens of a file have, and who says so.
+//! What a file holds, which type its tokens have, and who says so.
 //!
-//! [`describe`] decides for every command, for the target and for Python. A header says what the file holds. A flat
-//! file does not record its type. It comes from the manifest or from the user, and what the bytes of the file
-//! rule out is refused, whoever says it. Without both, the bytes decide when they leave no doubt, and the caller has
-//! to report that it is a guess ([`Origin::Guess`]). A file of another format, or with a header that nobody knows, is
-//! refused by name: its ids would be shifted.
+//! [`identify`] and [`describe`] decide for every command, for the target and for Python: first whether the file
+//! describes itself, an index beside it does, or it has to be converted, then which type its tokens have. A header says
+//! what the file holds. A flat file does not record its type. It comes from the manifest or from the user, and what the
+//! bytes of the file rule out is refused, whoever says it. Without both, the bytes decide when they leave no doubt, and
+//! the caller has to report that it is a guess ([`Origin::Guess`]). A file of another format, or with a header that
+//! nobody knows, is refused by name: its ids would be shifted.
 
 use std::fmt;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 
 use xio::dataset::guess::{Evidence, SAMPLE_BYTES, sample_offsets};
 use xio::dataset::{
-    DatasetError, Dtype, Format, SNIFF_BYTES, Sniff, TokenFile, npy, sniff as sniff_head,
+    Container, DatasetError, Dtype, Foreign, Format, SNIFF_BYTES, Sniff, TokenFile, npy,
+    sniff as sniff_head,
 };
 
 use crate::dochash;
+use crate::kind::Kind;
 use crate::manifest::{self, Manifest, REWRITE_HINT};
 
 /// Who says which type the tokens have.
@@ -66,6 +70,12 @@ pub struct Refusal {
 impl Refusal {
     fn new(why: impl Into<String>, hint: impl Into<String>) -> Refusal {
         Refusal { why: why.into(), hint: hint.into() }
+    }
+}
+
+impl From<Foreign> for Refusal {
+    fn from(Foreign { what, hint }: Foreign) -> Refusal {
+        Refusal::new(format!("is {what}"), hint)
     }
 }
 
@@ -140,19 +150,105 @@ impl From<Refusal> for NoTokens {
 /// beside its tokens. Patterns such as `corpus/*` name them, too.
 pub fn is_sidecar(name: &str) -> bool {
     let endings = [manifest::ENDING, dochash::ENDING, ".ds.index", ".ds.metadata", ".ds.loss"];
-    endings.iter().any(|ending| name.ends_with(ending))
+    let base = name.rsplit('/').next().unwrap_or(name);
+    base == manifest::IN_FOLDER || endings.iter().any(|ending| base.ends_with(ending))
 }
 
-/// Checks the type that a user gave to plain bytes of a dataset: a column or a member.
+/// The name that an index of the tokens of this file has: `NAME.idx` beside `NAME.bin` or `NAME.npy`.
+pub fn index_of(path: &Path) -> Option<PathBuf> {
+    let ending = path.extension()?;
+    (ending == "bin" || ending == "npy").then(|| path.with_extension("idx"))
+}
+
+/// What describes the tokens of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Identified<I> {
+    /// The file itself: [`describe`] goes on.
+    Alone,
+    /// This index beside it.
+    Indexed(I),
+    /// It is an index, and holds no tokens.
+    Index,
+    /// Its samples lie between headers.
+    Samples(Container),
+}
+
+/// Decides what describes the tokens of a file, by what [`sniff`] found, its manifest, an index beside it, and its
+/// name. `open_index` opens the index that [`index_of`] names, if it exists.
+///
+/// # Errors
+/// Those of `open_index`.
+pub fn identify<I, E>(
+    path: &Path,
+    sniffed: Sniff,
+    manifest: Option<&Manifest>,
+    open_index: impl FnOnce() -> Result<Option<I>, E>,
+) -> Result<Identified<I>, E> {
+    match sniffed {
+        // Such a header was written with the tokens and accounts for every byte of the file. An index of the same name
+        // may be a leftover of another file, or describe the tokens behind the header.
+        Sniff::Npy | Sniff::Headed(_) => return Ok(Identified::Alone),
+        Sniff::MegatronIndex => return Ok(Identified::Index),
+        // Ids can spell a magic number, but an index fits to the last byte or is refused.
+        Sniff::Container(_) | Sniff::Foreign(_) | Sniff::Unmarked => {}
+    }
+    if let Some(index) = open_index()? {
+        return Ok(Identified::Indexed(index));
+    }
+    let is_run = |manifest: &Manifest| {
+        [Kind::Flat, Kind::Megatron].iter().any(|kind| kind.name() == manifest.format)
+    };
+    let container = match sniffed {
+        _ if manifest.is_some_and(is_run) => None,
+        Sniff::Container(container) => Some(container),
+        // Streams of Arrow and the oldest tar archives have no magic number.
+        Sniff::Unmarked => match path.extension().and_then(|ending| ending.to_str()) {
+            Some("arrow") => Some(Container::Arrow),
+            Some("tar") => Some(Container::Tar),
+            _ => None,
+        },
+        _ => None,
+    };
+    Ok(container.map_or(Identified::Alone, Identified::Samples))
+}
+
+/// Checks the type that a user gave to plain bytes of a dataset: a column or a member. `bytes` are those of the first
+/// samples, one after the other.
 ///
 /// # Errors
 /// When they cannot be of it, or begin with a header.
 pub fn plain_bytes(given: Dtype, bytes: &[u8]) -> Result<(), Refusal> {
-    let mut evidence = Evidence::new(bytes.len() as u64 & !7, None);
+    // The length of the first sample is not known, so no field may be taken for it: it is beyond all of them.
+    let mut evidence = Evidence::new(1 << 62, None);
     evidence.add(bytes);
-    match evidence.against(given) {
+    if let Some(why) = evidence.against(given) {
+        return Err(Refusal::new(why, "name the type that they have with --dtype"));
+    }
+    // Single bytes may be text, which can begin with anything.
+    if given.bytes() == 1 {
+        return Ok(());
+    }
+    let magic = magic_of(bytes).map(|what| format!("is not {given} but {what}"));
+    let header = || {
+        let why = evidence.header(given)?;
+        Some(format!("begins with an unknown header, not with {given}: {why}"))
+    };
+    match magic.or_else(header) {
         None => Ok(()),
-        Some(why) => Err(Refusal::new(why, "name the type that they have with --dtype")),
+        Some(why) => Err(Refusal::new(why, "write the ids alone into it, without a header")),
+    }
+}
+
+/// What a sample is that begins like a file of another format.
+fn magic_of(bytes: &[u8]) -> Option<&'static str> {
+    match sniff_head(bytes, bytes.len() as u64) {
+        Ok(Sniff::Unmarked) => None,
+        Ok(Sniff::Npy) => Some("an array with NumPy's header"),
+        Ok(Sniff::MegatronIndex) => Some("an index"),
+        Ok(Sniff::Container(container)) => Some(container.foreign().what),
+        Ok(Sniff::Foreign(foreign)) => Some(foreign.what),
+        // These bytes may be fewer or more than the header describes.
+        Ok(Sniff::Headed(_)) | Err(_) => Some("tokens behind a header"),
     }
 }
 
@@ -201,10 +297,13 @@ pub fn describe(
             let why = "is an index, which holds no tokens";
             return Err(Refusal::new(why, "name the .bin that it describes").into());
         }
-        Sniff::Foreign(foreign) if manifest.is_none() => {
-            return Err(Refusal::new(format!("is {}", foreign.what), foreign.hint).into());
+        Sniff::Foreign(foreign) if manifest.is_none() => return Err(Refusal::from(foreign).into()),
+        Sniff::Container(container) if manifest.is_none() => {
+            return Err(Refusal::from(container.foreign()).into());
         }
-        Sniff::Foreign(_) | Sniff::Unmarked => flat(file, len, asked, manifest)?,
+        Sniff::Foreign(_) | Sniff::Container(_) | Sniff::Unmarked => {
+            flat(file, len, asked, manifest)?
+        }
     };
     if !asked.any_integer && !found.dtype.is_float() {
         found.dtype.token()?;

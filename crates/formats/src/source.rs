@@ -1,8 +1,8 @@
 //! Reading: a dataset as parts that are independent of each other, each a stream of tokens and ends of documents.
 //!
-//! [`open`] detects the format and checks headers and indices. Parts are a few MiB where the format allows it, so that
-//! several threads can read one dataset and a run that was killed can go on at a part. Reading takes memory for a
-//! block, not for a part or a document.
+//! [`open`] detects the format and checks headers and indices; what a file holds is decided by [`settle`]. Parts are a
+//! few MiB where the format allows it, so that several threads can read one dataset and a run that was killed can go on
+//! at a part. Reading takes memory for a block, not for a part or a document.
 
 pub(crate) mod blocks;
 #[cfg(feature = "parquet")]
@@ -18,12 +18,12 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use xio::dataset::{Dtype, TokenFile, megatron, npy};
+use xio::dataset::{Container, Dtype, Sniff, TokenFile};
 
 use crate::error::Error;
 use crate::kind::Kind;
 use crate::manifest::{Manifest, is_plain};
-use crate::settle::{self, Origin};
+use crate::settle::{self, Identified, NoTokens, Origin, Refusal};
 
 /// Bytes of a part where the format can be cut anywhere.
 pub(crate) const PART_BYTES: u64 = 8 << 20;
@@ -151,7 +151,7 @@ fn open_file(path: &Path, options: &ReadOptions) -> Result<Box<dyn Source>, Erro
     }
     let kind = match options.kind {
         Some(kind) => kind,
-        None => sniff(path)?,
+        None => kind_of(path, options)?,
     };
     match kind {
         Kind::Flat | Kind::Npy | Kind::Megatron => contiguous::open(path, kind, options),
@@ -164,29 +164,33 @@ fn open_file(path: &Path, options: &ReadOptions) -> Result<Box<dyn Source>, Erro
     }
 }
 
-/// The format of a file by its first bytes and its name. What is not read at all is refused by [`settle::describe`].
-///
-/// [`settle::describe`]: crate::settle::describe
-fn sniff(path: &Path) -> Result<Kind, Error> {
-    let mut head = Vec::new();
+/// How a file is opened. [`settle::describe`] tells flat files from arrays, and refuses what is not read at all.
+fn kind_of(path: &Path, options: &ReadOptions) -> Result<Kind, Error> {
     let file = File::open(path).map_err(Error::read(path))?;
-    file.take(512).read_to_end(&mut head).map_err(Error::read(path))?;
-    let ends = |ending: &str| path.extension().is_some_and(|found| found == ending);
-    Ok(if head.starts_with(npy::MAGIC) {
-        Kind::Npy
-    } else if head.starts_with(megatron::MAGIC) {
-        Kind::Megatron
-    } else if head.starts_with(b"PAR1") {
-        Kind::Parquet
-    } else if head.starts_with(b"ARROW1") || ends("arrow") {
-        Kind::Arrow
-    } else if head.get(257..262) == Some(b"ustar") || ends("tar") {
-        Kind::WebDataset
-    } else if ends("bin") && path.with_extension("idx").is_file() {
-        Kind::Megatron
-    } else {
-        Kind::Flat
+    let len = file.metadata().map_err(Error::read(path))?.len();
+    let sniffed = match settle::sniff(&file, len) {
+        // With `--force`, a known header that does not fit is no reason to refuse.
+        Err(NoTokens::Dataset(_)) if options.trusted => Sniff::Unmarked,
+        sniffed => sniffed.map_err(|error| no_tokens(path, error))?,
+    };
+    let manifest = options.manifest(path)?;
+    let index = || Ok::<_, Error>(settle::index_of(path).filter(|index| index.exists()));
+    Ok(match settle::identify(path, sniffed, manifest.as_ref(), index)? {
+        Identified::Alone => Kind::Flat,
+        Identified::Indexed(_) | Identified::Index => Kind::Megatron,
+        Identified::Samples(Container::Parquet) => Kind::Parquet,
+        Identified::Samples(Container::Arrow) => Kind::Arrow,
+        Identified::Samples(Container::Tar) => Kind::WebDataset,
     })
+}
+
+/// A file that is not read as tokens.
+fn no_tokens(path: &Path, error: NoTokens) -> Error {
+    match error {
+        NoTokens::Io(source) => Error::read(path)(source),
+        NoTokens::Dataset(source) => Error::dataset(path)(source),
+        NoTokens::Refused(Refusal { why, hint }) => Error::refused(path, why, hint),
+    }
 }
 
 fn open_folder(folder: &Path, options: &ReadOptions) -> Result<Box<dyn Source>, Error> {

@@ -31,7 +31,7 @@ use thiserror::Error;
 
 pub use dtype::Dtype;
 pub use identity::Identity;
-pub use sniff::{Foreign, SNIFF_BYTES, Sniff, sniff};
+pub use sniff::{Container, Foreign, SNIFF_BYTES, Sniff, sniff};
 
 /// A described token file. The tokens of all documents are contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,9 +1,9 @@
 //! Which files a run reads, in which order, and what they hold.
 //!
 //! A folder stands for every file below it, sorted by path bytes, so the same tree gives the same dataset on any
-//! machine. Below a folder, names that begin with a dot, manifests and symbolic links are left out: the first
-//! two are rarely intended as input, the last can form loops. Paths named on the command line are always read; `-` is standard
-//! input. What a file holds follows from its name, without `.gz`, `.zst` or `.zstd`, unless the user says otherwise.
+//! machine. Below a folder, names that begin with a dot, what describes token files (manifests, hashes, datatrove's
+//! sidecars) and symbolic links are left out: the first two are rarely intended as input, the last can form loops. Paths
+//! named on the command line are always read; `-` is standard input. What a file holds follows from its name, without `.gz`, `.zst` or `.zstd`, unless the user says otherwise.
 //! An ending that stands for several things, `.json`, is decided by the first bytes. What is known to hold no documents is
 //! refused, or left out of a folder and named; what nobody knows is read as text, and named too.
 
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::{fmt, io};
 
 use clap::ValueEnum;
-use formats::manifest::ENDING;
+use formats::settle::is_sidecar;
 use twox_hash::XxHash3_128;
 
 use super::{TokenizeError, input};
@@ -257,8 +257,8 @@ fn entries(folder: &Path) -> io::Result<Vec<PathBuf>> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         let name = entry.file_name();
-        // The manifests of outputs are no text to tokenise.
-        if !name.as_bytes().starts_with(b".") && !name.as_bytes().ends_with(ENDING.as_bytes()) {
+        // What describes the outputs of this run or of another program is no text to tokenise.
+        if !name.as_bytes().starts_with(b".") && !is_sidecar(&name.to_string_lossy()) {
             entries.push(entry.path());
         }
     }

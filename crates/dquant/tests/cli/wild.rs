@@ -50,6 +50,40 @@ fn every_command_reads_behind_a_known_header() {
     assert_eq!(folder.read("a"), tokens[..128]);
 }
 
+/// A header counts more than an index beside it, and an index more than the name of an array.
+#[test]
+fn every_command_agrees_on_what_an_index_describes() {
+    let folder = Folder::new("wild-beside");
+    let tokens = u16s(9_000);
+    folder.write("flat.bin", &tokens);
+    folder.run(&["convert", "flat.bin", "olmo.idx"]).good();
+    std::fs::remove_file(folder.0.join("olmo.bin.dquant.json")).expect("written");
+    std::fs::rename(folder.0.join("olmo.bin"), folder.0.join("olmo.npy")).expect("writable");
+    folder.write("gpt2.bin", llm_c(20_240_520, &tokens));
+    folder.write("gpt2.idx", folder.read("olmo.idx"));
+    let header = "file: its header of 1024 bytes, as llm.c writes it";
+    for (name, format, origin) in [
+        ("gpt2.bin", "flat", header),
+        ("olmo.npy", "megatron", "file"),
+        ("olmo.idx", "megatron", "file"),
+    ] {
+        let report = folder.run(&["inspect", name, "--json"]).good().json();
+        let found = (&report["format"], &report["dtype_origin"], &report["tokens"]);
+        assert_eq!(found, (&format.into(), &origin.into(), &9_000.into()), "{name}");
+        let out = format!("{name}.npy");
+        let report = folder.run(&["convert", name, &out, "--json"]).good().json();
+        assert_eq!(report["dtype_origin"], origin, "{name}");
+        assert!(folder.read(&out).ends_with(&tokens), "{name}");
+    }
+    for name in ["gpt2.bin", "olmo.npy"] {
+        let plan = "window(64) | batch(1)";
+        folder.run(&["cat", name, "--plan", plan, "--batches", "1", "-o", "a"]).good();
+        assert_eq!(folder.read("a"), tokens[..128], "{name}");
+        let shown = folder.run(&["plan", "explain", plan, name]).good().stdout;
+        assert!(shown.contains("9000 tokens of u16, as its header says"), "{shown}");
+    }
+}
+
 #[test]
 fn every_command_refuses_an_unknown_header_and_other_formats() {
     let folder = Folder::new("wild-unknown");
@@ -133,6 +167,22 @@ fn what_lies_beside_the_texts_of_a_folder_is_left_out_and_named() {
     assert!(!ran.stderr.contains("main.rs") && !ran.stderr.contains("LICENSE"), "{}", ran.stderr);
     tokenize(&folder, &["t"], &["--format", "text"]).good();
     assert_eq!(documents(&folder, "out.bin"), 6);
+}
+
+#[test]
+fn what_describes_token_files_is_no_text() {
+    let folder = Folder::new("wild-sidecars");
+    folder.write("t/a.jsonl", "{\"text\":\"a\"}\n");
+    folder.write("t/b.bin.dquant.json", "{}\n");
+    folder.write("t/c.ds.metadata", "some/tokenizer|50257|2|1\n");
+    for name in ["t/b.bin.dochash", "t/c.ds.index", "t/c.ds.loss"] {
+        folder.write(name, u16s(500));
+    }
+    for more in [&[][..], &["--format", "jsonl", "--strict"]] {
+        let ran = tokenize(&folder, &["t"], more).good();
+        assert_eq!(documents(&folder, "out.bin"), 1);
+        assert!(!ran.stderr.contains("read as plain text"), "{}", ran.stderr);
+    }
 }
 
 #[test]

@@ -76,6 +76,31 @@ fn several_files_are_blended_in_proportion_to_their_samples() {
     }
 }
 
+/// A pattern names whatever lies in the folder: what describes a file of tokens is none.
+#[test]
+fn a_pattern_leaves_out_what_describes_the_files() {
+    let Some(world) = World::new("a_pattern_leaves_out") else {
+        return;
+    };
+    fs::create_dir(world.data("corpus")).expect("a folder for tests");
+    let name = |file: &str| world.data(&format!("corpus/{file}"));
+    let corpus = Corpus::with_documents(&name("a.bin"), tokens(30_000, 1), vec![100; 300]);
+    world.run(&["documents", path(&corpus.path), "--hash"]).good();
+    world.run(&["inspect", path(&corpus.path), "--write-manifest"]).good();
+    for sidecar in ["x.ds.index", "x.ds.metadata", "x.ds.loss"] {
+        Corpus::flat(&name(sidecar), Dtype::U32, tokens(30_000, 2));
+    }
+    let beside = fs::read_dir(world.data("corpus")).expect("readable").count();
+    assert_eq!(beside, 7, "a.bin, a.idx, a.bin.dochash, a.bin.dquant.json, and those of x.ds");
+    let plan = "window(100) | shuffle(3) | batch(10)";
+    let args = ["--plan", plan, "--batches", "30"];
+    let local = Cat::local(&world, "corpus/*", &args).finish().good();
+    assert_same(&local.stdout, &expected(plan, &[&corpus], 0..30));
+    fs::remove_file(&corpus.path).expect("its own");
+    let none = Cat::local(&world, "corpus/*", &args).finish();
+    none.failed(2, &["no file matches"], "corpora/*.bin");
+}
+
 /// Packed files are drawn in proportion to the samples that their documents fill, which may be shorter than one.
 #[test]
 fn packed_files_are_blended_in_proportion_to_their_packed_samples() {

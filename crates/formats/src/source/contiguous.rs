@@ -10,11 +10,13 @@ use std::path::{Path, PathBuf};
 use xio::dataset::{DatasetError, Format, TokenFile, megatron};
 
 use super::blocks::Blocks;
-use super::{BLOCK_BYTES, Layout, PART_BYTES, ReadOptions, Sink, Source, folder_of, relative};
+use super::{
+    BLOCK_BYTES, Layout, PART_BYTES, ReadOptions, Sink, Source, folder_of, no_tokens, relative,
+};
 use crate::error::Error;
 use crate::kind::Kind;
 use crate::manifest::Manifest;
-use crate::settle::{self, Asked, NoTokens, Origin, Refusal};
+use crate::settle::{self, Asked, Origin, Refusal};
 
 /// Entries of an index that are read at once.
 const INDEX_BLOCK: u64 = 1 << 16;
@@ -80,11 +82,18 @@ pub(super) fn open(
 ) -> Result<Box<dyn Source>, Error> {
     match kind {
         Kind::Megatron => {
-            let data = Opened::new(&path.with_extension("bin"))?;
+            let data = Opened::new(&data_of(path))?;
             open_megatron(data, Opened::new(&path.with_extension("idx"))?, options)
         }
         _ => open_single(Opened::new(path)?, options),
     }
+}
+
+/// The file with the tokens of a pair, of which either half is named: a `.npy` is one without NumPy's header.
+fn data_of(path: &Path) -> PathBuf {
+    let (bin, npy) = (path.with_extension("bin"), path.with_extension("npy"));
+    let is_npy = path == npy || !bin.exists() && npy.exists();
+    if is_npy { npy } else { bin }
 }
 
 /// A file that no index describes.
@@ -97,11 +106,7 @@ fn open_single(data: Opened, options: &ReadOptions) -> Result<Box<dyn Source>, E
         any_integer: true,
     };
     let found = settle::describe(&data.file, data.len, asked, manifest.as_ref());
-    let (token_file, origin) = found.map_err(|error| match error {
-        NoTokens::Io(source) => Error::read(&data.path)(source),
-        NoTokens::Dataset(source) => Error::Dataset { path: data.path.clone(), source },
-        NoTokens::Refused(refusal) => refused(&data.path, refusal),
-    })?;
+    let (token_file, origin) = found.map_err(|error| no_tokens(&data.path, error))?;
     let dtype = token_file.dtype;
     if dtype.is_float() {
         // Values of floating point are streamed, but are no token ids.
@@ -189,10 +194,6 @@ fn entries(from: u64, to: u64) -> impl Iterator<Item = (u64, u64)> {
     (from..to).step_by(INDEX_BLOCK as usize).map(move |first| (first, INDEX_BLOCK.min(to - first)))
 }
 
-fn refused(path: &Path, Refusal { why, hint }: Refusal) -> Error {
-    Error::Refused { path: path.to_owned(), why, hint }
-}
-
 /// Checks what user and manifest say about a file that was described.
 fn finish(
     data: Opened,
@@ -212,7 +213,7 @@ fn finish(
         ));
     }
     let name = data.path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
-    let of_file = |refusal| refused(&data.path, refusal);
+    let of_file = |refusal: Refusal| no_tokens(&data.path, refusal.into());
     if let Some(manifest) = &manifest {
         settle::agrees(manifest, (&name, data.len), (dtype, token_file.tokens)).map_err(of_file)?;
     }

@@ -156,11 +156,68 @@ fn a_name_does_not_make_an_array() {
     assert_eq!(documents(&path, &ReadOptions::default()), signed(&ids));
 }
 
+/// The target and `cat` give the same answers: a test of `engine::catalog` compares them.
+#[test]
+fn a_header_counts_more_than_an_index_beside_it_and_an_index_more_than_a_name() {
+    let folder = Folder::new("wild-beside");
+    let all = made(40, 90);
+    flat(&folder.path("flat.bin"), &all);
+    let mut convert = job(&folder.path("flat.bin"), &folder.path("part.idx"), Kind::Megatron);
+    convert.eos = Some(50_256);
+    run(&convert);
+    fs::remove_file(folder.path("part.bin.dquant.json")).expect("written");
+    let tokens = fs::read(folder.path("part.bin")).expect("written");
+    let plain = ReadOptions::default();
+    let want = documents(&folder.path("part.bin"), &plain);
+    assert_eq!(want.len(), 40);
+    // As OLMo has them, and with an index.
+    fs::rename(folder.path("part.bin"), folder.path("part.npy")).expect("writable");
+    for name in ["part.npy", "part.idx"] {
+        let source = formats::open(&folder.path(name), &plain).expect("valid");
+        let layout = source.layout();
+        assert_eq!((layout.kind, &layout.files[0]), (Kind::Megatron, &"part.npy".into()), "{name}");
+        assert_eq!(documents(&folder.path(name), &plain), want, "{name}");
+    }
+    let output = folder.path("part.tar");
+    assert_eq!(run(&job(&folder.path("part.npy"), &output, Kind::WebDataset)).documents, Some(40));
+    // An index of the same name, whose `.bin` has a header of its own.
+    let header = words(&[20_240_520, 1, tokens.len() as u32 / 2], 1_024);
+    fs::write(folder.path("part.bin"), [&header, &tokens[..]].concat()).expect("writable");
+    let source = formats::open(&folder.path("part.bin"), &plain).expect("valid");
+    assert_eq!((source.layout().kind, source.layout().dtype), (Kind::Flat, Dtype::U16));
+    assert_eq!(documents(&folder.path("part.bin"), &plain), [want.concat()]);
+    let output = folder.path("flat.npy");
+    let done = run(&job(&folder.path("part.bin"), &output, Kind::Npy));
+    assert_eq!(done.tokens, tokens.len() as u64 / 2);
+}
+
+#[test]
+fn a_name_counts_where_nothing_marks_the_file() {
+    let folder = Folder::new("wild-unmarked");
+    let (ids, plain) = (stored(&ids(9_000, 50_257), 2), ReadOptions::default());
+    let open = |name: &str, bytes: &[u8]| {
+        fs::write(folder.path(name), bytes).expect("writable");
+        formats::open(&folder.path(name), &plain).map(|source| source.layout().kind)
+    };
+    // What it holds is no archive, and no stream.
+    for name in ["ids.tar", "ids.arrow"] {
+        assert!(open(name, &ids).is_err(), "{name}");
+    }
+    assert_eq!(open("ids.parquet", &ids).expect("valid"), Kind::Flat);
+    // The mark of an Arrow file has eight bytes.
+    let begins = |mark: &[u8]| [mark, &ids].concat();
+    assert_eq!(open("six.bin", &begins(b"ARROW1\x05\x06")).expect("valid"), Kind::Flat);
+    assert!(open("eight.bin", &begins(b"ARROW1\0\0")).is_err());
+    tar(&folder.path("members.bin"), "bin", std::slice::from_ref(&ids));
+    refused(&folder.path("members.bin"), &plain, "the field bin does not record", "--dtype");
+}
+
 #[test]
 fn sidecars_are_no_data() {
     let folder = Folder::new("wild-sidecars");
     let ends: Vec<u64> = (1..2_000).map(|n| n * 37 + n % 5).collect();
-    for name in ["0.ds.index", "0.ds.loss", "0.ds.metadata", "a.bin.dochash", "a.bin.dquant.json"] {
+    let datatrove = ["0.ds.index", "0.ds.loss", "0.ds.metadata"];
+    for name in [&datatrove[..], &["a.bin.dochash", "a.bin.dquant.json", "dquant.json"]].concat() {
         fs::write(folder.path(name), stored(&ends, 8)).expect("writable");
         refused(&folder.path(name), &given(Dtype::I64), "describes a dataset", "describes");
     }
@@ -221,6 +278,34 @@ fn plain_bytes_of_a_wider_type_are_noticed() {
         documents(&mds, &given(Dtype::I64)),
         samples.iter().flat_map(|s| signed(s)).collect::<Vec<_>>()
     );
+}
+
+#[test]
+fn plain_bytes_behind_a_header_are_refused() {
+    let folder = Folder::new("wild-plain-header");
+    let (path, ids) = (folder.path("a.tar"), ids(40_000, 50_257));
+    let tokens = stored(&ids, 2);
+    let array =
+        b"\x93NUMPY\x01\x00\x46\x00{'descr': '<u2', 'fortran_order': False, 'shape': (40000,), }";
+    let own = words(&[20_250_211, 1, 40_000], 1_024);
+    let known = words(&[20_240_520, 1, 40_000], 1_024);
+    for (header, what) in [
+        (&own[..], "begins with an unknown header, not with u16"),
+        (&known, "is not u16 but tokens behind a header"),
+        (array, "is not u16 but an array with NumPy's header"),
+        (b"\x1f\x8b\x08\0", "is not u16 but a gzip file"),
+    ] {
+        tar(&path, "bin", &[[header, &tokens].concat()]);
+        refused(&path, &given(Dtype::U16), &format!("the field bin {what}"), "without a header");
+    }
+    // Text is no header of bytes.
+    let text = b"GGUF, an acronym, is a format of files for weights. ".repeat(900);
+    tar(&path, "bin", std::slice::from_ref(&text));
+    assert_eq!(documents(&path, &given(Dtype::U8))[0].len(), text.len());
+    // The beginning of a sample says nothing about its length.
+    let chance = [&(32_766_u32).to_le_bytes(), &tokens[..]].concat();
+    tar(&path, "bin", &[chance]);
+    assert_eq!(documents(&path, &given(Dtype::U16))[0][2..], signed(&ids)[0]);
 }
 
 #[test]

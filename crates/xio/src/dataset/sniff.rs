@@ -26,10 +26,35 @@ pub enum Sniff {
     MegatronIndex,
     /// Tokens behind a header, both described.
     Headed(TokenFile),
+    /// Samples between headers.
+    Container(Container),
     /// No run of tokens.
     Foreign(Foreign),
     /// No known magic: a flat file, if its type is known.
     Unmarked,
+}
+
+/// A file format whose samples lie between headers. It can be converted, and not be streamed as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Container {
+    /// Columns, as Apache Parquet has them.
+    Parquet,
+    /// Columns, in a file or a stream of Apache Arrow.
+    Arrow,
+    /// Members of an archive.
+    Tar,
+}
+
+impl Container {
+    /// How it is refused where a run of tokens is needed.
+    pub const fn foreign(self) -> Foreign {
+        let what = match self {
+            Container::Parquet => "a Parquet file",
+            Container::Arrow => "an Arrow file",
+            Container::Tar => "a tar archive",
+        };
+        Foreign { what, hint: "convert it to a flat file once: dquant convert FILE FILE.bin" }
+    }
 }
 
 /// A file format that holds no run of tokens.
@@ -42,7 +67,6 @@ pub struct Foreign {
 }
 
 const DECOMPRESS: &str = "decompress it first";
-const CONVERT: &str = "convert it to a flat file once: dquant convert FILE FILE.bin";
 const ARRAY: &str = "save the array of ids alone, with numpy.save or tofile";
 const NOT_DATA: &str = "name the file that it describes";
 const NO_TOKENS: &str = "it is no dataset of tokens: name another file";
@@ -55,8 +79,6 @@ const FOREIGN: &[(&[u8], &str, &str)] = &[
     (b"\xff\x06\0\0sNaPpY", "a Snappy file, compressed as a whole", DECOMPRESS),
     (b"PK\x03\x04", "a zip archive, as .npz and .pt files are", ARRAY),
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file", ARRAY),
-    (b"PAR1", "a Parquet file", CONVERT),
-    (b"ARROW1\0\0", "an Arrow file", CONVERT),
     (b"FEA1", "a Feather file of version 1", "write it as Arrow or Parquet"),
     (b"Obj\x01", "an Avro file", "write it as Parquet"),
     (b"SQLite format 3\0", "an SQLite database", NO_TOKENS),
@@ -90,7 +112,20 @@ pub fn sniff(head: &[u8], file_len: u64) -> Result<Sniff, DatasetError> {
     if let Some(file) = headed(head, file_len)? {
         return Ok(Sniff::Headed(file));
     }
+    if let Some(container) = container(head) {
+        return Ok(Sniff::Container(container));
+    }
     Ok(foreign(head, file_len).map_or(Sniff::Unmarked, Sniff::Foreign))
+}
+
+fn container(head: &[u8]) -> Option<Container> {
+    if head.starts_with(b"PAR1") {
+        return Some(Container::Parquet);
+    }
+    if head.starts_with(b"ARROW1\0\0") {
+        return Some(Container::Arrow);
+    }
+    (head.get(257..262) == Some(b"ustar")).then_some(Container::Tar)
 }
 
 fn headed(head: &[u8], file_len: u64) -> Result<Option<TokenFile>, DatasetError> {
@@ -163,9 +198,6 @@ fn foreign(head: &[u8], file_len: u64) -> Option<Foreign> {
     }
     if head.starts_with(b"BZh") && head.get(4..10) == Some(b"1AY&SY") {
         return of("a bzip2 file, compressed as a whole", DECOMPRESS);
-    }
-    if head.get(257..262) == Some(b"ustar") {
-        return of("a tar archive", CONVERT);
     }
     // Protocols 4 and 5 begin with a frame whose length has 64 bits.
     if matches!(head, [0x80, 4 | 5, 0x95, _, _, _, _, _, 0, 0, 0, ..]) {
@@ -245,12 +277,15 @@ mod tests {
     fn files_of_other_formats_are_named() {
         let what = |head: &[u8], len| match sniff(head, len) {
             Ok(Sniff::Foreign(foreign)) => foreign.what,
+            Ok(Sniff::Container(container)) => container.foreign().what,
             other => panic!("{head:?}: {other:?}"),
         };
         for (magic, expected, _) in FOREIGN {
             let head = [magic, &[7; 40][..]].concat();
             assert_eq!(what(&head, 4_000), *expected);
         }
+        assert!(what(b"PAR1\x15\x04", 400).contains("Parquet"));
+        assert!(what(b"ARROW1\0\0\xff\xff\xff\xff", 400).contains("Arrow"));
         assert!(what(b"\x1f\x8b\x08\x08abc", 400).contains("gzip"));
         assert!(what(b"BZh91AY&SYxx", 400).contains("bzip2"));
         assert!(what(b"\x80\x04\x95\x10\x27\0\0\0\0\0\0]", 400).contains("pickle"));
