@@ -221,21 +221,18 @@ pub fn plain_bytes(given: Dtype, bytes: &[u8]) -> Result<(), Refusal> {
     // The length of the first sample is not known, so no field may be taken for it: it is beyond all of them.
     let mut evidence = Evidence::new(1 << 62, None);
     evidence.add(bytes);
+    // Single bytes may be text, which can begin with anything.
+    let is_wide = given.bytes() > 1;
+    let header = |why| Err(Refusal::new(why, "write the ids alone into it, without a header"));
+    if let Some(what) = magic_of(bytes).filter(|_| is_wide) {
+        return header(format!("is not {given} but {what}"));
+    }
     if let Some(why) = evidence.against(given) {
         return Err(Refusal::new(why, "name the type that they have with --dtype"));
     }
-    // Single bytes may be text, which can begin with anything.
-    if given.bytes() == 1 {
-        return Ok(());
-    }
-    let magic = magic_of(bytes).map(|what| format!("is not {given} but {what}"));
-    let header = || {
-        let why = evidence.header(given)?;
-        Some(format!("begins with an unknown header, not with {given}: {why}"))
-    };
-    match magic.or_else(header) {
+    match evidence.header(given).filter(|_| is_wide) {
         None => Ok(()),
-        Some(why) => Err(Refusal::new(why, "write the ids alone into it, without a header")),
+        Some(why) => header(format!("begins with an unknown header, not with {given}: {why}")),
     }
 }
 

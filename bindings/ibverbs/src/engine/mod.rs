@@ -267,8 +267,7 @@ impl Engine {
             move |errno| Failure::new(errno, format_args!("{name}: {what}: {errno}"))
         };
         let mut wire = DeviceWire::open(&config).map_err(|error| no_wire(&name, &error))?;
-        let sockets =
-            wire.descriptors().into_iter().map(Watched::new).collect::<Outcome<Vec<Watched>>>();
+        let sockets = wire.descriptors().into_iter().map(Watched::new).collect::<Outcome<_>>();
         let sockets = sockets.map_err(refused("its sockets are closed"))?;
         let no_descriptor = refused("no descriptor for its progress thread");
         let driver = driver_for(&wire).map_err(no_descriptor)?;

@@ -1,11 +1,12 @@
 //! Which files a run reads, in which order, and what they hold.
 //!
 //! A folder stands for every file below it, sorted by path bytes, so the same tree gives the same dataset on any
-//! machine. Below a folder, names that begin with a dot, what describes token files (manifests, hashes, datatrove's
-//! sidecars) and symbolic links are left out: the first two are rarely intended as input, the last can form loops. Paths
-//! named on the command line are always read; `-` is standard input. What a file holds follows from its name, without `.gz`, `.zst` or `.zstd`, unless the user says otherwise.
-//! An ending that stands for several things, `.json`, is decided by the first bytes. What is known to hold no documents is
-//! refused, or left out of a folder and named; what nobody knows is read as text, and named too.
+//! machine. Below a folder, three kinds of names are left out. Those that begin with a dot, and what describes token
+//! files (manifests, hashes, datatrove's sidecars), are rarely intended as input; symbolic links can form loops. Paths
+//! named on the command line are always read; `-` is standard input. What a file holds follows from its name, without
+//! `.gz`, `.zst` or `.zstd`, unless the user says otherwise. An ending that stands for several things, `.json`, is
+//! decided by the first bytes. What is known to hold no documents is refused, or left out of a folder and named; what
+//! nobody knows is read as text, and named too.
 
 use std::fs::{self, Metadata};
 use std::os::unix::ffi::OsStrExt;
