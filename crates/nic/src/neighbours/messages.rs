@@ -151,21 +151,21 @@ pub(super) fn hand_over(target: &Target, message: &Message<'_>) -> Result<(), Di
         return Err(DirectRefusal::Full);
     }
     let Message { header, path, local } = message;
-    if local.iter().map(|piece| u64::from(piece.len)).sum::<u64>() != u64::from(header.len) {
-        return Err(DirectRefusal::Local);
-    }
     let tag = Tag { source: path.source, dest: fifo.dest, tos: 0, hop_limit: path.hop_limit };
     let len = HEADER_BYTES + header.len as usize;
     let head = encode(header);
     let begin = fifo.writer.push_message(tag, len, |mut to| {
-        // SAFETY: the FIFO has room for the header and the bytes of the pieces, which were just compared with its length. The
-        // pieces lie in registered memory, which is readable: the endpoint has checked its rights.
+        let mut left = header.len;
+        // SAFETY: the FIFO has room for the header and the bytes that it counts, and no more are copied. The pieces lie in
+        // registered memory, which is readable: the endpoint has checked its rights.
         unsafe {
             to.copy_from_nonoverlapping(head.as_ptr(), head.len());
             to = to.add(head.len());
             for piece in *local {
-                to.copy_from(piece.addr as *const u8, piece.len as usize);
-                to = to.add(piece.len as usize);
+                let len = piece.len.min(left);
+                to.copy_from(piece.addr as *const u8, len as usize);
+                to = to.add(len as usize);
+                left -= len;
             }
         }
     });
