@@ -38,9 +38,12 @@ impl Qp {
             return Ok(Posted::Held);
         }
         let refusal = match self.try_direct(cx, wr, direct) {
-            Ok(Posted::Held) => return self.hold(cx, wr),
-            Ok(done) => {
+            Ok((Posted::Held, _)) => return self.hold(cx, wr),
+            Ok((done, len)) => {
                 self.held(|held| held.note_direct());
+                if done == Posted::HandedOver {
+                    self.keep_handed(mem::take(wr), len);
+                }
                 return Ok(done);
             }
             Err(refusal) => refusal,
@@ -62,21 +65,21 @@ impl Qp {
     fn try_direct(
         &mut self,
         cx: &mut Context<'_>,
-        wr: &mut SendWr,
+        wr: &SendWr,
         direct: &mut dyn Direct,
-    ) -> Result<Posted, DirectRefusal> {
+    ) -> Result<(Posted, u32), DirectRefusal> {
         if let Some(imm) = immediate_of(&wr.op) {
             let len = self.may_be_handed_over(cx.planted, wr, direct)?;
             self.hand_over(cx, wr, (len, imm), direct)?;
-            return Ok(Posted::HandedOver);
+            return Ok((Posted::HandedOver, len));
         }
         let len = self.may_be_direct(cx.planted, wr, direct)?;
         if len > MAX_DIRECT_BYTES {
-            return Ok(Posted::Held);
+            return Ok((Posted::Held, len));
         }
         let whole = Extent { offset: 0, len };
         self.carry_out(cx, wr, len, direct, whole)?;
-        Ok(Posted::Done)
+        Ok((Posted::Done, len))
     }
 
     /// Lets a send wait until [`carry_out_held`](Qp::carry_out_held).
@@ -160,15 +163,16 @@ impl Qp {
         {
             let refusal = match (immediate_of(&wr.op), DirectKind::of(&wr.op)) {
                 (Some(imm), _) => {
-                    let mut wr = wr.clone();
+                    let wr = wr.clone();
                     let permitted = self.may_be_handed_over(cx.planted, &wr, direct);
                     let done = permitted.and_then(|len| {
                         *budget = budget.saturating_sub(len.max(1));
-                        self.hand_over(cx, &mut wr, (len, imm), direct)
+                        self.hand_over(cx, &wr, (len, imm), direct).map(|()| len)
                     });
                     match done {
-                        Ok(()) => {
+                        Ok(len) => {
                             self.held(|held| held.pop());
+                            self.keep_handed(wr, len);
                             continue;
                         }
                         Err(refusal) => refusal,
@@ -236,11 +240,12 @@ impl Qp {
         }
     }
 
-    /// Hands a SEND over that [`may_be_handed_over`](Qp::may_be_handed_over), and takes and keeps it until its verdict.
+    /// Hands a SEND over that [`may_be_handed_over`](Qp::may_be_handed_over). The caller then
+    /// [keeps it](Qp::keep_handed).
     fn hand_over(
         &mut self,
         cx: &mut Context<'_>,
-        wr: &mut SendWr,
+        wr: &SendWr,
         (len, imm): (u32, Option<u32>),
         direct: &mut dyn Direct,
     ) -> Result<(), DirectRefusal> {
@@ -261,11 +266,17 @@ impl Qp {
             len,
         };
         direct.hand_over(&Message { header, path: self.qpc.peer.path, local: &local })?;
-        rc.requester.handed_mut().push(mem::take(wr), len);
         *cx.handed_over += 1;
         cx.count(|c| &mut c.direct_sends);
         cx.add(len.into(), |c| &mut c.direct_bytes);
         Ok(())
+    }
+
+    /// Keeps a SEND that was handed over until its verdict.
+    fn keep_handed(&mut self, wr: SendWr, len: u32) {
+        if let Kind::Rc(rc) = &mut self.kind {
+            rc.requester.handed_mut().push(wr, len);
+        }
     }
 
     /// A neighbour has decided on the oldest message of this round.
