@@ -19,8 +19,8 @@ def documents_of(index):
     sequences, entries = words(index, 18, 2)
     lengths = words(index, 34, sequences, "i")
     ends = list(words(index, 34 + 12 * sequences, entries))[1:]
-    if (ends[-1] if ends else 0) < sequences:
-        ends.append(sequences)
+    if (ends[-1] if ends else 0) != sequences:
+        raise ValueError("sequences that belong to no document")
     found, sequence, token = [], 0, 0
     for end in ends:
         tokens = sum(lengths[sequence:end])

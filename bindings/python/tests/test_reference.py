@@ -221,14 +221,13 @@ def corpus(dtype, count, mean, ids, random):
     return numpy.concatenate(documents), [len(document) for document in documents]
 
 
-def index_of(lengths, dtype, random, closed):
-    """An index of documents, some of which are several sequences; without `closed`, the last is behind the last end."""
+def index_of(lengths, dtype, random):
+    """An index of documents, some of which are several sequences."""
     sequences, ends = [], [0]
     for length in lengths:
         cut = int(random.integers(length + 1))
         sequences += [cut, length - cut] if random.random() < 0.3 else [length]
         ends.append(len(sequences))
-    ends = ends if closed else ends[:-1]
     starts = (numpy.cumsum(sequences) - sequences) * numpy.dtype(TYPES[dtype]).itemsize
     # Megatron has no type of 32 bits without sign.
     code = {"u16": 8, "u32": 4, "i32": 4, "i64": 5}[dtype]
@@ -277,7 +276,7 @@ class Batches(unittest.TestCase):
             tokens, lengths = corpus(dtype, count, mean, ids, random)
             path = os.path.join(cls.folder, name)
             with open(f"{path.removesuffix('.npy')}.idx", "wb") as index:
-                index.write(index_of(lengths, dtype, random, closed=name != "tales"))
+                index.write(index_of(lengths, dtype, random))
             if name.endswith(".npy"):
                 numpy.save(path, tokens)
             else:
