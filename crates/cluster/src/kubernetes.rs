@@ -1,4 +1,4 @@
-//! What a scheduler extender of Kubernetes answers, so that the scheduler places pods where the brain has placed their job.
+//! What a Kubernetes scheduler extender answers, so that the scheduler places pods where the brain has placed their job.
 //!
 //! The scheduler asks over HTTP, with the objects of `k8s.io/kube-scheduler/extender/v1` as JSON: which nodes a pod may
 //! have (filter), which it should have (prioritize), and, where the extender binds, whether it may have one (bind). A pod is

@@ -14,7 +14,7 @@
 //! | [`store`] | the lease and the log of brains: in etcd, or in one file |
 //! | [`enforce`] | what makes a machine's ports keep a plan |
 //! | [`local`] | what programs of this machine ask its agent |
-//! | [`kubernetes`] | what a scheduler extender of Kubernetes answers |
+//! | [`kubernetes`] | what a Kubernetes scheduler extender answers |
 //! | [`slurm`] | a fabric as SLURM reads it |
 //! | [`view`] | the whole cluster at one moment, for people and programs that look |
 //! | [`brain`] | the daemon that leads or stands by |

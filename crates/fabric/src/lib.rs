@@ -29,7 +29,7 @@
 //! | [`sm_info`] | what managers tell each other, and notices |
 //! | [`setup`] | LIDs, tables and states of ports, written node by node |
 //! | [`administration`] | what programs ask a manager: paths, nodes, multicast groups |
-//! | [`manager`] | a subnet manager that stays |
+//! | [`manager`] | a long-running subnet manager |
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! A subnet manager that stays: it discovers a fabric, sets it up, watches it, and gives way to better managers.
+//! A long-running subnet manager: it discovers a fabric, sets it up, watches it, and gives way to better managers.
 //!
 //! A state machine without a clock or a socket; [`Manager`] has the order of calls.
 //!

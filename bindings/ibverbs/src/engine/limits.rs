@@ -1,4 +1,5 @@
-//! The limits of a device: those that `ibv_query_device` reports are enforced.
+//! The limits of a device. At least as much as `ibv_query_device` reports is possible; of protection domains, memory windows and
+//! shared receive queues more is.
 
 use roce::endpoint::EndpointConfig;
 

@@ -23,10 +23,10 @@ const MAX_FDS: usize = 1024;
 
 /// Never 0, which marks objects that do not exist.
 static GENERATION: AtomicU32 = AtomicU32::new(1);
-static SOCKETS: [Place; MAX_FDS] = [const { Place::new() }; MAX_FDS];
+static SOCKETS: [Inherited; MAX_FDS] = [const { Inherited::new() }; MAX_FDS];
 
 /// Room for a descriptor and the inode that it refers to.
-struct Place {
+struct Inherited {
     fd: AtomicI32,
     inode: AtomicU64,
 }
@@ -35,9 +35,9 @@ struct Place {
 const FREE: i32 = -1;
 const CLAIMED: i32 = -2;
 
-impl Place {
-    const fn new() -> Place {
-        Place { fd: AtomicI32::new(FREE), inode: AtomicU64::new(0) }
+impl Inherited {
+    const fn new() -> Inherited {
+        Inherited { fd: AtomicI32::new(FREE), inode: AtomicU64::new(0) }
     }
 
     /// Takes a descriptor, if this is free.
@@ -110,7 +110,7 @@ impl<T> ForkLock<T> {
 pub(crate) fn close_in_children(sockets: &[RawFd]) {
     for &socket in sockets {
         let Some(inode) = inode_of(socket) else { continue };
-        if !SOCKETS.iter().any(|place| place.take(socket, inode)) {
+        if !SOCKETS.iter().any(|one| one.take(socket, inode)) {
             return;
         }
     }
@@ -118,8 +118,8 @@ pub(crate) fn close_in_children(sockets: &[RawFd]) {
 
 /// A device was closed.
 pub(crate) fn closed(sockets: &[RawFd]) {
-    let known = |place: &&Place| sockets.contains(&place.fd.load(Ordering::Relaxed));
-    SOCKETS.iter().filter(known).for_each(|place| place.fd.store(FREE, Ordering::Relaxed));
+    let known = |one: &&Inherited| sockets.contains(&one.fd.load(Ordering::Relaxed));
+    SOCKETS.iter().filter(known).for_each(|one| one.fd.store(FREE, Ordering::Relaxed));
 }
 
 /// In a child, before anything else: starts a new generation, and closes its copies of the sockets.
@@ -127,5 +127,5 @@ pub(crate) fn begin_child() {
     // The number wraps after four thousand million forks in a row; 0 is skipped even then.
     let next = generation().checked_add(1).unwrap_or(1);
     GENERATION.store(next, Ordering::Relaxed);
-    SOCKETS.iter().for_each(Place::close);
+    SOCKETS.iter().for_each(Inherited::close);
 }

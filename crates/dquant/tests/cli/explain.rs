@@ -46,15 +46,27 @@ fn has_every_figure(qp: &Value) {
     assert!(total > 0, "{qp}");
 }
 
+/// Runs a script in a network namespace, with the program as `$0`; nothing where that is not allowed.
+fn in_a_pod(folder: &Folder, test: &str, script: &str) -> Option<Ran> {
+    if !has_verbs(folder, test) {
+        return None;
+    }
+    let (dquant, mut command) = (folder.command(&[]), Command::new("unshare"));
+    command.args(["-n", "sh", "-c", script]).arg(dquant.get_program()).current_dir(&folder.0);
+    let ran = Ran::new(&command.output().expect("util-linux is installed"));
+    if ran.stderr.contains("Operation not permitted") {
+        skip::note(test, ran.stderr.trim());
+        return None;
+    }
+    Some(ran)
+}
+
 /// Containers of one pod: one network namespace, and a PID namespace for each, where the kernel has no number for a
 /// process of another.
 #[test]
 fn a_program_of_another_pid_namespace_is_explained() {
     let folder = Folder::new("explain-container");
     let test = "a_program_of_another_pid_namespace_is_explained";
-    if !has_verbs(&folder, test) {
-        return;
-    }
     let script = "ip link set lo up
         container='unshare -pf --mount-proc --kill-child'
         $container \"$0\" run --devices lo -- ibv_rc_pingpong -d dq_lo -g 0 > program 2>&1 & program=$!
@@ -65,15 +77,9 @@ fn a_program_of_another_pid_namespace_is_explained() {
         done
         kill -9 $program
         cat list; cat program notes >&2";
-    let dquant = folder.command(&[]);
-    let mut command = Command::new("unshare");
-    command.args(["-n", "sh", "-c", script]).arg(dquant.get_program()).current_dir(&folder.0);
-    let output = command.output().expect("util-linux is installed");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    if said.contains("Operation not permitted") {
-        return skip::note(test, said.trim());
-    }
-    let list = String::from_utf8_lossy(&output.stdout).into_owned();
+    let Some(Ran { stdout: list, stderr: said, .. }) = in_a_pod(&folder, test, script) else {
+        return;
+    };
     assert!(list.contains("process       1  dq_lo"), "{list}{said}");
     assert!(said.contains("process 1 is not visible in this PID namespace"), "{said}");
 }
@@ -83,9 +89,6 @@ fn a_program_of_another_pid_namespace_is_explained() {
 fn programs_of_two_pid_namespaces_connect_by_packets() {
     let folder = Folder::new("explain-two-containers");
     let test = "programs_of_two_pid_namespaces_connect_by_packets";
-    if !has_verbs(&folder, test) {
-        return;
-    }
     let script = "ip link set lo up
         container='unshare -pf --mount-proc --kill-child'
         pingpong='ibv_rc_pingpong -d dq_lo -g 0 -n 100'
@@ -97,13 +100,7 @@ fn programs_of_two_pid_namespaces_connect_by_packets() {
         done
         kill -9 $server
         exit 1";
-    let dquant = folder.command(&[]);
-    let mut command = Command::new("unshare");
-    command.args(["-n", "sh", "-c", script]).arg(dquant.get_program()).current_dir(&folder.0);
-    let ran = Ran::new(&command.output().expect("util-linux is installed"));
-    if ran.stderr.contains("Operation not permitted") {
-        return skip::note(test, ran.stderr.trim());
-    }
+    let Some(ran) = in_a_pod(&folder, test, script) else { return };
     assert_eq!(ran.good().stdout.matches("100 iters in").count(), 2);
 }
 

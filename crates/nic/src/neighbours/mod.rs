@@ -255,10 +255,10 @@ pub struct Shared {
     /// Processes that an exchange is under way with, and what announces the end of one.
     exchanging: Mutex<Vec<(SocketAddr, u8)>>,
     exchanged: Condvar,
-    /// FIFOs for this process that its engine does not read yet, and whether it should look: for them, or for those of
-    /// processes that have ended.
+    /// FIFOs for this process that its engine does not read yet.
     arrived: Mutex<Vec<Incoming>>,
-    has_arrived: AtomicBool,
+    /// Whether the engine should look for those, and for FIFOs of processes that have ended.
+    should_look: AtomicBool,
     /// How many FIFOs it reads.
     places: Arc<AtomicUsize>,
     stops: AtomicBool,
@@ -428,7 +428,7 @@ impl Shared {
     /// that nobody calls any more would keep it.
     fn forget_ended(&self) {
         locked(&self.initiators).retain(|one| one.may_access());
-        self.has_arrived.store(true, Ordering::Release);
+        self.should_look.store(true, Ordering::Release);
     }
 
     /// Takes one caller in.
@@ -471,7 +471,7 @@ impl Shared {
         let withdrawal = incoming.as_ref().map(Incoming::withdrawal);
         locked(&self.arrived).extend(incoming);
         // Also where there is no place left: the engine then frees those of processes that have ended.
-        self.has_arrived.store(true, Ordering::Release);
+        self.should_look.store(true, Ordering::Release);
         if restricted {
             // SAFETY: no memory is involved. Yama lets one process at a time access this one's memory; another
             // gets an error, and uses packets.
@@ -483,7 +483,7 @@ impl Shared {
             && let Some(withdrawal) = withdrawal
         {
             withdrawal.store(true, Ordering::Release);
-            self.has_arrived.store(true, Ordering::Release);
+            self.should_look.store(true, Ordering::Release);
         }
         answered
     }
@@ -659,7 +659,7 @@ impl Neighbours {
             exchanging: Mutex::default(),
             exchanged: Condvar::new(),
             arrived: Mutex::default(),
-            has_arrived: AtomicBool::new(false),
+            should_look: AtomicBool::new(false),
             places: Arc::default(),
             stops: AtomicBool::new(false),
         });
@@ -712,14 +712,14 @@ impl Neighbours {
     /// Takes in FIFOs that have arrived since the last look, and leaves those of processes that have ended.
     #[inline]
     fn adopt(&mut self) {
-        if self.shared.has_arrived.load(Ordering::Relaxed) {
+        if self.shared.should_look.load(Ordering::Relaxed) {
             self.adopt_arrived();
         }
     }
 
     #[cold]
     fn adopt_arrived(&mut self) {
-        if self.shared.has_arrived.swap(false, Ordering::Acquire) {
+        if self.shared.should_look.swap(false, Ordering::Acquire) {
             let arrived = std::mem::take(&mut *locked(&self.shared.arrived));
             self.packets.adopt(arrived);
             self.packets.forget_ended();

@@ -1,4 +1,4 @@
-//! `dquant subnet manage`: a subnet manager that stays; the state machine is [`fabric::manager`].
+//! `dquant subnet manage`: a long-running subnet manager; the state machine is [`fabric::manager`].
 
 mod lid_file;
 mod socket;
