@@ -87,12 +87,42 @@ def size(text):
     return int(text[:-3]) * UNITS[text[-3:]]
 
 
-def integers(weights):
-    """Decimal weights as integers without a common divisor."""
-    exact = [Fraction(weight) for weight in weights]
-    scale = math.lcm(*(weight.denominator for weight in exact))
-    whole = [int(weight * scale) for weight in exact]
-    return without_common_divisor(whole)
+def integers(phases):
+    """The weights of each phase, as they are written, as integers without a common divisor."""
+    found = []
+    for weights in phases:
+        exact = [Fraction(weight) for weight in weights]
+        scale = math.lcm(*(weight.denominator for weight in exact))
+        found.append(without_common_divisor([int(weight * scale) for weight in exact]))
+    if sum(map(sum, found)) <= 1_000_000:
+        return found
+    return [within(weights, 1_000_000 // len(found)) for weights in found]
+
+
+def within(weights, limit):
+    """The weights of a phase with a sum of at most `limit`."""
+    if sum(weights) <= limit:
+        return weights
+    near = [fraction_near(Fraction(weight, sum(weights)), limit) for weight in weights]
+    if None not in near and sum(near) == 1 and math.lcm(*(one.denominator for one in near)) <= limit:
+        return without_common_divisor([int(one * math.lcm(*(one.denominator for one in near))) for one in near])
+    parts = limit - sum(weight > 0 for weight in weights)
+    rounded = [max(1, weight * parts // sum(weights)) if weight > 0 else 0 for weight in weights]
+    return without_common_divisor(rounded)
+
+
+def fraction_near(share, limit):
+    """The first convergent of a share that is closer to it than a float's rounding, if its denominator is small."""
+    n, d = share.numerator, share.denominator
+    before, last = (0, 1), (1, 0)
+    while d:
+        before, last = last, tuple(n // d * now + old for now, old in zip(last, before, strict=True))
+        n, d = d, n % d
+        if last[1] > limit:
+            return None
+        if abs(Fraction(*last) - share) <= share / 2**40:
+            return Fraction(*last)
+    return Fraction(0)
 
 
 def without_common_divisor(weights):
@@ -108,6 +138,11 @@ def proportional(samples):
     if sum(exact) <= parts:
         return exact
     return without_common_divisor([max(1, one * parts // sum(samples)) for one in samples])
+
+
+def floor_to_power(number):
+    """The largest power of two that is not larger."""
+    return 1 << (number.bit_length() - 1)
 
 
 # Keys and permutations.
@@ -148,6 +183,17 @@ def permute(k, n, x):
         x = left * b + right
         if x < n:
             return x
+
+
+# Split.
+
+
+def units_of_part(split, units):
+    """The units of a part, of so many, in the order of the permutation."""
+    shares, part, seed = split
+    total, before = sum(shares), sum(shares[:part])
+    places = range(units * before // total, units * (before + shares[part]) // total)
+    return [permute(key(seed, 0x53504C4954000000), units, place) for place in places]
 
 
 # Blend.
@@ -343,6 +389,17 @@ def lay_out(chunks, window, how):
     return samples
 
 
+def packed_in_blocks(documents, window, per_block, itemsize, how):
+    """The samples of a file, and how many of them a block has: fewer where documents are few."""
+    while True:
+        try:
+            return packed(documents, window, per_block, itemsize, how), per_block
+        except ValueError:
+            if per_block == 1:
+                raise
+            per_block //= 2
+
+
 @functools.lru_cache(maxsize=64)
 def packed(documents, window, per_block, itemsize, how):
     """The samples of a file, each a list of chunks as (first token, tokens)."""
@@ -379,10 +436,11 @@ def packed(documents, window, per_block, itemsize, how):
 class Dataset:
     """A file as samples, and their order; blocks of `block_bytes`, or of one longer sample.
 
-    `documents` are (first token, tokens) of each where a plan needs them, `how` is that of `pack`.
+    `documents` are (first token, tokens) of each where a plan needs them, `how` is that of `pack`, and `split` is (shares,
+    part, seed) where windows are divided.
     """
 
-    def __init__(self, dtype, path, window, overlap, block_bytes, documents=None, how=None):
+    def __init__(self, dtype, path, window, overlap, block_bytes, documents=None, how=None, split=None):
         if path.endswith(".npy") and dtype == "bytes":
             self.tokens = numpy.frombuffer(numpy.load(path).tobytes(), "u1")
         elif path.endswith(".npy"):
@@ -395,18 +453,35 @@ class Dataset:
         self.stride = window - overlap
         count = len(self.tokens)
         self.samples = (count - overlap) // self.stride if count >= window else 0
+        self.split, self.own, self.is_sparse = split, None, False
         self.in_blocks(block_bytes)
         self.documents = None if documents is None else [document for document in documents if document[1] > 0]
         self.packed = None
         if how is not None:
-            self.packed = packed(tuple(self.documents), window, self.per_block, self.tokens.itemsize, how)
+            asked, itemsize = self.per_block, self.tokens.itemsize
+            self.packed, self.per_block = packed_in_blocks(tuple(self.documents), window, asked, itemsize, how)
+            self.is_sparse = self.per_block < asked
             self.samples = len(self.packed)
         self._epoch = None
 
     def in_blocks(self, block_bytes):
         """The same windows in blocks of another size."""
         overlap = self.window - self.stride
-        self.per_block = max(1, (block_bytes // self.tokens.itemsize - overlap) // self.stride)
+
+        def fitting(size):
+            return max(1, (size // self.tokens.itemsize - overlap) // self.stride)
+
+        self.per_block = fitting(block_bytes)
+        if self.split is None:
+            return
+        whole = (len(self.tokens) - overlap) // self.stride
+        unit = floor_to_power(max(1, min(whole // 1024, fitting(1 << 18))))
+        self.per_block = min(unit, floor_to_power(self.per_block))
+        units = units_of_part(self.split, whole // unit)
+        self.own = [first * unit + i for first in units for i in range(unit)]
+        if self.split[1] == 0:
+            self.own += range(whole // unit * unit, whole)
+        self.samples = len(self.own)
 
     def parts(self, i):
         """Sample i of the file: its parts as (first token, tokens)."""
@@ -480,16 +555,25 @@ class Reference:
         if "blend" in actions:
             given = [weights.split(":") for _, weights in actions["blend"]]
             given = [weights * len(starts) if len(weights) == 1 else weights for weights in given]
-            weights = [integers(phase) for phase in zip(*given, strict=True)]
+            weights = integers(list(zip(*given, strict=True)))
         self.ignore = options.get("pairs", {}).get("ignore")
         self.positions = "positions" in actions
         self.pad, how = options.get("pack", {}).get("pad", "0"), options.get("pack", {}).get(None)
-        documents = [None] * len(files)
+        split, documents = None, [None] * len(files)
+        if "split" in actions:
+            given = options["split"]
+            shares = (given.get("shares", given.get(None)).split(",") + ["0", "0"])[:3]
+            part = ("train", "valid", "test").index(given["part"])
+            split_seed = given.get("seed", "0")
+            split = (integers([shares])[0], part, seed if split_seed == "seed" else int(split_seed))
         if self.ignore is not None or self.positions or how is not None:
             drawn = [weights is None or any(phase[d] for phase in weights) for d in range(len(files))]
             documents = self.documents(files, options, drawn)
+        if how is not None and split is not None:
+            documents = [self.of_part(split, path, left) for (_, path), left in zip(files, documents, strict=True)]
+            split = None
         self.datasets = [
-            Dataset(dtype, path, self.window, overlap, block_bytes, left, how)
+            Dataset(dtype, path, self.window, overlap, block_bytes, left, how, split)
             for (dtype, path), left in zip(files, documents, strict=True)
         ]
         if weights is None:
@@ -505,8 +589,9 @@ class Reference:
             if many:
                 block_bytes = self.blend.block_bytes(d)
                 dataset.in_blocks(block_bytes)
+            unit = 1 << 20 if dataset.is_sparse else block_bytes
             sample_bytes = self.window * dataset.tokens.itemsize
-            dataset.group_blocks = self.blend.group_blocks(d, block_bytes, sample_bytes, 1 if many else 2)
+            dataset.group_blocks = self.blend.group_blocks(d, unit, sample_bytes, 1 if many else 2)
         self.table = None if table is None else numpy.asarray(table, "<u4")
         self.action = action
         self.narrow = options.get("narrow")
@@ -532,13 +617,21 @@ class Reference:
             hashed.append([((at, n), hash_of(ids[at : at + n].tolist())) for at, n in documents])
         return select(hashed, listed, keep, dedup)
 
+    def of_part(self, split, path, left):
+        """Of the documents that are left of a file, those of the part: by their numbers in the file."""
+        found = documents_beside(path)
+        own = {found[unit] for unit in units_of_part(split, len(found))}
+        return [document for document in left if document in own]
+
     def place(self, n):
         """Global sample n as (dataset, sample of its file)."""
         d, k = self.blend.draw(n)
         dataset = self.datasets[d]
         if self.shuffle is None:
-            return d, k % dataset.samples
-        return d, dataset.place(key(self.shuffle, d), k)
+            i = k % dataset.samples
+        else:
+            i = dataset.place(key(self.shuffle, d), k)
+        return d, i if dataset.own is None else dataset.own[i]
 
     def batch(self, b):
         """Batch b: an array [samples, tokens], or [rows, samples, tokens] where a sample has several."""

@@ -479,6 +479,8 @@ fn describe(
             .map_err(refused)?;
     }
     let sums = manifest.as_ref().map(|manifest| sums_of(manifest, &name)).transpose()?;
+    // Records have no ids.
+    let ids = manifest.as_ref().filter(|_| !holds_records);
     let mut info = DatasetInfo {
         name,
         format: layout.format.name().to_owned(),
@@ -487,6 +489,8 @@ fn describe(
         data_offset: layout.data_offset,
         fingerprint: fingerprint(&file.stamp),
         dtype_origin: origin.to_string(),
+        tokenizer: ids.and_then(|manifest| manifest.tokenizer.clone()).unwrap_or_default(),
+        max_id: ids.and_then(|manifest| u64::try_from(manifest.max_id?).ok()),
         content: manifest.map_or(0, |manifest| manifest.fingerprint()),
         record_bytes,
         documents: if request.documents { documents.value() } else { 0 },

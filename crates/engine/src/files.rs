@@ -199,7 +199,8 @@ fn documents_of(
         list: list.unwrap_or_default(),
         ..Received::default()
     };
-    selection::apply(selection, |dataset| plan.draws(dataset), infos, received)
+    let draws = |dataset| plan.draws(dataset);
+    selection::apply(selection, plan.document_split(), draws, infos, received)
 }
 
 /// Whether the files can hold the ids of a table.

@@ -6,7 +6,7 @@ use xio::dataset::{BYTES, Dtype, Format, TokenFile};
 use xio::documents::Documents;
 use xio::order::megatron::MegatronError;
 use xio::order::{Cut, OrderError, PackingError, SampleLayout, StreamOrder};
-use xio::plan::Plan;
+use xio::plan::{Narrow, Overflow, Plan};
 use xio::reader::{Delivery, LeaveOut, Reader, ReaderSetup, ReaderSource, Share};
 use xio::stage::{Branch, CompileError, Pipeline};
 
@@ -45,8 +45,14 @@ impl Layout {
     /// What a trainer is told about the stream, its datasets and its table.
     pub fn opened(&self, mut datasets: Vec<DatasetInfo>, table: Option<DatasetInfo>) -> Opened {
         for (info, source) in datasets.iter_mut().zip(&self.sources) {
-            if let Cut::Packed(packing) = &source.cut {
-                (info.packed_samples, info.packed_tokens) = (packing.samples(), packing.tokens());
+            info.samples = source.layout.samples;
+            match &source.cut {
+                Cut::Packed(packing) => {
+                    info.packed_samples = packing.samples();
+                    info.packed_tokens = packing.tokens();
+                }
+                Cut::Listed => info.samples = 0,
+                Cut::Windows | Cut::Through(_) => {}
             }
         }
         Opened {
@@ -194,6 +200,7 @@ pub fn divide(
         return Err(Error::invalid(why));
     }
     check_selection(plan)?;
+    check_tokenizers(plan, infos)?;
     let mut layouts = Vec::with_capacity(infos.len());
     for (dataset, (info, asked)) in infos.iter().zip(asked).enumerate() {
         let file = token_file((info, asked))?;
@@ -227,6 +234,9 @@ pub fn plan(
     if infos.len() != expected || layouts.len() != expected {
         let why = format!("{} datasets for a plan over {expected}", infos.len());
         return Err(Error::invalid(why));
+    }
+    if request.leave_out.is_empty() {
+        check_ids(&plan, infos)?;
     }
     let dtypes: Vec<Dtype> = layouts.iter().map(|layout| layout.file.dtype).collect();
     let names: Vec<String> = infos.iter().map(|info| info.name.clone()).collect();
@@ -318,8 +328,11 @@ fn unpacked(name: &str, error: &PackingError) -> Error {
 
 /// Why a file has no samples.
 fn undivided(name: &str, error: &OrderError) -> Error {
-    Error::invalid(format!("{name}: {error}"))
-        .hint("choose a smaller window(N); `dquant inspect FILE` shows how long a file is")
+    let hint = match error {
+        OrderError::EmptyPart { .. } => "give the part a larger share, or the dataset weight 0",
+        _ => "choose a smaller window(N); `dquant inspect FILE` shows how long a file is",
+    };
+    Error::invalid(format!("{name}: {error}")).hint(hint)
 }
 
 /// Windows are cut from whole files: they would hold the tokens of dropped documents.
@@ -331,6 +344,62 @@ fn check_selection(plan: &Plan) -> Result<(), Error> {
         "filter and dedup drop documents, but the samples of this plan are windows of whole files";
     Err(Error::invalid(text)
         .hint("leave them out, or write what they keep into a file: `dquant documents` lists it"))
+}
+
+/// The same id means another token in another vocabulary, so what a model would learn of such a blend is noise. Nothing
+/// is said where a manifest does not name the vocabulary.
+fn check_tokenizers(plan: &Plan, infos: &[DatasetInfo]) -> Result<(), Error> {
+    if plan.mixes_tokenizers() {
+        return Ok(());
+    }
+    let named = infos
+        .iter()
+        .enumerate()
+        .filter(|(dataset, info)| plan.draws(*dataset) && !info.tokenizer.is_empty());
+    let mut named = named.map(|(_, info)| info);
+    let Some(first) = named.next() else { return Ok(()) };
+    match named.find(|info| info.tokenizer != first.tokenizer) {
+        None => Ok(()),
+        Some(other) => {
+            let text = format!(
+                "{} holds ids of {}, but {} holds ids of {}: the same id is another token there",
+                first.name, first.tokenizer, other.name, other.tokenizer
+            );
+            let hint = "blend datasets of one tokenizer; if this is meant, tokenizers(any) in the plan allows it";
+            Err(Error::invalid(text).hint(hint))
+        }
+    }
+}
+
+/// Manifests tell the largest id, so a plan that cannot deliver it is refused now and not at the block that has it. A
+/// table, a module or a selection may leave it out.
+fn check_ids(plan: &Plan, infos: &[DatasetInfo]) -> Result<(), Error> {
+    if plan.remap().is_some() || plan.wasm().is_some() || !plan.selection().is_empty() {
+        return Ok(());
+    }
+    for (dataset, info) in infos.iter().enumerate() {
+        let Some(id) = info.max_id.filter(|_| plan.draws(dataset)) else { continue };
+        if let Some(Narrow { to, overflow: Overflow::Refuse }) = plan.narrow()
+            && i128::from(id) > to.range().1
+        {
+            let text = format!("{} holds ids up to {id}, which narrow({to}) refuses", info.name);
+            let hint = format!(
+                "leave narrow out, or say what becomes of such ids: narrow({to}, overflow=saturate(ID))"
+            );
+            return Err(Error::invalid(text).hint(hint));
+        }
+        if let Some(bits) = plan.bitpack()
+            && id >> bits != 0
+            && plan.narrow().is_none_or(|narrow| narrow.overflow == Overflow::Refuse)
+        {
+            let text = format!("{} holds ids up to {id}, which bitpack({bits}) refuses", info.name);
+            let bits = u64::BITS - id.leading_zeros();
+            return Err(
+                Error::invalid(text).hint(format!("give tokens {bits} bits: bitpack({bits})"))
+            );
+        }
+    }
+    Ok(())
 }
 
 /// An error of the compiler, with the names of the files.

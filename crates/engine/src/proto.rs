@@ -10,9 +10,8 @@ tonic::include_proto!("dquant.v1");
 impl DatasetInfo {
     /// What decides which bytes it gives.
     pub fn identity(&self) -> Identity<'_> {
-        let DatasetInfo { name, dtype, tokens, data_offset, fingerprint, .. } = self;
+        let DatasetInfo { dtype, tokens, data_offset, fingerprint, .. } = self;
         Identity {
-            name,
             dtype,
             tokens: *tokens,
             data_offset: *data_offset,

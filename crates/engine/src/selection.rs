@@ -8,6 +8,7 @@ use std::hash::Hasher;
 
 use twox_hash::XxHash3_64;
 use xio::documents::{Documents, HashList, Hashed, Kept, Selection, select};
+use xio::order::Split;
 
 use crate::control::documents::Received;
 use crate::error::Error;
@@ -20,38 +21,59 @@ static DUPLICATES: Event = Event::new("dpu.duplicate_documents");
 /// Documents dropped by the streams of this process.
 pub(crate) static EVENTS: [&Event; 2] = [&FILTERED, &DUPLICATES];
 
-/// Applies a selection to what was received for the datasets that `infos` describe; `draws` says whether the plan draws
-/// from one.
+/// Applies a selection, and the split of packed documents, to what was received for the datasets that `infos` describe;
+/// `draws` says whether the plan draws from one.
 ///
 /// # Errors
 /// When nothing is left of a dataset that is drawn from.
 pub fn apply(
     selection: &Selection,
+    split: Option<Split>,
     draws: impl Fn(usize) -> bool,
     infos: &mut [DatasetInfo],
     received: Received,
 ) -> Result<Vec<Documents>, Error> {
-    if selection.is_empty() {
+    if selection.is_empty() && split.is_none() {
         return Ok(received.tables);
     }
     let list = HashList::new(received.list);
-    let tables = received.tables.into_iter().zip(received.hashes).enumerate();
+    // Without a selection no hashes were asked for.
+    let hashes = received.hashes.into_iter().chain(std::iter::repeat(Vec::new()));
+    let tables = received.tables.into_iter().zip(hashes).enumerate();
     let datasets = tables.map(|(dataset, (documents, hashes))| {
         let drawn = draws(dataset);
         Hashed { documents, hashes, drawn }
     });
     let datasets: Vec<Hashed> = datasets.collect();
-    let kept = select(selection, &list, &datasets).map_err(Error::invalid)?;
+    let kept = select(selection, &|documents| part_of(split, documents), &list, &datasets)
+        .map_err(Error::invalid)?;
     for (info, (kept, dataset)) in infos.iter_mut().zip(kept.iter().zip(&datasets)) {
         if dataset.drawn && kept.documents.tokens() == 0 && info.tokens > 0 {
-            let text = format!("{}: filter and dedup leave no token of it", info.name);
-            return Err(
-                Error::invalid(text).hint("give it weight 0, or check the list of the filter")
-            );
+            return Err(nothing_left(&info.name, split));
         }
         describe(info, kept);
     }
     Ok(kept.into_iter().map(|kept| kept.documents).collect())
+}
+
+/// Which of so many documents are of the part; all of them without a split.
+fn part_of(split: Option<Split>, documents: usize) -> Vec<bool> {
+    let mut marks = vec![split.is_none(); documents];
+    let units = split.into_iter().flat_map(|split| split.units(documents as u64));
+    units.for_each(|document| marks[document as usize] = true);
+    marks
+}
+
+/// Nothing of a dataset is left that samples are drawn from.
+fn nothing_left(name: &str, split: Option<Split>) -> Error {
+    match split {
+        Some(Split { part, .. }) => {
+            let text = format!("{name}: nothing of it is left for the part {part} of the split");
+            Error::invalid(text).hint("give the part a larger share, or the dataset weight 0")
+        }
+        None => Error::invalid(format!("{name}: filter and dedup leave no token of it"))
+            .hint("give it weight 0, or check the list of the filter"),
+    }
 }
 
 /// Writes down what is left and what was dropped.
@@ -101,15 +123,15 @@ mod tests {
     fn descriptions_tell_what_was_dropped() {
         let across = Selection { filter: None, dedup: Some(Dedup::Across) };
         let mut described = infos();
-        let error = apply(&across, |_| true, &mut described, received()).expect_err("empty");
+        let error = apply(&across, None, |_| true, &mut described, received()).expect_err("empty");
         assert!(error.parts().0.contains("b.bin: filter and dedup leave no token"));
         let mut described = infos();
-        let left = apply(&across, |dataset| dataset == 1, &mut described, received());
+        let left = apply(&across, None, |dataset| dataset == 1, &mut described, received());
         assert_eq!(left.expect("what is not drawn displaces nothing")[1].len(), 1);
         let within = Selection { filter: None, dedup: Some(Dedup::Within) };
         let mut same = received();
         same.hashes[0] = vec![8, 8];
-        let left = apply(&within, |_| true, &mut described, same).expect("something is left");
+        let left = apply(&within, None, |_| true, &mut described, same).expect("something is left");
         assert_eq!((left[0].len(), left[0].range(0)), (1, 0..3));
         let [a, b] = &described[..] else { panic!("two") };
         assert_eq!((a.duplicate_documents, a.duplicate_tokens, a.document_count), (1, 4, 1));
@@ -120,7 +142,7 @@ mod tests {
     #[test]
     fn without_a_selection_nothing_changes() {
         let mut described = infos();
-        let all = apply(&Selection::default(), |_| true, &mut described, received());
+        let all = apply(&Selection::default(), None, |_| true, &mut described, received());
         assert_eq!((all.expect("all").len(), described), (2, infos()));
     }
 }

@@ -12,7 +12,9 @@ use core::ops::Range;
 
 use thiserror::Error;
 
-pub use select::{Count, Dedup, Filter, HashList, Hashed, Kept, MAX_LIST, Selection, select};
+pub use select::{
+    Count, Dedup, Filter, HashList, Hashed, Kept, MAX_LIST, PartOf, Selection, select,
+};
 
 /// Most documents of a dataset: 2.3 GiB of table, as many as in the largest index that is read.
 pub const MAX_DOCUMENTS: usize = 200_000_000;

@@ -25,6 +25,7 @@ mod mix;
 mod packing;
 mod permutation;
 mod shuffle;
+mod split;
 mod stream;
 
 use alloc::sync::Arc;
@@ -44,6 +45,7 @@ pub use shuffle::{
     Proportion, QUALITY_BATCH, Quality,
 };
 pub(crate) use shuffle::{block_permutation, dataset_key, sample_permutation, tail_slot};
+pub use split::{PartBlocks, Split, SplitPart};
 pub use stream::StreamOrder;
 pub(crate) use stream::StreamState;
 
@@ -116,6 +118,14 @@ pub enum OrderError {
         /// Samples of a block.
         per_block: u32,
     },
+    /// A part of a dataset that holds nothing.
+    #[error("its {samples} samples are too few for the part {part} of the split")]
+    EmptyPart {
+        /// The part.
+        part: SplitPart,
+        /// Samples of the dataset.
+        samples: u64,
+    },
     /// The order is made from the documents of the datasets, which are not at hand.
     #[error("order(megatron) is made from documents, which are not read for this stream")]
     NeedsDocuments,
@@ -143,6 +153,8 @@ pub struct SampleLayout {
     pub samples: u64,
     /// Samples of a full block: as many as fit into its bytes, at least one.
     pub samples_per_block: u32,
+    /// Where the blocks of a part of the file are; `None` for the whole.
+    pub part: Option<PartBlocks>,
 }
 
 impl SampleLayout {
@@ -161,7 +173,8 @@ impl SampleLayout {
         if samples == 0 {
             return Err(OrderError::NoSample { tokens: file.tokens, window });
         }
-        let layout = SampleLayout { file, window, overlap, samples, samples_per_block: 1 };
+        let layout =
+            SampleLayout { file, window, overlap, samples, samples_per_block: 1, part: None };
         Ok(layout.in_blocks(BLOCK_BYTES))
     }
 
@@ -194,11 +207,17 @@ impl SampleLayout {
         self.samples.div_ceil(self.samples_per_block as u64)
     }
 
+    /// The number in the file of a block, which is another one in a part of the file.
+    pub fn block_in_file(&self, block: u64) -> u64 {
+        self.part.map_or(block, |part| part.in_file(block))
+    }
+
     /// Offset and length in bytes of a block in the data file; none past the last block.
     pub fn block_range(&self, block: u64) -> Option<(u64, u32)> {
         let first =
             block.checked_mul(self.samples_per_block.into()).filter(|s| *s < self.samples)?;
         let count = (self.samples - first).min(self.samples_per_block.into());
+        let first = self.block_in_file(block) * u64::from(self.samples_per_block);
         let width = u64::from(self.file.dtype.bytes());
         let offset = self.file.data_offset + first * u64::from(self.stride()) * width;
         Some((offset, (self.run_tokens(count) * width) as u32))
@@ -225,7 +244,8 @@ pub enum Cut {
 }
 
 impl Cut {
-    /// Packs documents into the samples of `layout`, whose number becomes that of the packing.
+    /// Packs documents into the samples of `layout`, whose number becomes that of the packing. Where documents lie too
+    /// far apart to fill the samples of a block, blocks have half as many, and half of that, down to one.
     ///
     /// # Errors
     /// As [`Packing::new`], and when the documents extend beyond the file.
@@ -238,11 +258,17 @@ impl Cut {
         if end > tokens {
             return Err(PackingError::Beyond { end, tokens });
         }
-        let SampleLayout { file, window, samples_per_block, .. } = layout;
+        let SampleLayout { file, window, mut samples_per_block, .. } = layout;
         let bytes = file.dtype.bytes();
-        let packing = Packing::new(documents, fit, window, samples_per_block, bytes)?;
+        let packing = loop {
+            match Packing::new(documents.clone(), fit, window, samples_per_block, bytes) {
+                Err(PackingError::Sparse { .. }) if samples_per_block > 1 => samples_per_block /= 2,
+                packing => break packing?,
+            }
+        };
         let samples = packing.samples();
-        Ok((SampleLayout { samples, ..layout }, Cut::Packed(Arc::new(packing))))
+        let layout = SampleLayout { samples, samples_per_block, ..layout };
+        Ok((layout, Cut::Packed(Arc::new(packing))))
     }
 }
 

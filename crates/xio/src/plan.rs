@@ -16,8 +16,10 @@
 //! | `order(megatron, seed=SEED, samples=N, split="A,B,C")` | the order of Megatron-core | the own order |
 //! | `blend(NAME=WEIGHT, …)` | draw from datasets in this ratio | the one dataset |
 //! | `phases(N, …)` | global samples at which the blend goes on with the next of `WEIGHT:WEIGHT:…` | one phase |
+//! | `tokenizers(any)` | blend datasets whose ids are of different tokenizers | refuse them |
 //! | `filter("LIST")`, `filter(keep="LIST")` | drop the documents whose hash is in a list, or keep only those | keep all |
 //! | `dedup`, `dedup(across)` | of documents with one hash keep the first of each dataset, or of all | keep all |
+//! | `split("99,1", part=valid)` | deliver one part of each dataset, of those for training, validation and test | all of it |
 //! | `remap("TABLE")` | replace every token by the entry of a table at its place | not |
 //! | `wasm("MODULE", sha256=HEX)` | map every token by a WebAssembly module of the user | not |
 //! | `narrow(u16)`, `narrow(u32)` | deliver tokens in this type; refuse those that do not fit | type of the file |
@@ -37,14 +39,14 @@
 //! canonical form that parses back to an equal plan.
 //!
 //! Names in `blend` need quotes only around characters other than letters, digits and `_-./:@+~%`;
-//! inside quotes `\"` and `\\` stand for `"` and `\`. Weights are decimal numbers with up to six digits
-//! after the point, stored exactly, as integers without a common divisor. In place of a number the word
-//! `seed` means the seed given with the plan.
+//! inside quotes `\"` and `\\` stand for `"` and `\`. Weights are any numbers, kept as integers without a common
+//! divisor whose sum is at most a million. In place of a number the word `seed` means the seed given with the plan.
 
 mod error;
 mod lexer;
 mod megatron;
 mod parse;
+mod weights;
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::String;
@@ -58,7 +60,7 @@ use crate::documents::{Dedup, Documents, Filter, Selection};
 use crate::kernel::Compression;
 use crate::order::{
     BLOCK_BYTES, Blend, BlockShuffle, Curriculum, Cut, FEW_DATASETS, Fit, Order, OrderError,
-    PackingError, Proportion, SampleLayout,
+    PackingError, Proportion, SampleLayout, Split,
 };
 
 pub use crate::kernel::Quant;
@@ -96,9 +98,12 @@ pub struct Plan {
     megatron: Option<Megatron>,
     blend: Vec<Part>,
     shape: Shape,
+    /// Datasets of several tokenizers may be blended.
+    mixes_tokenizers: bool,
     /// First samples of the phases of the blend after the first one.
     phases: Vec<u64>,
     selection: Selection,
+    split: Option<Split>,
     remap: Option<String>,
     wasm: Option<UserModule>,
     narrow: Option<Narrow>,
@@ -343,12 +348,16 @@ impl Plan {
         }
     }
 
-    /// Blocks of a group of a dataset with samples of `sample_bytes` in the file.
-    fn group_blocks(&self, shuffle: &Shuffle, dataset: usize, sample_bytes: u32) -> u32 {
+    /// Blocks of a group of a dataset.
+    fn group_blocks(&self, shuffle: &Shuffle, dataset: usize, layout: &SampleLayout) -> u32 {
         if let Some(groups) = shuffle.groups {
             return groups.blocks;
         }
-        let block_bytes = self.block_bytes(dataset).unwrap_or(BLOCK_BYTES);
+        let asked = self.block_bytes(dataset).unwrap_or(BLOCK_BYTES);
+        // Documents that lie far apart make samples of blocks that are as long as they may be.
+        let is_sparse = layout.samples_per_block < layout.in_blocks(asked).samples_per_block;
+        let block_bytes = if self.pack.is_some() && is_sparse { BLOCK_BYTES } else { asked };
+        let sample_bytes = layout.sample_bytes();
         let blocks =
             self.shares(dataset).map(|share| share.group_blocks(block_bytes, sample_bytes));
         blocks.max().unwrap_or(1)
@@ -367,11 +376,20 @@ impl Plan {
             Err(OrderError::NoSample { .. })
                 if self.pack.is_some() || self.megatron.is_some() || unused() =>
             {
-                SampleLayout { file, window, overlap, samples: 0, samples_per_block: 1 }
+                SampleLayout { file, window, overlap, samples: 0, samples_per_block: 1, part: None }
             }
             layout => layout?,
         };
-        Ok(self.block_bytes(dataset).map_or(layout, |bytes| layout.in_blocks(bytes)))
+        let layout = self.block_bytes(dataset).map_or(layout, |bytes| layout.in_blocks(bytes));
+        match self.split.filter(|_| self.pack.is_none()) {
+            None => Ok(layout),
+            Some(split) => match layout.in_part(split) {
+                Err(OrderError::EmptyPart { .. }) if unused() => {
+                    Ok(SampleLayout { samples: 0, ..layout })
+                }
+                part => part,
+            },
+        }
     }
 
     /// Cuts samples from a dataset that [`layout`](Plan::layout) has divided, where documents matter.
@@ -404,19 +422,23 @@ impl Plan {
         if self.megatron.is_some() {
             return Err(OrderError::NeedsDocuments);
         }
-        let starts = core::iter::once(0).chain(self.phases.iter().copied());
-        let blend = |(phase, start)| Blend::new(&self.weights(phase)).map(|blend| (start, blend));
-        let phases = starts.enumerate().map(blend).collect::<Result<Vec<_>, OrderError>>()?;
         let shuffle = |(dataset, layout): (usize, &SampleLayout)| {
             let (samples, per_block) = (layout.samples.max(1), layout.samples_per_block);
             let Some(shuffle) = self.shuffle else {
                 return BlockShuffle::sequential(samples, per_block);
             };
-            let blocks = self.group_blocks(&shuffle, dataset, layout.sample_bytes());
+            let blocks = self.group_blocks(&shuffle, dataset, layout);
             BlockShuffle::new(samples, per_block, blocks, shuffle.seed, dataset as u64)
         };
         let shuffles = datasets.iter().enumerate().map(shuffle);
-        Order::new(Curriculum::new(phases)?, shuffles.collect::<Result<_, _>>()?)
+        Order::new(self.curriculum()?, shuffles.collect::<Result<_, _>>()?)
+    }
+
+    /// The blend in its phases.
+    fn curriculum(&self) -> Result<Curriculum, OrderError> {
+        let starts = core::iter::once(0).chain(self.phases.iter().copied());
+        let blend = |(phase, start)| Blend::new(&self.weights(phase)).map(|blend| (start, blend));
+        Curriculum::new(starts.enumerate().map(blend).collect::<Result<Vec<_>, OrderError>>()?)
     }
 
     /// The same plan with another blend, of one phase. Weights are reduced by their common divisor; without a
@@ -497,9 +519,58 @@ impl Plan {
         &self.selection
     }
 
+    /// The part of the datasets that is delivered, if it is not the whole.
+    pub fn split(&self) -> Option<Split> {
+        self.split
+    }
+
+    /// The same where documents are what is divided.
+    pub fn document_split(&self) -> Option<Split> {
+        self.split.filter(|_| self.pack.is_some())
+    }
+
     /// Whether samples are drawn from a dataset, by its position in the blend.
     pub fn draws(&self, dataset: usize) -> bool {
         self.shares(dataset).any(|share| share.weight > 0)
+    }
+
+    /// Whether datasets may be blended whose ids are of different tokenizers.
+    pub fn mixes_tokenizers(&self) -> bool {
+        self.mixes_tokenizers
+    }
+
+    /// Whether another plan makes the same samples in the same order of the same files, whatever these are called there.
+    /// The sizes of batches may differ, and so may the names of lists and tables: what is in them counts.
+    pub fn orders_as(&self, other: &Plan) -> bool {
+        let stripped = |plan: &Plan| {
+            let part = |part: &Part| Part { name: String::new(), ..part.clone() };
+            let named = |name: &Option<String>| name.as_ref().map(|_| String::new());
+            let filter = |filter: &Filter| Filter { list: String::new(), ..filter.clone() };
+            let module = |module: &UserModule| UserModule { name: String::new(), ..module.clone() };
+            Plan {
+                blend: plan.blend.iter().map(part).collect(),
+                selection: Selection {
+                    filter: plan.selection.filter.as_ref().map(filter),
+                    ..plan.selection.clone()
+                },
+                remap: named(&plan.remap),
+                wasm: plan.wasm.as_ref().map(module),
+                mixes_tokenizers: false,
+                batch: 0,
+                ..plan.clone()
+            }
+        };
+        stripped(self) == stripped(other)
+    }
+
+    /// How many of the first `samples` samples are of each dataset of the blend; `None` where the order of another
+    /// loader decides that. Costs a seek.
+    pub fn drawn(&self, samples: u64) -> Option<Vec<u64>> {
+        if self.megatron.is_some() {
+            return None;
+        }
+        let cursor = self.curriculum().ok()?.cursor_at(samples);
+        Some((0..self.blend.len().max(1)).map(|dataset| cursor.drawn(dataset)).collect())
     }
 
     /// Finds the datasets of the blend among `names`: the result holds their positions, in the order of
@@ -586,6 +657,9 @@ impl fmt::Display for Plan {
         if !self.phases.is_empty() {
             write!(f, " | {}", PhasesText(&self.phases))?;
         }
+        if self.mixes_tokenizers {
+            f.write_str(" | tokenizers(any)")?;
+        }
         match &self.selection.filter {
             Some(Filter { list, keep: true }) => write!(f, " | filter(keep={})", Quoted(list))?,
             Some(Filter { list, keep: false }) => write!(f, " | filter({})", Quoted(list))?,
@@ -595,6 +669,9 @@ impl fmt::Display for Plan {
             Some(Dedup::Within) => f.write_str(" | dedup")?,
             Some(Dedup::Across) => f.write_str(" | dedup(across)")?,
             None => {}
+        }
+        if let Some(Split { shares: [train, valid, test], part, seed }) = self.split {
+            write!(f, " | split(\"{train},{valid},{test}\", part={part}, seed={seed})")?;
         }
         if let Some(table) = &self.remap {
             write!(f, " | remap({})", Quoted(table))?;

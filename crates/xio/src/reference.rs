@@ -27,8 +27,8 @@ use thiserror::Error;
 
 use crate::dataset::{Dtype, TokenFile};
 use crate::order::{
-    BLOCK_BYTES, Fit, MAX_CHUNKS, OrderError, SampleLayout, block_permutation, dataset_key,
-    sample_permutation, tail_slot,
+    BLOCK_BYTES, Fit, MAX_CHUNKS, OrderError, SampleLayout, Split, SplitPart, block_permutation,
+    dataset_key, sample_permutation, tail_slot,
 };
 use crate::plan::{Deliver, Narrow, Overflow, Pack, Plan};
 use crate::stage::{CompileError, Limit};
@@ -157,7 +157,13 @@ impl<R: TokenReader> Reference<R> {
     ) -> Result<Reference<R>, ReferenceError> {
         for (dataset, documents) in self.datasets.iter_mut().zip(documents) {
             if let Some(Pack { fit, .. }) = self.plan.pack() {
-                let packed = packed(&documents, fit, &dataset.layout);
+                // Blocks have half as many samples where documents do not fill them, and half of that.
+                let packed = loop {
+                    match packed(&documents, fit, &dataset.layout) {
+                        Some(packed) => break packed,
+                        None => dataset.layout.samples_per_block /= 2,
+                    }
+                };
                 let samples = packed.len() as u64;
                 dataset.layout.samples = samples;
                 let SampleLayout { window, file, .. } = dataset.layout;
@@ -397,8 +403,10 @@ impl<R: TokenReader> Reference<R> {
     /// All samples of an epoch in the order of delivery.
     fn epoch_table(&self, dataset: usize, epoch: u64) -> Vec<u64> {
         let layout = &self.datasets[dataset].layout;
+        let delivered =
+            part_samples(layout, self.plan.split().filter(|_| self.plan.pack().is_none()));
         let Some(shuffle) = self.plan.shuffle() else {
-            return (0..layout.samples).collect();
+            return delivered;
         };
         let own = dataset_key(shuffle.seed, dataset as u64);
         let per_block = u64::from(layout.samples_per_block);
@@ -411,7 +419,9 @@ impl<R: TokenReader> Reference<R> {
         }
         let samples_of = |block: &u64| {
             let first = block * per_block;
-            first..(first + per_block).min(layout.samples)
+            delivered[first as usize..(first + per_block).min(layout.samples) as usize]
+                .iter()
+                .copied()
         };
         let mut table = Vec::new();
         for (group, blocks) in blocks.chunks(self.group_blocks(dataset)).enumerate() {
@@ -438,6 +448,10 @@ impl<R: TokenReader> Reference<R> {
         let shares = own().map(|(phase, weight)| (48 << 20) * weight / total(phase));
         let many_bytes = shares.max().unwrap_or(0).clamp(4 << 10, 256 << 10);
         let block_bytes = if many { many_bytes } else { 256 << 10 };
+        let layout = &self.datasets[dataset].layout;
+        let asked = layout.in_blocks(block_bytes as u32).samples_per_block;
+        let is_sparse = self.plan.pack().is_some() && layout.samples_per_block < asked;
+        let block_bytes = if is_sparse { 1 << 20 } else { block_bytes };
         let block_bytes = block_bytes.max(self.datasets[dataset].layout.sample_bytes().into());
         let blocks = own().map(|(phase, weight)| {
             let parts = total(phase) * block_bytes;
@@ -447,8 +461,32 @@ impl<R: TokenReader> Reference<R> {
     }
 }
 
-/// Packs documents: the samples of all blocks, one block after the other.
-fn packed(documents: &[Range<u64>], fit: Fit, layout: &SampleLayout) -> Vec<Vec<Range<u64>>> {
+/// The samples of the file that are delivered, in the order of its blocks. With a split they are those of every unit of
+/// the part, one unit after the other, and for training the rest of the file.
+fn part_samples(layout: &SampleLayout, split: Option<Split>) -> Vec<u64> {
+    let Some(split) = split else { return (0..layout.samples).collect() };
+    let SampleLayout { file, window, overlap, .. } = *layout;
+    let all = file.tokens.saturating_sub(overlap.into()) / u64::from(window - overlap);
+    let block_tokens = (256 << 10) / file.dtype.bytes();
+    let most = (block_tokens.saturating_sub(overlap) / (window - overlap)).max(1);
+    let mut unit = 1;
+    while 2 * unit <= u64::from(most) && 2 * unit <= all / 1_024 {
+        unit *= 2;
+    }
+    let units = split.units(all / unit);
+    let mut samples: Vec<u64> = units.flat_map(|at| at * unit..(at + 1) * unit).collect();
+    if split.part == SplitPart::Train {
+        samples.extend(all / unit * unit..all);
+    }
+    samples
+}
+
+/// Packs documents: the samples of all blocks, one block after the other. `None` if some block has too few.
+fn packed(
+    documents: &[Range<u64>],
+    fit: Fit,
+    layout: &SampleLayout,
+) -> Option<Vec<Vec<Range<u64>>>> {
     let (window, per_block) = (u64::from(layout.window), layout.samples_per_block as usize);
     let span = u64::from(BLOCK_BYTES / layout.file.dtype.bytes());
     let mut chunks = Vec::new();
@@ -482,6 +520,9 @@ fn packed(documents: &[Range<u64>], fit: Fit, layout: &SampleLayout) -> Vec<Vec<
         }
         while bins.len() < per_block && count < rest.len() {
             let most = bins.iter().map(Vec::len).max().unwrap_or(0);
+            if most < 2 {
+                return None;
+            }
             let fullest = bins.iter().position(|bin| bin.len() == most).unwrap_or(0);
             let last = bins[fullest].pop();
             bins.extend(last.map(|chunk| vec![chunk]));
@@ -492,7 +533,7 @@ fn packed(documents: &[Range<u64>], fit: Fit, layout: &SampleLayout) -> Vec<Vec<
         }
         rest = &rest[count..];
     }
-    samples
+    Some(samples)
 }
 
 /// Lays chunks into samples, the longest first.

@@ -411,7 +411,10 @@ fn case() -> impl Strategy<Value = Case> {
     let form = (prop::sample::select(vec!["u16", "u32"]), 0..4u32, any::<bool>(), 0..40u32);
     let wide = prop::option::of((any::<prop::sample::Index>(), any::<u64>(), 16..64u32));
     let range = (0..200u64, 1..30u64, any::<u64>(), starts, leave_out);
-    let rows = (0..6usize, 0..3u32, any::<bool>());
+    // Parts of which every file has a sample.
+    let parts = vec!["", "", "split('1,3', part=valid", "split('0,1,2', part=test"];
+    let parts = (prop::sample::select(parts), any::<u64>());
+    let rows = (0..6usize, 0..3u32, any::<bool>(), parts);
     (files, shuffle, form, wide, range, (2..40u32, 1..9u32, 0..4u32, 0..8u32, rows)).prop_map(
         |(
             files,
@@ -419,7 +422,7 @@ fn case() -> impl Strategy<Value = Case> {
             (narrow, widen, pairs, overlap),
             wide,
             range,
-            (window, batch, policy, form, (pack, ignore, positions)),
+            (window, batch, policy, form, (pack, ignore, positions, (part, part_seed))),
         )| {
             let (first_batch, batches, seed, starts, leave_out) = range;
             let narrow = if files.iter().any(|file| file.0 == Dtype::U16) { "u16" } else { narrow };
@@ -453,6 +456,7 @@ fn case() -> impl Strategy<Value = Case> {
             };
             text += rows_text((pairs, ignore, positions), narrow, widen);
             text += &fit.map_or(String::new(), |fit| format!(" | pack({}, pad=9)", fit.name()));
+            text += &part_text(fit.is_some(), part, part_seed);
             let wide = wide.map(|(at, token, bit)| {
                 let file = at.index(files.len());
                 (file, token % files[file].1, bit % (8 * files[file].0.bytes()))
@@ -462,6 +466,11 @@ fn case() -> impl Strategy<Value = Case> {
             Case { text, files, wide, first_batch, batches, leave_out, seed }
         },
     )
+}
+
+/// A part of the files; packed documents are divided before they get here.
+fn part_text(is_packed: bool, part: &str, seed: u64) -> String {
+    if is_packed || part.is_empty() { String::new() } else { format!(" | {part}, seed={seed})") }
 }
 
 /// A blend by `weights` in phases from `starts` on; in each phase the first dataset has a weight.
@@ -750,6 +759,50 @@ fn a_packed_sample_fails_alone() {
                     assert_eq!(token, bad);
                 }
                 other => assert!(!is_in_a_document && other == Some(Ok(())), "{other:?}"),
+            }
+        }
+    }
+}
+
+/// Parts of datasets whose runs have several samples, in file order and shuffled: all of them as the reference says.
+#[test]
+fn parts_of_large_files_are_what_the_reference_says() {
+    let files = [file(Dtype::U16, 40_003, 1), file(Dtype::U32, 90_010, 2)];
+    for shuffle in ["", " | shuffle(5)", " | shuffle(5, blocks=3, block=4KiB)"] {
+        for part in ["train", "valid", "test"] {
+            let text = format!(
+                "window(4, overlap=1) | blend(a=1, b=2) | narrow(u16) | split('96,3,1', part={part}, seed=9){shuffle} | batch(7)"
+            );
+            let plan = Plan::parse(&text, None).unwrap();
+            let described = files.iter().map(|file| (file.described, |i| token_of(file, i)));
+            let mut reference = known(Reference::new(&plan, described.collect()), &files);
+            let trouble = Trouble::default();
+            let ran = run(&plan, &files, contents(&files), Part::all((3, 400)), 1, trouble);
+            assert_eq!((ran.host.end, ran.host.batches.len()), (Some(Ok(())), 400), "{text}");
+            for (number, batch) in &ran.host.batches {
+                assert_eq!(reference.batch(*number).as_ref(), Ok(batch), "{text}, batch {number}");
+            }
+        }
+    }
+}
+
+/// Few documents that lie far apart are packed in blocks of fewer samples: before, such a plan was refused.
+#[test]
+fn documents_far_apart_are_packed_into_smaller_blocks() {
+    let mut files = [file(Dtype::U16, 3_000_000, 1)];
+    let document = |at: u64| at * 40_000..at * 40_000 + 50 + at * 37 % 600;
+    files[0].documents = (0..75).map(document).collect();
+    for fit in ["best", "first", "single"] {
+        for shuffle in ["", " | shuffle(5)"] {
+            let text = format!("window(500) | pack({fit}) | narrow(u16){shuffle} | batch(3)");
+            let plan = Plan::parse(&text, None).unwrap();
+            let described = files.iter().map(|file| (file.described, |i| token_of(file, i)));
+            let mut reference = known(Reference::new(&plan, described.collect()), &files);
+            let trouble = Trouble::default();
+            let ran = run(&plan, &files, contents(&files), Part::all((0, 60)), 1, trouble);
+            assert_eq!((ran.host.end, ran.host.batches.len()), (Some(Ok(())), 60), "{text}");
+            for (number, batch) in &ran.host.batches {
+                assert_eq!(reference.batch(*number).as_ref(), Ok(batch), "{text}, batch {number}");
             }
         }
     }

@@ -3,11 +3,9 @@
 use alloc::format;
 use alloc::string::String;
 
-/// What decides which bytes a dataset gives.
+/// What decides which bytes a dataset gives. Its name does not: the same file has several, and a copy another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity<'a> {
-    /// Its name, as resolved.
-    pub name: &'a str,
     /// Type of its tokens.
     pub dtype: &'a str,
     /// Number of its tokens.
@@ -27,10 +25,8 @@ impl Identity<'_> {
     /// because every block read is compared with them; without two the files must be the same. So a manifest
     /// may be added or removed, and a dataset with a manifest may be copied.
     pub fn difference(&self, now: &Identity<'_>) -> Option<String> {
-        let Identity { name, dtype, tokens, data_offset, fingerprint, content, documents } = *self;
-        if name != now.name {
-            Some(format!("it is {:?} now and was {name:?}", now.name))
-        } else if dtype != now.dtype {
+        let Identity { dtype, tokens, data_offset, fingerprint, content, documents } = *self;
+        if dtype != now.dtype {
             Some(format!("it holds {} tokens now and held {dtype}", now.dtype))
         } else if tokens != now.tokens {
             Some(format!("it has {} tokens now and had {tokens}", now.tokens))
@@ -62,7 +58,6 @@ mod tests {
     #[test]
     fn contents_decide_where_both_times_have_a_manifest_and_the_file_otherwise() {
         let then = Identity {
-            name: "web.bin",
             dtype: "u16",
             tokens: 7,
             data_offset: 0,
@@ -86,7 +81,6 @@ mod tests {
         says(then, Identity { tokens: 8, ..then }, "8 tokens now and had 7");
         says(then, Identity { dtype: "u32", ..then }, "u32 tokens now and held u16");
         says(then, Identity { data_offset: 8, ..then }, "byte 8 now");
-        says(then, Identity { name: "web.npy", ..then }, "web.npy");
         // Whatever the manifests say: the index is another file.
         let documents = |documents| Identity { documents, ..with(5, 9) };
         assert_eq!(documents(3).difference(&documents(3)), None);

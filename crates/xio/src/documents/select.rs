@@ -94,18 +94,27 @@ pub struct Kept {
     pub duplicates: Count,
 }
 
-/// Selects from all datasets of a plan, in the order of its blend. `list` is that of the filter.
+/// Marks the documents of a file, of so many, that are of the part that is delivered.
+pub type PartOf<'a> = &'a dyn Fn(usize) -> Vec<bool>;
+
+/// Selects from all datasets of a plan, in the order of its blend. `list` is that of the filter. Of what is left the
+/// documents of the part are delivered; it is told by their numbers in the file.
 ///
 /// # Errors
 /// Never for documents that were a table before, each of which has a hash.
 pub fn select(
     selection: &Selection,
+    part: PartOf<'_>,
     list: &HashList,
     datasets: &[Hashed],
 ) -> Result<Vec<Kept>, DocumentsError> {
     let keep = selection.filter.as_ref().map(|filter| filter.keep);
     let passes = |hash: &u64| keep.is_none_or(|keep| list.contains(*hash) == keep);
-    let passed = |dataset: &Hashed| dataset.hashes.iter().map(passes).collect();
+    let passed = |dataset: &Hashed| match selection.is_empty() {
+        // Without their hashes, which nothing needs.
+        true => alloc::vec![true; dataset.documents.len()],
+        false => dataset.hashes.iter().map(passes).collect(),
+    };
     let passed: Vec<Vec<bool>> = datasets.iter().map(passed).collect();
     let mut unique = passed.clone();
     match selection.dedup {
@@ -125,7 +134,9 @@ pub fn select(
     datasets
         .iter()
         .zip(marks)
-        .map(|(dataset, (passed, unique))| kept(dataset, passed, unique))
+        .map(|(dataset, (passed, unique))| {
+            kept(dataset, passed, unique, &part(dataset.documents.len()))
+        })
         .collect()
 }
 
@@ -147,13 +158,19 @@ fn drop_repeated(datasets: &[Hashed], of: &[usize], marks: &mut [Vec<bool>]) {
     }
 }
 
-fn kept(dataset: &Hashed, passed: &[bool], unique: &[bool]) -> Result<Kept, DocumentsError> {
+fn kept(
+    dataset: &Hashed,
+    passed: &[bool],
+    unique: &[bool],
+    own: &[bool],
+) -> Result<Kept, DocumentsError> {
     let (mut filtered, mut duplicates) = (Count::default(), Count::default());
     let mut ranges = Vec::new();
-    for (range, (passed, unique)) in dataset.documents.iter().zip(passed.iter().zip(unique)) {
+    let marks = passed.iter().zip(unique).zip(own);
+    for (range, ((passed, unique), own)) in dataset.documents.iter().zip(marks) {
         let dropped = match (passed, unique) {
             (_, true) => {
-                ranges.push(range);
+                ranges.extend(Some(range).filter(|_| *own));
                 continue;
             }
             (true, false) => &mut duplicates,
@@ -173,6 +190,8 @@ mod tests {
     use proptest::prelude::*;
     use std::vec;
 
+    const WHOLE: PartOf<'_> = &|documents| vec![true; documents];
+
     fn hashed(lengths: &[u32], hashes: &[u64]) -> Hashed {
         let documents = Documents::contiguous(lengths.iter().copied()).unwrap();
         Hashed { documents, hashes: hashes.to_vec(), drawn: true }
@@ -186,12 +205,16 @@ mod tests {
     fn filters_drop_or_keep_what_is_listed() {
         let data = [hashed(&[3, 0, 5, 2], &[7, 8, 7, 9])];
         let list = HashList::new(vec![9, 7, 7, 1]);
-        let dropped = select(&filter(false), &list, &data).unwrap();
+        let dropped = select(&filter(false), WHOLE, &list, &data).unwrap();
         assert_eq!(dropped[0].documents.iter().collect::<Vec<_>>(), vec![3..3; 1]);
         assert_eq!(dropped[0].filtered, Count { documents: 3, tokens: 10 });
-        let kept = select(&filter(true), &list, &data).unwrap();
+        let kept = select(&filter(true), WHOLE, &list, &data).unwrap();
         assert_eq!(kept[0].documents, Documents::new([0..3, 3..8, 8..10]).unwrap());
-        let all = select(&Selection::default(), &list, &data).unwrap();
+        let half: PartOf<'_> = &|documents| (0..documents).map(|at| at % 2 == 0).collect();
+        let part = select(&filter(true), half, &list, &data).unwrap();
+        assert_eq!(part[0].documents, Documents::new([0..3, 3..8]).unwrap());
+        assert_eq!(part[0].filtered, kept[0].filtered);
+        let all = select(&Selection::default(), WHOLE, &list, &data).unwrap();
         assert_eq!(all[0].documents, data[0].documents);
     }
 
@@ -200,7 +223,7 @@ mod tests {
         let mut data = [hashed(&[1, 2, 3], &[5, 5, 6]), hashed(&[4, 5], &[6, 7])];
         let select = |dedup, data: &[Hashed]| {
             let selection = Selection { filter: None, dedup: Some(dedup) };
-            let kept = select(&selection, &HashList::default(), data).unwrap();
+            let kept = select(&selection, WHOLE, &HashList::default(), data).unwrap();
             let ranges = |kept: &Kept| kept.documents.iter().collect::<Vec<_>>();
             (kept.iter().map(ranges).collect::<Vec<_>>(), kept[0].duplicates)
         };
@@ -225,7 +248,7 @@ mod tests {
             }).collect();
             let dedup = Some(if across { Dedup::Across } else { Dedup::Within });
             let selection = Selection { dedup, ..filter(keep) };
-            let kept = select(&selection, &HashList::new(list.clone()), &data).unwrap();
+            let kept = select(&selection, WHOLE, &HashList::new(list.clone()), &data).unwrap();
             let mut seen = BTreeSet::new();
             for (data, kept) in data.iter().zip(&kept) {
                 if !across {

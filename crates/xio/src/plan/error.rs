@@ -18,7 +18,7 @@ use thiserror::Error;
 use super::{MAX_BATCH_TOKENS, MAX_PLAN_BYTES, MIN_BLOCK_BYTES};
 use crate::dataset::Dtype;
 use crate::kernel::Codec;
-use crate::order::{BLOCK_BYTES, MAX_DATASETS, MAX_PHASES, MAX_TOTAL_WEIGHT};
+use crate::order::{BLOCK_BYTES, MAX_DATASETS, MAX_PHASES};
 
 /// Characters of the plan shown on each side of a mistake.
 const CONTEXT_CHARS: usize = 48;
@@ -115,8 +115,8 @@ pub enum Problem {
     Weight { name: String, found: String, why: WeightProblem },
     #[error("all weights are zero")]
     AllZero,
-    #[error("the weights need {total} parts to be exact, at most {MAX_TOTAL_WEIGHT} can be kept")]
-    TotalTooLarge { total: u64 },
+    #[error("the weights lie too far apart for one blend")]
+    WeightsApart,
     #[error("the blend names more than {MAX_DATASETS} datasets")]
     TooManyDatasets,
     #[error("`{name}` has weights for {weights} phases, the plan has {phases}")]
@@ -133,6 +133,10 @@ pub enum Problem {
     UnknownOrder { found: String },
     #[error("order(megatron) cannot divide documents by the split {found}")]
     Split { found: String },
+    #[error("split cannot divide datasets by the shares {found}")]
+    SplitShares { found: String },
+    #[error("the split has no part {found}, or its share is 0")]
+    SplitPart { found: String },
     #[error("windows of order(megatron) cannot share {overlap} tokens")]
     MegatronOverlap { overlap: u32 },
     #[error("the plan does not say how long a sample is")]
@@ -144,21 +148,18 @@ pub enum Problem {
 /// What is wrong with a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum WeightProblem {
-    /// Not of the form `12.5`.
-    #[error("not a decimal number")]
-    NotDecimal,
+    /// Not of the form `12.5`, `1e-3` or `1/3`.
+    #[error("not a number")]
+    NotANumber,
     /// Below zero.
     #[error("a share cannot be negative")]
     Negative,
     /// Zero where every dataset needs a weight.
     #[error("order(megatron) needs weights above zero")]
     Zero,
-    /// More digits after the point than are stored.
-    #[error("more than six digits behind the point")]
-    TooPrecise,
-    /// Larger than any sum of weights.
-    #[error("larger than 1000000")]
-    TooLarge,
+    /// More digits than a float has, or a large exponent.
+    #[error("more than 18 digits, or an exponent outside -24 to 12 behind them")]
+    Digits,
 }
 
 impl PlanError {
@@ -227,7 +228,7 @@ impl Problem {
                 return Some(alloc::format!("did you mean `{name}`?"));
             }
             Problem::UnknownAction { .. } => {
-                &"actions are window, pack, shuffle, order, blend, phases, filter, dedup, remap, wasm, narrow, bitpack, compress, quantize, widen, pairs, positions, batch"
+                &"actions are window, pack, shuffle, order, blend, phases, tokenizers, filter, dedup, split, remap, wasm, narrow, bitpack, compress, quantize, widen, pairs, positions, batch"
             }
             Problem::RepeatedAction { .. } => &"keep one of them",
             Problem::UnknownArgument { known, .. } => known,
@@ -285,6 +286,10 @@ impl Problem {
             Problem::Split { .. } => {
                 &"as in Megatron, the shares of training, validation and test: split=\"969,30,1\""
             }
+            Problem::SplitShares { .. } => {
+                &"up to three numbers, for training, validation and test: split(\"98,1,1\", part=train)"
+            }
+            Problem::SplitPart { .. } => &"parts are train, valid and test",
             Problem::MegatronOverlap { .. } => {
                 &"for seq_length 2048 write window(2049, overlap=1), or window(2048) without the extra token"
             }
@@ -293,10 +298,10 @@ impl Problem {
             Problem::Weight { why: WeightProblem::Zero, .. } => {
                 &"leave the dataset out of the blend; Megatron-core has no datasets of weight 0"
             }
-            Problem::Weight { .. } => &"weights look like 3, 0.5 or 0.125000",
+            Problem::Weight { .. } => &"weights look like 3, 0.5, 6972290 or 1/3",
             Problem::AllZero => &"give at least one dataset a weight above zero",
-            Problem::TotalTooLarge { .. } => {
-                &"round the weights to fewer digits; the ratio is then kept to within one sample for ever"
+            Problem::WeightsApart => {
+                &"weights a million times smaller than another are never drawn: use 0"
             }
             Problem::PhaseCount { phases: 1, .. } => {
                 &"say where the next weights apply: phases(1_000_000)"

@@ -6,6 +6,7 @@ use core::ops::Range;
 
 use super::{Part, Plan, Quoted, lexer};
 use crate::documents::Documents;
+use crate::order::SplitPart;
 use crate::order::megatron::{MegatronError, MegatronOrder, Settings, Source, split};
 
 /// A decimal number of a plan as a 64-bit float, at least zero and finite. Prints in the fewest digits that parse
@@ -17,9 +18,14 @@ pub struct Decimal(f64);
 impl Eq for Decimal {}
 
 impl Decimal {
-    /// Digits with at most one point among them.
+    /// Digits with at most one point among them and perhaps an exponent, or a fraction of two such numbers, which is
+    /// rounded.
     pub(super) fn parse(text: &str) -> Option<Decimal> {
-        let legal = text.chars().all(|c| c.is_ascii_digit() || c == '.');
+        if let Some((above, below)) = text.split_once('/') {
+            let value = Decimal::parse(above)?.0 / Decimal::parse(below)?.0;
+            return Some(value).filter(|value| value.is_finite()).map(Decimal);
+        }
+        let legal = text.starts_with(|c: char| c.is_ascii_digit() || c == '.');
         text.parse().ok().filter(|value: &f64| legal && value.is_finite()).map(Decimal)
     }
 
@@ -42,8 +48,10 @@ pub struct Megatron {
     pub seed: u32,
     /// Samples of the training run.
     pub samples: Option<u64>,
-    /// The ratio of training, validation and test; the first is delivered. All documents without it.
+    /// The ratio of training, validation and test. All documents without it.
     pub split: Vec<Decimal>,
+    /// What of it is delivered.
+    pub part: SplitPart,
     /// Weights of the datasets of the blend, exactly as megatron-core would be given them; none if datasets are
     /// blended by their samples, or there is one alone.
     pub weights: Vec<Decimal>,
@@ -60,6 +68,9 @@ impl fmt::Display for Megatron {
             write!(f, ", split=\"{first}")?;
             others.iter().try_for_each(|share| write!(f, ",{share}"))?;
             f.write_str("\"")?;
+        }
+        if self.part != SplitPart::Train {
+            write!(f, ", part={}", self.part)?;
         }
         f.write_str(")")
     }
@@ -101,12 +112,15 @@ impl Plan {
     ) -> Option<Result<MegatronOrder, MegatronError>> {
         let megatron = self.megatron.as_ref()?;
         let ratio: Vec<f64> = megatron.split.iter().map(|share| share.value()).collect();
-        let training = |documents: &Documents| match ratio.as_slice() {
+        let own = megatron.part as usize;
+        let of_part = |documents: &Documents| match ratio.as_slice() {
             [] => Ok(0..documents.len()),
-            ratio => split(ratio, documents.len()).map(|[part, _, _]| part.unwrap_or(0..0)),
+            ratio => {
+                split(ratio, documents.len()).map(|mut parts| parts[own].take().unwrap_or(0..0))
+            }
         };
         let source = |documents: Documents| {
-            let part: Range<usize> = training(&documents)?;
+            let part: Range<usize> = of_part(&documents)?;
             Ok(Source { documents, part })
         };
         let weights: Vec<f64> = megatron.weights.iter().map(|weight| weight.value()).collect();

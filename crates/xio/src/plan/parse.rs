@@ -10,6 +10,7 @@ use core::ops::Range;
 use super::error::{PlanError, Problem, WeightProblem};
 use super::lexer::{self, Kind, Token};
 use super::megatron::Megatron;
+use super::weights::{Phase, Weight};
 use super::{
     DEFAULT_BATCH, Deliver, Groups, MAX_BATCH, MAX_BATCH_TOKENS, MAX_PHASE_START, MAX_PLAN_BYTES,
     MAX_WINDOW, MIN_BLOCK_BYTES, Narrow, Overflow, Pack, Part, Plan, Quantize, Shape, Shuffle,
@@ -20,18 +21,21 @@ use crate::documents::{Dedup, Filter, Selection};
 use crate::kernel::pack::PACKED_BITS;
 use crate::kernel::{Codec, Compression, Quant, ZSTD_LEVELS};
 use crate::order::{
-    BLOCK_BYTES, Fit, MAX_DATASETS, MAX_GROUP_BLOCKS, MAX_PHASES, MAX_TOTAL_WEIGHT,
+    BLOCK_BYTES, Fit, MAX_DATASETS, MAX_GROUP_BLOCKS, MAX_PHASES, MAX_TOTAL_WEIGHT, Split,
+    SplitPart,
 };
 
-const ACTIONS: [&str; 18] = [
+pub(super) const ACTIONS: [&str; 20] = [
     "window",
     "pack",
     "shuffle",
     "order",
     "blend",
     "phases",
+    "tokenizers",
     "filter",
     "dedup",
+    "split",
     "remap",
     "wasm",
     "narrow",
@@ -43,12 +47,6 @@ const ACTIONS: [&str; 18] = [
     "positions",
     "batch",
 ];
-
-/// Digits after the point of a weight.
-const WEIGHT_DIGITS: usize = 6;
-
-/// Weights are parsed as multiples of one millionth.
-const WEIGHT_UNIT: u64 = 1_000_000;
 
 pub(super) fn parse(text: &str, seed: Option<u64>) -> Result<Plan, PlanError> {
     if text.len() > MAX_PLAN_BYTES {
@@ -267,7 +265,9 @@ struct Draft {
     order: Option<(Megatron, Range<usize>)>,
     blend: Option<(Vec<Share>, Range<usize>)>,
     phases: Option<(Vec<u64>, Range<usize>)>,
+    mixes_tokenizers: bool,
     selection: Selection,
+    split: Option<(Split, Range<usize>)>,
     remap: Option<String>,
     wasm: Option<UserModule>,
     narrow: Option<(Narrow, Range<usize>)>,
@@ -310,8 +310,16 @@ impl Draft {
                 let phases = (phases(action)?, action.span.clone());
                 once(self.phases.replace(phases).is_none(), "phases")
             }
+            "tokenizers" => {
+                let first = !core::mem::replace(&mut self.mixes_tokenizers, tokenizers(action)?);
+                once(first, "tokenizers")
+            }
             "filter" => once(self.selection.filter.replace(filter(action)?).is_none(), "filter"),
             "dedup" => once(self.selection.dedup.replace(dedup(action)?).is_none(), "dedup"),
+            "split" => {
+                let split = (split(action, seed)?, action.span.clone());
+                once(self.split.replace(split).is_none(), "split")
+            }
             "remap" => once(self.remap.replace(remap(action)?).is_none(), "remap"),
             "wasm" => once(self.wasm.replace(wasm(action)?).is_none(), "wasm"),
             "narrow" => {
@@ -378,8 +386,10 @@ impl Draft {
             megatron: self.order.map(|(megatron, _)| megatron),
             shape: Shape::of(&blend),
             blend,
+            mixes_tokenizers: self.mixes_tokenizers,
             phases,
             selection: self.selection,
+            split: self.split.map(|(split, _)| split),
             remap: self.remap,
             wasm: self.wasm,
             narrow: self.narrow.map(|(narrow, _)| narrow),
@@ -552,6 +562,16 @@ fn narrow(action: &Action) -> Result<Narrow, PlanError> {
     Ok(Narrow { to: dtype, overflow })
 }
 
+/// Whether datasets of different tokenizers may be blended, which is the only thing to say about them.
+fn tokenizers(action: &Action) -> Result<bool, PlanError> {
+    const USAGE: &str = "tokenizers(any) allows a blend of ids of different tokenizers";
+    let which = action.only("tokenizers", "any", USAGE)?;
+    match which.text.as_str() {
+        "any" => Ok(true),
+        _ => which.refuse(Problem::ExtraArgument { action: "tokenizers", usage: USAGE }),
+    }
+}
+
 /// The list of a filter.
 fn filter(action: &Action) -> Result<Filter, PlanError> {
     const USAGE: &str = "filter(\"LIST\") drops the documents whose hash is in the list, filter(keep=\"LIST\") keeps them";
@@ -580,6 +600,39 @@ fn dedup(action: &Action) -> Result<Dedup, PlanError> {
             let problem = Problem::ExtraArgument { action: "dedup", usage: USAGE };
             Err(PlanError::new(problem, first.span()))
         }
+    }
+}
+
+fn split(action: &Action, default_seed: Option<u64>) -> Result<Split, PlanError> {
+    const USAGE: &str = "split(\"98,1,1\", part=valid) or split(\"99,1\", part=train, seed=7): shares of training, validation and test";
+    let [shares, part, seed] = action.named("split", ["shares", "part", "seed"], USAGE)?;
+    let missing = |argument| {
+        let problem = Problem::MissingArgument { action: "split", argument, usage: USAGE };
+        PlanError::new(problem, action.span.clone())
+    };
+    let shares = shares.ok_or_else(|| missing("shares"))?;
+    let numbers = shares.text.split(',').map(|share| Weight::parse(share.trim()).ok());
+    let mut numbers: Vec<Weight> = numbers
+        .collect::<Option<Vec<Weight>>>()
+        .filter(|numbers| numbers.len() <= 3)
+        .ok_or_else(|| {
+            PlanError::new(Problem::SplitShares { found: shares.describe() }, shares.span.clone())
+        })?;
+    numbers.resize(3, Weight::ZERO);
+    let Some(phase) = Phase::new(&numbers).filter(|phase| phase.sum() > 0) else {
+        return shares.refuse(Problem::SplitShares { found: shares.describe() });
+    };
+    let part = part.ok_or_else(|| missing("part"))?;
+    let Some(known) = SplitPart::from_name(&part.text) else {
+        return part.refuse(Problem::SplitPart { found: part.describe() });
+    };
+    let seed = seed.map_or(Ok(0), |seed| seed_value(seed, default_seed))?;
+    let parts = phase.within(MAX_TOTAL_WEIGHT as u32);
+    let [train, valid, test] = [parts[0], parts[1], parts[2]];
+    let shares = [train, valid, test];
+    match shares[known as usize] {
+        0 => part.refuse(Problem::SplitPart { found: part.describe() }),
+        _ => Ok(Split { shares, part: known, seed }),
     }
 }
 
@@ -779,36 +832,13 @@ fn blend(action: &Action) -> Result<Vec<Share>, PlanError> {
     Ok(shares)
 }
 
-/// The decimal number `text` of `value` in millionths, exactly.
-fn weight(name: &Piece, value: &Piece, text: &str) -> Result<u64, PlanError> {
-    let refuse = |why| {
-        value.refuse(Problem::Weight { name: name.text.clone(), found: value.describe(), why })
-    };
-    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
-    let digits = |text: &str| text.chars().all(|c| c.is_ascii_digit());
-    if let Some(positive) = text.strip_prefix('-')
-        && positive.starts_with(|c: char| c.is_ascii_digit() || c == '.')
-    {
-        return refuse(WeightProblem::Negative);
-    }
-    if value.quoted || whole.len() + fraction.len() == 0 || !digits(whole) || !digits(fraction) {
-        return refuse(WeightProblem::NotDecimal);
-    }
-    let fraction = fraction.trim_end_matches('0');
-    if fraction.len() > WEIGHT_DIGITS {
-        return refuse(WeightProblem::TooPrecise);
-    }
-    let whole = whole.trim_start_matches('0');
-    if whole.len() > 7 {
-        return refuse(WeightProblem::TooLarge);
-    }
-    // Digits only and few of them: parsing fails for no digits, which means zero.
-    let number = |digits: &str| digits.parse().unwrap_or(0u64);
-    let scale = 10u64.pow((WEIGHT_DIGITS - fraction.len()) as u32);
-    match number(whole) {
-        ..=MAX_TOTAL_WEIGHT => Ok(number(whole) * WEIGHT_UNIT + number(fraction) * scale),
-        _ => refuse(WeightProblem::TooLarge),
-    }
+/// The weight that `text`, a part of `value`, says.
+fn weight(name: &Piece, value: &Piece, text: &str) -> Result<Weight, PlanError> {
+    let weight = if value.quoted { Err(WeightProblem::NotANumber) } else { Weight::parse(text) };
+    weight.map_err(|why| {
+        let (name, found) = (name.text.clone(), value.describe());
+        PlanError::new(Problem::Weight { name, found, why }, value.span.clone())
+    })
 }
 
 /// The first dataset that was named before.
@@ -817,7 +847,7 @@ fn repeated(shares: &[Share]) -> Option<usize> {
     shares.iter().position(|share| !named.insert(share.name.text.as_str()))
 }
 
-/// Weights in each phase, without their common divisor. A dataset with one weight has it in every phase.
+/// Weights in each phase, as whole numbers. A dataset with one weight has it in every phase.
 fn reduce(shares: &[Share], phases: usize, span: Range<usize>) -> Result<Vec<Part>, PlanError> {
     let repeated = repeated(shares);
     let weights = |(at, Share { name, value }): (usize, &Share)| {
@@ -828,35 +858,34 @@ fn reduce(shares: &[Share], phases: usize, span: Range<usize>) -> Result<Vec<Par
             return name.refuse(Problem::NoWeight { found: name.describe() });
         };
         let weights = value.text.split(':').map(|text| weight(name, value, text));
-        let name = name.text.clone();
-        match weights.collect::<Result<Vec<u64>, PlanError>>()?.as_slice() {
-            [only] => Ok((name, alloc::vec![*only; phases])),
-            many if many.len() == phases => Ok((name, Vec::from(many))),
-            many => value.refuse(Problem::PhaseCount { name, weights: many.len(), phases }),
+        match weights.collect::<Result<Vec<Weight>, PlanError>>()?.as_slice() {
+            [only] => Ok(alloc::vec![*only; phases]),
+            many if many.len() == phases => Ok(Vec::from(many)),
+            many => {
+                let name = name.text.clone();
+                value.refuse(Problem::PhaseCount { name, weights: many.len(), phases })
+            }
         }
     };
-    let shares = shares.iter().enumerate().map(weights).collect::<Result<Vec<_>, PlanError>>();
-    let mut shares: Vec<(String, Vec<u64>)> = shares?;
-    let mut all = 0u64;
-    for phase in 0..phases {
-        let divisor = shares.iter().fold(0, |a, (_, weights)| gcd(a, weights[phase]));
-        if divisor == 0 {
-            return Err(PlanError::new(Problem::AllZero, span));
+    let weights = shares.iter().enumerate().map(weights).collect::<Result<Vec<_>, PlanError>>()?;
+    let phase = |phase: usize| {
+        let weights: Vec<Weight> = weights.iter().map(|weights| weights[phase]).collect();
+        match Phase::new(&weights) {
+            Some(phase) if phase.sum() > 0 => Ok(phase),
+            Some(_) => Err(PlanError::new(Problem::AllZero, span.clone())),
+            None => Err(PlanError::new(Problem::WeightsApart, span.clone())),
         }
-        shares.iter_mut().for_each(|(_, weights)| weights[phase] /= divisor);
-        all += shares.iter().map(|(_, weights)| weights[phase]).sum::<u64>();
-    }
-    if all > MAX_TOTAL_WEIGHT {
-        return Err(PlanError::new(Problem::TotalTooLarge { total: all }, span));
-    }
-    // Each weight is at most the total, far inside 32 bits.
-    let narrow = |weights: Vec<u64>| weights.into_iter().map(|weight| weight as u32).collect();
-    let part = |(name, weights)| Part { name, weights: narrow(weights) };
-    Ok(shares.into_iter().map(part).collect())
-}
-
-const fn gcd(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { gcd(b, a % b) }
+    };
+    let exact = (0..phases).map(phase).collect::<Result<Vec<Phase>, PlanError>>()?;
+    // All phases together bound the time of a seek.
+    let fits = exact.iter().map(Phase::sum).sum::<u128>() <= u128::from(MAX_TOTAL_WEIGHT);
+    let limit = if fits { MAX_TOTAL_WEIGHT } else { MAX_TOTAL_WEIGHT / phases as u64 };
+    let parts: Vec<Vec<u32>> = exact.into_iter().map(|phase| phase.within(limit as u32)).collect();
+    let part = |(dataset, Share { name, .. }): (usize, &Share)| Part {
+        name: name.text.clone(),
+        weights: parts.iter().map(|phase| phase[dataset]).collect(),
+    };
+    Ok(shares.iter().enumerate().map(part).collect())
 }
 
 /// The action closest to a misspelt name, if one is close.

@@ -6,6 +6,7 @@ use std::{format, string::ToString, vec, vec::Vec};
 use super::*;
 use crate::documents::Documents;
 use crate::kernel::Codec;
+use crate::order::SplitPart;
 use crate::order::megatron::{MegatronOrder, Settings, Source, split};
 
 const FULL: &str =
@@ -265,25 +266,45 @@ const WEIGHTS: &[(&str, &str, &str)] = &[
     ("window(4) | blend(0.5, 0.5)", "0.5", "needs NAME=WEIGHT"),
     ("window(4) | blend(a=1, a=2)", "a", "a second time"),
     ("window(4) | blend(a=-0.5)", "-0.5", "cannot be negative"),
-    ("window(4) | blend(a=NaN)", "NaN", "not a decimal number"),
-    ("window(4) | blend(a=-inf)", "-inf", "not a decimal number"),
-    ("window(4) | blend(a=1e3)", "1e3", "not a decimal number"),
-    ("window(4) | blend(a=.)", ".", "not a decimal number"),
-    ("window(4) | blend(a=1.2.3)", "1.2.3", "not a decimal number"),
-    ("window(4) | blend(a=0.0000001)", "0.0000001", "six digits"),
-    ("window(4) | blend(a=1000001)", "1000001", "larger than"),
+    ("window(4) | blend(a=NaN)", "NaN", "not a number"),
+    ("window(4) | blend(a=-inf)", "-inf", "not a number"),
+    ("window(4) | blend(a=1e)", "1e", "not a number"),
+    ("window(4) | blend(a=.)", ".", "not a number"),
+    ("window(4) | blend(a=1.2.3)", "1.2.3", "not a number"),
+    ("window(4) | blend(a=1/0)", "1/0", "not a number"),
+    ("window(4) | blend(a=1e-25)", "1e-25", "more than 18 digits"),
+    ("window(4) | blend(a=1e13)", "1e13", "more than 18 digits"),
+    (
+        "window(4) | blend(a=123456789012345678e12, b=1e-24)",
+        "blend(a=123456789012345678e12, b=1e-24)",
+        "too far apart",
+    ),
     ("window(4) | blend(a=0, b=0.0)", "blend(a=0, b=0.0)", "all weights are zero"),
-    ("window(4) | blend(a=0.123457, b=1)", "blend(a=0.123457, b=1)", "need 1123457 parts"),
     ("window(4) | blend(a=1:2, b=1)", "1:2", "weights for 2 phases, the plan has 1"),
     ("window(4) | blend(a=1:2:3, b=1) | phases(7)", "1:2:3", "give one weight for all phases"),
-    ("window(4) | blend(a=1:, b=1) | phases(7)", "1:", "not a decimal number"),
+    ("window(4) | blend(a=1:, b=1) | phases(7)", "1:", "not a number"),
     ("window(4) | blend(a=1:-1, b=1) | phases(7)", "1:-1", "cannot be negative"),
     ("window(4) | blend(a=1:0, b=1:0) | phases(7)", "blend(a=1:0, b=1:0)", "all weights are zero"),
+];
+
+/// Mistakes in a split.
+const SPLIT: &[(&str, &str, &str)] = &[
+    ("window(4) | split", "split", "needs its argument `shares`"),
+    ("window(4) | split('9,1')", "split('9,1')", "needs its argument `part`"),
+    ("window(4) | split('9,1', part=eval)", "eval", "has no part `eval`"),
+    ("window(4) | split('9,1', part=test)", "test", "its share is 0"),
+    ("window(4) | split('9,x', part=train)", "'9,x'", "cannot divide datasets"),
+    ("window(4) | split('0,0', part=train)", "'0,0'", "cannot divide datasets"),
+    ("window(4) | split('1,1,1,1', part=train)", "'1,1,1,1'", "cannot divide datasets"),
+    ("window(4) | split('9,1', part=train) | split('9,1', part=valid)", "split", "a second time"),
     (
-        "window(4) | blend(a=0.6:0.4, b=0.399999:0.600001) | phases(7)",
-        "blend(a=0.6:0.4, b=0.399999:0.600001)",
-        "need 1333334 parts",
+        "window(4) | order(megatron, seed=1) | split('9,1', part=train)",
+        "order(megatron, seed=1)",
+        "order(megatron) and split exclude each other",
     ),
+    ("window(4) | order(megatron, seed=1, part=valid)", "valid", "has no part `valid`"),
+    ("window(4) | tokenizers", "tokenizers", "needs its argument `any`"),
+    ("window(4) | tokenizers(two)", "two", "takes no further argument"),
 ];
 
 /// Mistakes in a plan with the order of Megatron-core.
@@ -328,7 +349,7 @@ const MEGATRON: &[(&str, &str, &str)] = &[
         "needs its argument `samples`",
     ),
     ("window(4) | order(megatron, seed=1, samples=9) | blend(a=1, b=0.0)", "0.0", "above zero"),
-    ("window(4) | order(megatron, seed=1, samples=9) | blend(a=1e3)", "1e3", "not a decimal"),
+    ("window(4) | order(megatron, seed=1, samples=9) | blend(a=1e)", "1e", "not a number"),
     ("window(4) | order(megatron, seed=1, samples=9) | blend(a=1, b)", "b", "needs NAME=WEIGHT"),
     ("window(4) | order(megatron, seed=1) | blend(a, b, a)", "a", "a second time"),
 ];
@@ -338,7 +359,7 @@ fn mistakes_point_at_their_place() {
     let many = (0..4_097).map(|i| format!("d{i}=1")).collect::<Vec<_>>().join(",");
     let many = format!("window(4) | blend({many})");
     let too_many = [(many.as_str(), "d4096", "more than 4096 datasets")];
-    for (text, place, message) in [SHAPE, ARGUMENTS, WEIGHTS, MEGATRON, &too_many].concat() {
+    for (text, place, message) in [SHAPE, ARGUMENTS, WEIGHTS, SPLIT, MEGATRON, &too_many].concat() {
         let (marked, rendered) = mistake(text);
         assert_eq!(marked, place, "{rendered}");
         assert!(rendered.contains(message), "{message:?} is not in:\n{rendered}");
@@ -348,8 +369,8 @@ fn mistakes_point_at_their_place() {
 #[test]
 fn a_message_shows_line_carets_and_hint() {
     let (_, text) = mistake("window(2048)\n| blend(日本=1, b=x)\n| narrow(u16)");
-    let expected = "the weight of `b` is `x`: not a decimal number\n    | blend(日本=1, b=x)\n                    ^\n\
-                    hint: weights look like 3, 0.5 or 0.125000";
+    let expected = "the weight of `b` is `x`: not a number\n    | blend(日本=1, b=x)\n                    ^\n\
+                    hint: weights look like 3, 0.5, 6972290 or 1/3";
     assert_eq!(text, expected);
     let (_, text) = mistake("windw(2048) | narrow(u16)");
     let expected = "unknown action `windw`\n    windw(2048) | narrow(u16)\n    ^^^^^\n\
@@ -402,6 +423,70 @@ fn the_order_of_a_plan_is_frozen() {
         parts.iter().fold(digest, |digest, part| (digest ^ part).wrapping_mul(0x100_0000_01b3))
     });
     assert_eq!(digest, 12_849_016_044_387_688_526);
+}
+
+/// Every way to write weights, and the weights that are printed back, which are kept from then on.
+#[test]
+fn weights_are_any_numbers() {
+    for (written, printed) in [
+        ("blend(a=1/3, b=2/3)", "blend(a=1, b=2)"),
+        ("blend(a=0.3333333333333333, b=0.6666666666666666)", "blend(a=1, b=2)"),
+        ("blend(a=6972290, b=3291033)", "blend(a=282573, b=133379)"),
+        ("blend(a=6972290, b=3291033, c=77)", "blend(a=679333, b=320656, c=7)"),
+        ("blend(a=2.5e3, b=1E-1)", "blend(a=25000, b=1)"),
+        ("blend(a=0.123457, b=1)", "blend(a=109890, b=890107)"),
+        ("blend(a=1/3:1, b=2/3:1) | phases(7)", "blend(a=1:1, b=2:1) | phases(7)"),
+        (
+            "blend(a=0.6:0.4, b=0.399999:0.600001) | phases(7)",
+            "blend(a=200000:199999, b=133333:299998) | phases(7)",
+        ),
+    ] {
+        let plan = plan(&format!("window(8) | {written}"));
+        assert_eq!(plan.to_string(), format!("window(8) | {printed} | batch(32)"), "{written}");
+        assert_eq!(Plan::parse(&plan.to_string(), None), Ok(plan), "{written}");
+    }
+}
+
+#[test]
+fn a_split_prints_its_shares_without_a_common_divisor() {
+    for (written, printed) in [
+        ("split('98,1,1', part=train)", "split(\"98,1,1\", part=train, seed=0)"),
+        ("split(\"0.9, 0.1\", seed=seed, part=valid)", "split(\"9,1,0\", part=valid, seed=7)"),
+        ("split(shares='4,4,2', part=test, seed=3)", "split(\"2,2,1\", part=test, seed=3)"),
+    ] {
+        let plan = plan(&format!("window(8) | {written}"));
+        assert_eq!(plan.to_string(), format!("window(8) | {printed} | batch(32)"));
+        assert_eq!(Plan::parse(&plan.to_string(), None), Ok(plan), "{written}");
+    }
+    let megatron = plan("window(8) | order(megatron, seed=1, split='9,1', part=valid)");
+    let printed = "window(8) | order(megatron, seed=1, split=\"9,1\", part=valid) | batch(32)";
+    assert_eq!(megatron.to_string(), printed);
+}
+
+/// What a saved position may be loaded into: the same samples, whatever the files are called.
+#[test]
+fn plans_order_alike_whatever_the_names() {
+    let one =
+        plan("window(8) | shuffle(7) | blend(a=1, b=2) | pack(best) | filter('x') | remap('t')");
+    let other = "window(8) | shuffle(7) | blend(c=1, '/d/e.bin'=2) | pack(best) | filter('y') | remap('u') | batch(5)";
+    assert!(one.orders_as(&plan(other)));
+    for changed in [
+        "window(8) | shuffle(8) | blend(a=1, b=2) | pack(best) | filter('x') | remap('t')",
+        "window(8) | shuffle(7) | blend(b=2, a=1) | pack(best) | filter('x') | remap('t')",
+        "window(8) | shuffle(7) | blend(a=1, b=2) | pack(best) | filter(keep='x') | remap('t')",
+        "window(8) | shuffle(7) | blend(a=1, b=2) | pack(best) | filter('x')",
+    ] {
+        assert!(!one.orders_as(&plan(changed)), "{changed}");
+    }
+}
+
+#[test]
+fn samples_drawn_are_those_of_the_blend() {
+    let blend = plan("window(8) | blend(a=3, b=1:2, c=0) | phases(8)");
+    assert_eq!(blend.drawn(0), Some(vec![0, 0, 0]));
+    assert_eq!(blend.drawn(8), Some(vec![6, 2, 0]));
+    assert_eq!(blend.drawn(8 + 50), Some(vec![6 + 30, 2 + 20, 0]));
+    assert_eq!(plan("window(8)").drawn(11), Some(vec![11]));
 }
 
 #[test]
@@ -523,9 +608,16 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
     let dedup = prop::sample::select(vec![Dedup::Within, Dedup::Across]);
     let selection = (prop::option::of(list), prop::option::of(dedup));
     let selection = selection.prop_map(|(filter, dedup)| Selection { filter, dedup });
+    let shares = vec![[99, 1, 0], [1, 1, 1], [0, 1, 0], [999_998, 1, 1]];
+    let split = (prop::sample::select(shares), any::<u64>()).prop_map(|(shares, seed)| Split {
+        shares,
+        part: SplitPart::Valid,
+        seed,
+    });
+    let split = (prop::option::of(split), any::<bool>());
     let fit = prop::sample::select(Fit::ALL.to_vec());
     let pack = prop::option::of((fit, any::<u32>()).prop_map(|(fit, pad)| Pack { fit, pad }));
-    let rows = (pack, prop::option::of(any::<i64>()), any::<bool>(), selection);
+    let rows = (pack, prop::option::of(any::<i64>()), any::<bool>(), selection, split);
     let types = (narrow, widen, (remap, bits, codec, quantize, wasm));
     (window, prop::option::of(shuffle), blend, types, 1..=2_048u32, rows).prop_map(
         |(
@@ -534,7 +626,7 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
             (blend, phases),
             (narrow, widen, forms),
             batch,
-            (pack, ignore, positions, selection),
+            (pack, ignore, positions, selection, (split, mixes_tokenizers)),
         )| {
             let (narrow, bitpack, compress) = legal_forms(narrow, widen, forms.1, forms.2);
             let batch = batch.min((MAX_BATCH_TOKENS / u64::from(window)) as u32);
@@ -547,7 +639,9 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
                 shape: Shape::of(&blend),
                 blend,
                 phases,
+                mixes_tokenizers,
                 selection,
+                split,
                 remap: forms.0,
                 wasm: forms.4,
                 narrow,

@@ -271,6 +271,7 @@ impl Schedule {
                 samples,
             });
         }
+        let number = layout.block_in_file(number);
         let first_token = number * u64::from(layout.samples_per_block) * u64::from(layout.stride());
         let tokens = layout.run_tokens(samples.into()) as u32;
         Some(BlockRange { number, first_token, tokens, samples })

@@ -94,6 +94,7 @@ impl Dataset {
             overlap: 0,
             samples: shape.samples,
             samples_per_block: shape.per_block,
+            part: None,
         };
         Dataset { layout, bytes: bytes.into() }
     }

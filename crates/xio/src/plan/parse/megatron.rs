@@ -6,16 +6,17 @@ use core::ops::Range;
 use super::{
     Action, Draft, MAX_TOTAL_WEIGHT, PlanError, Problem, Share, WeightProblem, repeated, seed_value,
 };
+use crate::order::SplitPart;
 use crate::order::megatron::MAX_SAMPLES;
 use crate::plan::megatron::{Decimal, Megatron};
 use crate::plan::{Part, gcd};
 
-const USAGE: &str = "order(megatron, seed=1234, samples=1_000_000) or order(megatron, seed=1234, split=\"969,30,1\")";
+const USAGE: &str = "order(megatron, seed=1234, samples=1_000_000) or order(megatron, seed=1234, split=\"969,30,1\", part=train)";
 
 /// Without the weights, which belong to another action.
 pub(super) fn order(action: &Action, default_seed: Option<u64>) -> Result<Megatron, PlanError> {
-    let names = ["name", "seed", "samples", "split"];
-    let [name, seed, samples, split] = action.named("order", names, USAGE)?;
+    let names = ["name", "seed", "samples", "split", "part"];
+    let [name, seed, samples, split, part] = action.named("order", names, USAGE)?;
     let missing = |argument| {
         let problem = Problem::MissingArgument { action: "order", argument, usage: USAGE };
         PlanError::new(problem, action.span.clone())
@@ -41,7 +42,15 @@ pub(super) fn order(action: &Action, default_seed: Option<u64>) -> Result<Megatr
             ratio.ok_or_else(|| PlanError::new(refused(), split.span.clone()))?
         }
     };
-    Ok(Megatron { seed, samples, split, weights: Vec::new() })
+    let part = match part {
+        None => SplitPart::Train,
+        Some(part) => SplitPart::from_name(&part.text)
+            .filter(|known| split.get(*known as usize).is_some_and(|share| share.value() > 0.0))
+            .ok_or_else(|| {
+                PlanError::new(Problem::SplitPart { found: part.describe() }, part.span.clone())
+            })?,
+    };
+    Ok(Megatron { seed, samples, split, part, weights: Vec::new() })
 }
 
 impl Draft {
@@ -55,6 +64,7 @@ impl Draft {
         match () {
             () if self.shuffle.is_some() => refuse(Problem::Exclusive { one, other: "shuffle" }),
             () if self.pack.is_some() => refuse(Problem::Exclusive { one, other: "pack" }),
+            () if self.split.is_some() => refuse(Problem::Exclusive { one, other: "split" }),
             () if self.phases.is_some() => refuse(Problem::Exclusive { one, other: "phases" }),
             () if overlap > 1 => refuse(Problem::MegatronOverlap { overlap }),
             () => Ok(()),
@@ -88,7 +98,7 @@ pub(super) fn blend(
         match Decimal::parse(&value.text).filter(|_| !value.quoted) {
             Some(weight) if weight.value() > 0.0 => megatron.weights.push(weight),
             Some(_) => return refuse(WeightProblem::Zero),
-            None => return refuse(WeightProblem::NotDecimal),
+            None => return refuse(WeightProblem::NotANumber),
         }
     }
     if given && megatron.samples.is_none() {

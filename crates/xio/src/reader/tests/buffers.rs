@@ -135,7 +135,8 @@ fn sources(draw: &mut Chance, window: u32) -> (Vec<BlockShuffle>, Vec<ReaderSour
         shuffles.push(shuffle.expect("sound"));
         let tokens = samples * u64::from(window);
         let file = TokenFile { dtype: Dtype::U16, data_offset: 0, tokens, format: Format::Flat };
-        let layout = SampleLayout { file, window, overlap: 0, samples, samples_per_block };
+        let layout =
+            SampleLayout { file, window, overlap: 0, samples, samples_per_block, part: None };
         let stages = stages.clone();
         let (cut, whole_pages) = (Cut::Windows, false);
         sources.push(ReaderSource {
@@ -287,8 +288,14 @@ fn no_buffer_is_idle_or_lost() {
         let samples = u64::from(per_block) * 12;
         let file =
             TokenFile { dtype: Dtype::U16, data_offset: 0, tokens: samples, format: Format::Flat };
-        let layout =
-            SampleLayout { file, window: 1, overlap: 0, samples, samples_per_block: per_block };
+        let layout = SampleLayout {
+            file,
+            window: 1,
+            overlap: 0,
+            samples,
+            samples_per_block: per_block,
+            part: None,
+        };
         let shuffle = BlockShuffle::new(samples, per_block, 4, 7, 0).expect("sound");
         let order = Order::new(Blend::new(&[1]).expect("sound"), vec![shuffle]);
         let mut draw = Chance::new(1);
