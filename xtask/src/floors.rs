@@ -342,11 +342,12 @@ const FLOORS: &[(&str, &str)] = &[
     (
         "bindings/python/src",
         "errors
+         fault
          ranks: errors
          options: errors ranks
-         source: errors options
+         source: errors fault options
          dlpack
-         batch: dlpack errors ranks source
+         batch: dlpack errors fault ranks source
          records: batch
          file: batch errors options ranks records source
          stream: batch errors options records source",

@@ -17,6 +17,7 @@ use pyo3::types::PyTuple;
 
 use crate::dlpack::{self, Array, Kind, MAX_DIMENSIONS};
 use crate::errors::invalid;
+use crate::fault::Known;
 use crate::ranks::Slice;
 use crate::source::Held;
 
@@ -164,6 +165,7 @@ pub(crate) struct Batch {
     view: client::Batch,
     form: Form,
     held: Arc<Held>,
+    _known: Known,
 }
 
 /// A batch that a tensor of another library uses; it counts as a buffer.
@@ -184,27 +186,24 @@ impl Drop for Export {
 impl Batch {
     pub(crate) fn new(view: client::Batch, form: Form, held: &Arc<Held>) -> Batch {
         held.batches.fetch_add(1, Ordering::Relaxed);
-        Batch { view, form, held: Arc::clone(held) }
+        let known = Known::new(view.bytes(), view.number());
+        Batch { view, form, held: Arc::clone(held), _known: known }
     }
 }
 
 impl Batch {
     fn row<'py>(&self, slf: &Bound<'py, Self>, index: usize) -> PyResult<Bound<'py, PyAny>> {
-        let all = Batch::numpy(slf)?;
+        let all = Batch::numpy(slf, false)?;
         if self.form.pairs || self.form.positions { all.get_item(index) } else { Ok(all) }
     }
 
-    /// A DLPack capsule of the batch, or of one row of its samples.
-    fn capsule<'py>(
-        slf: &Bound<'py, Self>,
-        row: Option<usize>,
-        max_version: Option<(u32, u32)>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let Batch { view, form, held } = slf.get();
+    /// The batch as an array, or one row of its samples.
+    fn array(&self, row: Option<usize>) -> Array<'_> {
+        let Batch { view, form, .. } = self;
         let (shape, strides) = (form.shape(), form.strides());
         let skipped = row.map_or(0, |row| row * strides[0] as usize);
         let dimensions = usize::from(row.is_some());
-        let array = Array {
+        Array {
             bytes: &view.bytes()[form.offset + skipped..],
             shape: &shape[dimensions..],
             strides: &strides[dimensions..],
@@ -215,10 +214,29 @@ impl Batch {
                 name if name.starts_with('i') => Kind::Signed,
                 _ => Kind::Unsigned,
             },
-        };
-        held.buffers.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// A DLPack capsule of the batch, or of one row of its samples.
+    fn capsule<'py>(
+        slf: &Bound<'py, Self>,
+        row: Option<usize>,
+        max_version: Option<(u32, u32)>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let batch = slf.get();
+        batch.held.buffers.fetch_add(1, Ordering::Relaxed);
         let keeper = Export(Some(slf.clone().unbind()));
-        dlpack::capsule(slf.py(), &array, Box::new(keeper), max_version)
+        dlpack::capsule(slf.py(), &batch.array(row), Box::new(keeper), max_version)
+    }
+
+    /// A DLPack capsule of a copy of the batch, or of one row of its samples, which may be written.
+    fn copied<'py>(slf: &Bound<'py, Self>, row: Option<usize>) -> PyResult<Bound<'py, PyAny>> {
+        let array = slf.get().array(row);
+        let copy = Copied::of(&array);
+        let keeper = Arc::clone(&copy.words);
+        let strides = &copy.strides[..array.shape.len()];
+        let array = Array { bytes: copy.bytes(), strides, ..array };
+        dlpack::capsule(slf.py(), &array, Box::new(keeper), None)
     }
 
     fn row_of_positions<'py>(
@@ -231,6 +249,60 @@ impl Batch {
             return Err(invalid("the batches hold no positions", hint));
         }
         self.row(slf, 1 + usize::from(self.form.pairs) + index)
+    }
+}
+
+/// A copy of an array, one element after the other.
+struct Copied {
+    /// In words, so that elements of every type are aligned.
+    words: Arc<Vec<u64>>,
+    len: usize,
+    /// In bytes.
+    strides: [isize; MAX_DIMENSIONS],
+}
+
+impl Copied {
+    fn of(array: &Array<'_>) -> Copied {
+        let mut strides = [0; MAX_DIMENSIONS];
+        let mut len = array.width;
+        for (stride, length) in strides[..array.shape.len()].iter_mut().zip(array.shape).rev() {
+            *stride = len as isize;
+            len *= *length as usize;
+        }
+        let mut words = vec![0; len.div_ceil(size_of::<u64>())];
+        copy_elements(array, array.shape, array.strides, 0, &mut bytes_of(&mut words)[..len]);
+        Copied { words: Arc::new(words), len, strides }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: the words are at least `len` bytes, of a type without padding.
+        unsafe { std::slice::from_raw_parts(self.words.as_ptr().cast(), self.len) }
+    }
+}
+
+/// The bytes of words.
+fn bytes_of(words: &mut [u64]) -> &mut [u8] {
+    // SAFETY: words have no padding, and every byte is legal.
+    unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), size_of_val(words)) }
+}
+
+/// Copies the elements of an array from byte `at` on, dimension by dimension; the last lies in one piece.
+fn copy_elements(array: &Array<'_>, shape: &[isize], strides: &[isize], at: isize, to: &mut [u8]) {
+    let is_dense = strides
+        .iter()
+        .rev()
+        .zip(shape.iter().rev())
+        .try_fold(array.width as isize, |size, (stride, length)| {
+            (*stride == size).then_some(size * length)
+        });
+    if is_dense.is_some() {
+        let at = at as usize;
+        to.copy_from_slice(&array.bytes[at..at + to.len()]);
+        return;
+    }
+    let piece = to.len() / shape[0] as usize;
+    for (index, to) in (0..).zip(to.chunks_exact_mut(piece.max(1))) {
+        copy_elements(array, &shape[1..], &strides[1..], at + index * strides[0], to);
     }
 }
 
@@ -291,25 +363,34 @@ impl Batch {
         self.form.seen_bytes()
     }
 
-    /// A numpy array of this batch without a copy; numpy is imported here for the first time. For `bfloat16`, which
-    /// numpy does not have, the package `ml_dtypes` is needed.
-    fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        if slf.get().form.token.0 == "bf16" {
-            return brain_floats(slf);
-        }
+    /// A numpy array of this batch: a read-only view, or with `copy=True` memory of its own, which may be written and kept.
+    /// numpy is imported here for the first time. For `bfloat16`, which numpy does not have, the package `ml_dtypes` is
+    /// needed.
+    #[pyo3(signature = (*, copy=false))]
+    fn numpy<'py>(slf: &Bound<'py, Self>, copy: bool) -> PyResult<Bound<'py, PyAny>> {
         static ASARRAY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-        ASARRAY.import(slf.py(), "numpy", "asarray")?.call1((slf,))
+        let view = match slf.get().form.token.0 {
+            "bf16" => brain_floats(slf)?,
+            _ => ASARRAY.import(slf.py(), "numpy", "asarray")?.call1((slf,))?,
+        };
+        if copy { view.call_method0("copy") } else { Ok(view) }
     }
 
-    /// A tensor of PyTorch without a copy, or a tuple of them, one for each row of a sample: inputs and labels of pairs,
-    /// positions and documents; torch is imported here for the first time. Writing to one ends the process: the memory is
-    /// mapped read-only. Before version 2.3 torch has no `uint16`: end the plan in `widen(i64)`.
-    fn torch<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+    /// A tensor of PyTorch, or a tuple of them, one for each row of a sample: inputs and labels of pairs, positions and
+    /// documents; torch is imported here for the first time. Without `copy` labels are a copy, because training loops mask
+    /// some, and everything else is a view of the ring: writing to it ends the process, as the memory is mapped read-only.
+    /// `copy=True` copies all, `copy=False` nothing. Before version 2.3 torch has no `uint16`: end the plan in `widen(i64)`.
+    #[pyo3(signature = (*, copy=None))]
+    fn torch<'py>(slf: &Bound<'py, Self>, copy: Option<bool>) -> PyResult<Bound<'py, PyAny>> {
         static FROM_DLPACK: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         let from_dlpack = FROM_DLPACK.import(slf.py(), "torch", "from_dlpack")?;
+        let labels = slf.get().form.pairs.then_some(1);
         // A capsule saves torch its questions about the device.
-        let tensor = |row| {
-            let tensor = from_dlpack.call1((Batch::capsule(slf, row, None)?,));
+        let tensor = |row: Option<usize>| {
+            let copies = copy.unwrap_or(row.is_some() && row == labels);
+            let capsule =
+                if copies { Batch::copied(slf, row)? } else { Batch::capsule(slf, row, None)? };
+            let tensor = from_dlpack.call1((capsule,));
             tensor.or_else(|error| Err(slf.get().form.unknown_to_torch(slf.py())?.unwrap_or(error)))
         };
         match slf.get().form.rows() {

@@ -106,7 +106,7 @@ struct Owner<T> {
 }
 
 /// The capsule of a tensor over an array that stays in place while `keeper` lives. `max_version` is the newest
-/// one that the consumer knows.
+/// one that the consumer knows; it is told that the memory is read-only.
 pub(crate) fn capsule<'py>(
     py: Python<'py>,
     array: &Array<'_>,

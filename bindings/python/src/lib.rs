@@ -8,19 +8,21 @@
 //! | [`stream`], [`mod@file`] | the classes `Stream` and `File`, and `open` |
 //! | [`batch`] | the class `Batch`: the buffer protocol over a slot of the ring |
 //! | [`dlpack`] | the same memory as a tensor of DLPack |
+//! | [`fault`] | what a process says that ends because it wrote to a batch |
 //! | [`options`] | keyword arguments |
 //! | [`errors`] | errors of `client` as exceptions |
 //! | [`records`] | what a stream reports about itself as Python objects |
 //!
 //! Exceptions and records are written in Python (`python/dquant/`); types and signatures for checkers are in
-//! `python/dquant/_native.pyi`. Unsafe code is allowed for the buffer protocol and DLPack only: in [`batch`], in
-//! [`dlpack`], and in [`mod@file`] where a batch is copied into a caller's buffer.
+//! `python/dquant/_native.pyi`. Unsafe code is allowed for the buffer protocol, DLPack and a signal only: in [`batch`], in
+//! [`dlpack`], in [`fault`], and in [`mod@file`] where a batch is copied into a caller's buffer.
 
 use pyo3::prelude::*;
 
 mod batch;
 mod dlpack;
 mod errors;
+mod fault;
 mod file;
 mod options;
 mod ranks;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use client::{LeaveOut, Options};
+use client::{LeaveOut, Opened, Options};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyInt, PyMapping};
@@ -27,6 +27,31 @@ pub(crate) struct Request {
     pub(crate) offload: bool,
     pub(crate) options: Options,
     pub(crate) slice: Slice,
+    pub(crate) passes: Passes,
+}
+
+/// How often a stream goes over its data.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Passes {
+    /// Epochs of a pass, where `batches` does not say how long one is.
+    epochs: Option<u64>,
+    /// Passes before this one.
+    epoch: u64,
+    /// Iterating begins at the beginning each time.
+    pub(crate) evaluate: bool,
+}
+
+impl Passes {
+    /// Whether there is an option of this name.
+    fn set(&mut self, name: &str, value: &Bound<'_, PyAny>) -> PyResult<bool> {
+        match name {
+            "epochs" => self.epochs = Some(value_of(name, value, U64)?),
+            "epoch" => self.epoch = value_of(name, value, U64)?,
+            "evaluate" => self.evaluate = value_of(name, value, "True or False")?,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
 }
 
 impl Request {
@@ -38,12 +63,24 @@ impl Request {
         given: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Request> {
         let (mut options, mut actions) = (Options::from_env(), Actions::default());
-        let mut ranks = ranks::Given::default();
+        let (mut ranks, mut passes) = (ranks::Given::default(), Passes::default());
         for (name, value) in given.into_iter().flatten() {
             let name = name.extract::<String>()?;
-            if !value.is_none() && !actions.set(&name, &value)? && !ranks.set(&name, &value)? {
+            let is_set = value.is_none()
+                || actions.set(&name, &value)?
+                || ranks.set(&name, &value)?
+                || passes.set(&name, &value)?;
+            if !is_set {
                 set(&mut options, &name, &value)?;
             }
+        }
+        if passes.epochs.is_some() && options.batches.is_some() {
+            let message = "both epochs and batches are given";
+            return Err(invalid(message, "give one of them: how long a pass is"));
+        }
+        if passes.evaluate {
+            actions.shuffle.get_or_insert(false);
+            passes.epochs = passes.epochs.or(options.batches.is_none().then_some(1));
         }
         let (url, blend) = datasets(source)?;
         let plan = actions.plan(plan, blend)?;
@@ -56,7 +93,49 @@ impl Request {
                 "leave batches out",
             ));
         }
-        Ok(Request { url, plan, offload, options, slice })
+        Ok(Request { url, plan, offload, options, slice, passes })
+    }
+
+    /// The same with the length of a pass in batches, and from the beginning of the pass that is asked for on, now that the
+    /// datasets are known. `None` where it is this.
+    pub(crate) fn resolved(&self, opened: &Opened) -> PyResult<Option<Request>> {
+        let Passes { epochs, epoch, .. } = self.passes;
+        let mut request = self.clone();
+        let ranks = u64::from(self.options.rank.ranks);
+        if let Some(epochs) = epochs {
+            let Some(samples) = opened.epoch_samples() else {
+                let message = "epochs are not known of this order";
+                return Err(invalid(message, "give batches, or samples= in the plan's order"));
+            };
+            let step = u64::from(opened.batch_samples.max(1)) * ranks;
+            let batches = samples.saturating_mul(epochs) / step;
+            if batches == 0 {
+                let message = format!(
+                    "{epochs} epochs have {} samples, less than a batch of {} for each of {ranks} ranks",
+                    samples.saturating_mul(epochs),
+                    opened.batch_samples
+                );
+                return Err(invalid(message, "give a smaller batch_size or more epochs"));
+            }
+            request.options.batches = Some(batches);
+        }
+        if epoch > 0 {
+            let Some(batches) = request.options.batches else {
+                let message = format!("epoch is {epoch}, but how long a pass is was not given");
+                return Err(invalid(message, "give epochs=1, or batches"));
+            };
+            let before = batches.checked_mul(ranks).and_then(|step| step.checked_mul(epoch));
+            let first = before.and_then(|before| before.checked_add(self.options.first_batch));
+            request.options.first_batch = first.ok_or_else(|| {
+                invalid("epoch and batches together exceed 64 bits", "leave epoch out")
+            })?;
+        }
+        Ok((epochs.is_some() || epoch > 0).then_some(request))
+    }
+
+    /// Batches of a pass for this trainer.
+    pub(crate) fn batches(&self) -> Option<u64> {
+        self.options.batches
     }
 
     /// Number of the first batch that is not delivered; `None` for a stream without end.
@@ -84,7 +163,7 @@ impl Request {
 const U64: &str = "a whole number from 0 to 2**64 - 1";
 
 /// The names of all keyword arguments: those that stand for a plan, those of ranks, and the others.
-const OPTIONS: [&str; 41] = [
+const OPTIONS: [&str; 51] = [
     "seq_len",
     "batch_size",
     "shuffle",
@@ -104,6 +183,13 @@ const OPTIONS: [&str; 41] = [
     "deliver",
     "widen",
     "pairs",
+    "ignore",
+    "positions",
+    "pad",
+    "split",
+    "part",
+    "split_seed",
+    "tokenizers",
     "rank",
     "world_size",
     "local_rank",
@@ -120,6 +206,9 @@ const OPTIONS: [&str; 41] = [
     "seed",
     "first_batch",
     "batches",
+    "epochs",
+    "epoch",
+    "evaluate",
     "leave_out",
     "slots",
     "slot_size",
@@ -188,9 +277,43 @@ struct Actions {
     deliver: Option<String>,
     widen: Option<String>,
     pairs: bool,
-    /// One of them, if any was given.
-    given: Option<String>,
+    ignore: Option<i64>,
+    positions: bool,
+    pad: Option<u32>,
+    split: Option<String>,
+    part: Option<String>,
+    split_seed: Option<u64>,
+    tokenizers: Option<String>,
+    /// Those that were given and are not False.
+    given: Vec<String>,
 }
+
+/// Keywords that exclude others, with the reason.
+const EXCLUSIVE: [(&str, &[&str], &str); 3] = [
+    (
+        "quantize",
+        &["pack", "pairs", "positions", "ignore", "remap", "wasm", "narrow", "bitpack", "widen"],
+        "the one is for values, the other for tokens",
+    ),
+    ("bitpack", &["compress"], "packed tokens do not compress"),
+    ("filter", &["keep"], "a list says which documents are dropped, or which are kept"),
+];
+
+/// Keywords that need another.
+const NEEDS: [(&str, &str); 11] = [
+    ("overflow", "narrow"),
+    ("compress_level", "compress"),
+    ("compress_when", "compress"),
+    ("deliver", "quantize"),
+    // Windows are cut from whole files.
+    ("filter", "pack"),
+    ("keep", "pack"),
+    ("dedup", "pack"),
+    ("pad", "pack"),
+    ("ignore", "pairs"),
+    ("part", "split"),
+    ("split_seed", "split"),
+];
 
 impl Actions {
     /// Whether there is an action of this name.
@@ -201,7 +324,7 @@ impl Actions {
             "shuffle" => self.shuffle = Some(value_of(name, value, "True or False")?),
             "pack" => {
                 let fit = value_of::<String>(name, value, "best, first or single")?;
-                self.documents[0] = Some(format!("pack({fit})"));
+                self.documents[0] = Some(fit);
             }
             "filter" => {
                 self.documents[1] = Some(format!("filter({})", quoted(&list(name, value)?)));
@@ -234,56 +357,128 @@ impl Actions {
             }
             "widen" => self.widen = Some(value_of(name, value, "a type such as \"i64\"")?),
             "pairs" => self.pairs = value_of(name, value, "True or False")?,
+            "ignore" => {
+                self.ignore =
+                    Some(value_of(name, value, "the id of labels to ignore, such as -100")?);
+            }
+            "positions" => self.positions = value_of(name, value, "True or False")?,
+            "pad" => self.pad = Some(value_of(name, value, U32)?),
+            "split" => self.split = Some(shares(value)?),
+            "part" => self.part = Some(value_of(name, value, "\"train\", \"valid\" or \"test\"")?),
+            "split_seed" => self.split_seed = Some(value_of(name, value, U64)?),
+            "tokenizers" => self.tokenizers = Some(value_of(name, value, "\"any\"")?),
             _ => return Ok(false),
         }
-        self.given = Some(name.to_owned());
+        // What is switched off is as if it were not there.
+        if !matches!(value.extract::<bool>(), Ok(false)) {
+            self.given.push(name.to_owned());
+        }
         Ok(true)
     }
 
+    /// Refuses combinations that no plan has, in the words of the caller.
+    fn check(&self) -> PyResult<()> {
+        let is_given = |name: &str| self.given.iter().any(|given| given == name);
+        for (one, others, why) in EXCLUSIVE {
+            if let Some(other) = others.iter().find(|other| is_given(one) && is_given(other)) {
+                let message = format!("{one} and {other} exclude each other: {why}");
+                return Err(invalid(message, &format!("leave {one} or {other} out")));
+            }
+        }
+        for (one, needed) in NEEDS {
+            if is_given(one) && !is_given(needed) {
+                let message = format!("{one} is given, but {needed} is not");
+                return Err(invalid(message, &format!("give {needed}, or leave {one} out")));
+            }
+        }
+        if let (Some("u16"), Some(bits @ 16..)) = (self.narrow.as_deref(), self.bitpack) {
+            let message =
+                format!("narrow=\"u16\" and bitpack={bits} exclude each other: 16 bits are fewer");
+            return Err(invalid(message, "leave bitpack out, or give narrow=\"u32\""));
+        }
+        let escapes = self.overflow.as_deref() == Some("escape");
+        if escapes && !matches!(self.widen.as_deref(), Some("u32" | "i64")) {
+            let message =
+                "overflow=\"escape\" needs widen: what escapes is delivered in a larger type";
+            return Err(invalid(message, "give widen=\"u32\" or widen=\"i64\""));
+        }
+        if escapes && self.bitpack.is_some() {
+            let message =
+                "overflow=\"escape\" and bitpack exclude each other: what escapes has more bits";
+            return Err(invalid(
+                message,
+                "leave bitpack out: blocks are packed as far as they allow",
+            ));
+        }
+        Ok(())
+    }
+
     /// The plan as text: the given one, or the one that the keyword arguments describe.
-    fn plan(self, plan: Option<String>, blend: Option<String>) -> PyResult<String> {
-        let mut text = match (plan, self.given) {
+    fn plan(mut self, plan: Option<String>, blend: Option<String>) -> PyResult<String> {
+        let mut text = match (plan, self.given.first()) {
             (Some(_), Some(name)) => {
                 let message = format!("both a plan and {name} are given");
                 return Err(invalid(message, "write everything into the plan, or leave it out"));
             }
             (Some(plan), None) => plan,
             (None, _) => {
-                let Some(seq_len) = self.seq_len else {
-                    let hint = "give seq_len=2048, or a plan: \"window(2048) | shuffle(7)\"";
-                    return Err(invalid("no plan and no seq_len is given", hint));
-                };
-                let window = match self.pairs {
-                    true => format!("window({}, overlap=1)", u64::from(seq_len) + 1),
-                    false => format!("window({seq_len})"),
-                };
-                let shuffle = self.shuffle.unwrap_or(true).then(|| "shuffle(seed)".to_owned());
-                let remap = self.remap.map(|table| {
-                    let table = table.to_string_lossy().replace('\\', "\\\\").replace('"', "\\\"");
-                    format!("remap(\"{table}\")")
-                });
-                let wasm = self.wasm.map(|(module, sha256)| {
-                    format!("wasm({}, sha256={})", quoted(&module), quoted(&sha256))
-                });
-                let narrow = call("narrow", self.narrow, [("overflow", self.overflow)])?;
-                let bitpack = self.bitpack.map(|bits| format!("bitpack({bits})"));
-                let level = ("level", self.compress_level.map(|level| level.to_string()));
-                let compress =
-                    call("compress", self.compress, [level, ("when", self.compress_when)])?;
-                let quantize = call("quantize", self.quantize, [("deliver", self.deliver)])?;
-                let widen = self.widen.map(|to| format!("widen({to})"));
-                let pairs = self.pairs.then(|| "pairs".to_owned());
-                let batch = self.batch_size.map(|samples| format!("batch({samples})"));
-                let forms = [remap, wasm, narrow, bitpack, compress, quantize];
-                let before = [Some(window), shuffle].into_iter().chain(self.documents);
-                let actions = before.chain(forms).chain([widen, pairs, batch]);
-                actions.flatten().collect::<Vec<_>>().join(" | ")
+                self.check()?;
+                self.actions()?.join(" | ")
             }
         };
         if let Some(blend) = blend {
             text = format!("{text} | {blend}");
         }
         Ok(text)
+    }
+
+    /// The actions that they describe.
+    fn actions(&mut self) -> PyResult<Vec<String>> {
+        let Some(seq_len) = self.seq_len else {
+            let hint = "give seq_len=2048, or a plan: \"window(2048) | shuffle(7)\"";
+            return Err(invalid("no plan and no seq_len is given", hint));
+        };
+        // A sample of pairs has a token more than its inputs, which windows share and whole documents do not.
+        let window = match (self.pairs, &self.documents[0]) {
+            (false, _) => format!("window({seq_len})"),
+            (true, None) => format!("window({}, overlap=1)", u64::from(seq_len) + 1),
+            (true, Some(_)) => format!("window({})", u64::from(seq_len) + 1),
+        };
+        let shuffle = self.shuffle.unwrap_or(true).then(|| "shuffle(seed)".to_owned());
+        let pad = ("pad", self.pad.map(|id| id.to_string()));
+        let [fit, documents @ ..] = std::mem::take(&mut self.documents);
+        let pack = call("pack", fit, [pad])?;
+        let part = self.part.clone().unwrap_or_else(|| "train".to_owned());
+        let seed = self.split_seed.unwrap_or(0);
+        let split = self.split.as_ref().map(|shares| {
+            format!("split({}, part={}, seed={seed})", quoted(shares), quoted(&part))
+        });
+        let tokenizers = self.tokenizers.as_ref().map(|any| format!("tokenizers({})", quoted(any)));
+        let remap =
+            self.remap.as_ref().map(|table| format!("remap({})", quoted(&table.to_string_lossy())));
+        let wasm = self
+            .wasm
+            .as_ref()
+            .map(|(module, sha256)| format!("wasm({}, sha256={})", quoted(module), quoted(sha256)));
+        let narrow = call("narrow", self.narrow.take(), [("overflow", self.overflow.take())])?;
+        let bitpack = self.bitpack.map(|bits| format!("bitpack({bits})"));
+        let level = ("level", self.compress_level.map(|level| level.to_string()));
+        let when = ("when", self.compress_when.take());
+        let compress = call("compress", self.compress.take(), [level, when])?;
+        let deliver = ("deliver", self.deliver.take());
+        let quantize = call("quantize", self.quantize.take(), [deliver])?;
+        let widen = self.widen.as_ref().map(|to| format!("widen({to})"));
+        let pairs = self.pairs.then(|| match self.ignore {
+            Some(id) => format!("pairs(ignore={id})"),
+            None => "pairs".to_owned(),
+        });
+        let positions = self.positions.then(|| "positions".to_owned());
+        let batch = self.batch_size.map(|samples| format!("batch({samples})"));
+        let samples = [Some(window), pack, shuffle, tokenizers, split];
+        let forms = [remap, wasm, narrow, bitpack, compress, quantize];
+        let rows = [widen, pairs, positions, batch];
+        let actions = samples.into_iter().chain(documents).chain(forms).chain(rows);
+        Ok(actions.flatten().collect())
     }
 }
 
@@ -353,13 +548,7 @@ fn datasets(source: &Bound<'_, PyAny>) -> PyResult<(String, Option<String>)> {
         let (name, weight) = (item.get_item(0)?, item.get_item(1)?);
         let name = value_of::<PathBuf>("a dataset", &name, "the name or path of a dataset")?;
         let name = name.to_string_lossy().into_owned();
-        let weight = value_of::<f64>(&format!("the weight of {name}"), &weight, "a number")?;
-        if !(weight.is_finite() && weight >= 0.0) {
-            return Err(invalid(
-                format!("the weight of {name} is {weight}"),
-                "give a number that is not negative",
-            ));
-        }
+        let weight = weight_of(&name, &weight)?;
         let (at, name) = match name.strip_prefix("dq://").and_then(|rest| rest.split_once('/')) {
             Some((host, name)) => (format!("dq://{host}"), name.to_owned()),
             None => (".".to_owned(), name),
@@ -377,6 +566,36 @@ fn datasets(source: &Bound<'_, PyAny>) -> PyResult<(String, Option<String>)> {
     let target =
         target.ok_or_else(|| invalid("no dataset is given", "{\"web\": 0.7, \"code\": 0.3}"))?;
     Ok((target, Some(format!("blend({})", parts.join(", ")))))
+}
+
+/// A weight as a plan has it, exactly: a whole number, a fraction (`fractions.Fraction`), or what Python prints for a float.
+fn weight_of(name: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
+    let part = |of: &str| value.getattr(of).and_then(|part| part.extract::<i128>());
+    if let (Ok(above), Ok(below)) = (part("numerator"), part("denominator"))
+        && above >= 0
+        && below > 0
+    {
+        return Ok(if below == 1 { above.to_string() } else { format!("{above}/{below}") });
+    }
+    let weight = value_of::<f64>(&format!("the weight of {name}"), value, "a number")?;
+    match weight.is_finite() && weight >= 0.0 {
+        // In the fewest digits that mean this float.
+        true => Ok(format!("{weight:e}")),
+        false => Err(invalid(
+            format!("the weight of {name} is {weight}"),
+            "give a number that is not negative",
+        )),
+    }
+}
+
+/// Shares of training, validation and test as a plan has them.
+fn shares(value: &Bound<'_, PyAny>) -> PyResult<String> {
+    if let Ok(text) = value.extract::<String>() {
+        return Ok(text);
+    }
+    let shares = value_of::<Vec<Bound<'_, PyAny>>>("split", value, "shares such as \"98,1,1\"")?;
+    let shares = shares.iter().map(|share| weight_of("the split", share));
+    Ok(shares.collect::<PyResult<Vec<_>>>()?.join(","))
 }
 
 fn batches(count: u64) -> PyResult<u64> {

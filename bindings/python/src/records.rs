@@ -1,6 +1,6 @@
 //! What a stream reports about itself, as objects of `dquant._records` and dictionaries.
 
-use client::{DatasetInfo, Opened, StreamStatus};
+use client::{DatasetInfo, Drawn, Opened, StreamStatus};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
@@ -24,6 +24,9 @@ pub(crate) fn dataset_fields<'py>(
     fields.set_item("duplicate_documents", dataset.duplicate_documents)?;
     fields.set_item("packed_samples", dataset.packed_samples)?;
     fields.set_item("packed_tokens", dataset.packed_tokens)?;
+    fields.set_item("samples", dataset.samples)?;
+    fields.set_item("tokenizer", &dataset.tokenizer)?;
+    fields.set_item("max_id", dataset.max_id)?;
     Ok(fields)
 }
 
@@ -42,6 +45,20 @@ pub(crate) fn opened<'py>(
     let datasets = PyTuple::new(py, datasets.collect::<PyResult<Vec<_>>>()?)?;
     let shape = PyTuple::new(py, form.shape())?;
     records.getattr("Opened")?.call1((&opened.plan, form.dtype(), shape, datasets))
+}
+
+/// What was drawn from each dataset: a tuple of `dquant.Drawn`.
+pub(crate) fn drawn<'py>(
+    py: Python<'py>,
+    opened: &Opened,
+    drawn: &[Drawn],
+) -> PyResult<Bound<'py, PyAny>> {
+    let class = py.import("dquant._records")?.getattr("Drawn")?;
+    let datasets = opened.datasets.iter().zip(drawn).map(|(info, drawn)| {
+        let Drawn { samples, tokens, padding } = *drawn;
+        class.call1((&info.name, samples, tokens, padding, info.samples))
+    });
+    Ok(PyTuple::new(py, datasets.collect::<PyResult<Vec<_>>>()?)?.into_any())
 }
 
 /// A dictionary of counters; bytes and batches since the stream was opened.

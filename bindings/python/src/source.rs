@@ -15,6 +15,7 @@ use pyo3::exceptions::PyUserWarning;
 use pyo3::prelude::*;
 
 use crate::errors::{Class, invalid, raised};
+use crate::fault;
 use crate::options::Request;
 
 /// Longest time without a look at signals.
@@ -116,6 +117,7 @@ impl Source {
     /// Opens a stream, and says what was opened.
     pub(crate) fn open(py: Python<'_>, request: &Request) -> PyResult<(Source, Opened)> {
         let stream = connect(py, request)?;
+        fault::watch();
         let opened = stream.opened().clone();
         warn_of_guesses(py, &opened)?;
         let source = Source {

@@ -1,12 +1,14 @@
 //! The class `Stream`: batches in order, a position that can be saved.
 
+use std::collections::HashMap;
 use std::ops::Range;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use client::{DatasetInfo, Identity, LeaveOut, Opened};
 use pyo3::conversion::FromPyObjectOwned;
-use pyo3::exceptions::PyBufferError;
+use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
@@ -88,8 +90,14 @@ impl Stream {
         offload: bool,
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Stream> {
-        let request = Request::new(source, plan, offload, options)?;
-        let (source, opened) = Source::open(py, &request)?;
+        let mut request = Request::new(source, plan, offload, options)?;
+        let (source, mut opened) = Source::open(py, &request)?;
+        if let Some(resolved) = request.resolved(&opened)? {
+            if resolved.options.first_batch != request.options.first_batch {
+                opened = source.reopen(py, &resolved)?;
+            }
+            request = resolved;
+        }
         let form = Form::new(&opened, request.slice)?;
         let (shift, finished) = (AtomicU32::new(0), AtomicBool::new(false));
         let samples = u64::from(opened.batch_samples);
@@ -100,8 +108,32 @@ impl Stream {
         Ok(Stream { source, request, opened, form, shift, finished, left_out })
     }
 
-    fn __iter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
-        slf
+    /// The stream itself, which goes on where it is; one that evaluates begins again.
+    fn __iter__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
+        let stream = slf.get();
+        let first = stream.request.options.first_batch;
+        if stream.request.passes.evaluate && stream.source.next_batch() != first {
+            stream.source.reopen(slf.py(), &stream.request)?;
+            stream.shift.store(0, Ordering::Relaxed);
+            stream.finished.store(false, Ordering::Relaxed);
+        }
+        Ok(slf)
+    }
+
+    /// Batches of the stream for this trainer, from its beginning to its end, those left out included.
+    ///
+    /// Raises `TypeError` for a stream without end.
+    fn __len__(&self) -> PyResult<usize> {
+        let batches = self.request.batches().ok_or_else(|| {
+            PyTypeError::new_err("a stream without end has no length: give batches or epochs")
+        })?;
+        Ok(usize::try_from(batches).unwrap_or(usize::MAX))
+    }
+
+    /// A stream is something, however long it is.
+    #[expect(clippy::unused_self, reason = "a method of the protocol")]
+    fn __bool__(&self) -> bool {
+        true
     }
 
     /// The next batch. Waits without the GIL.
@@ -110,6 +142,10 @@ impl Stream {
     /// leave no slot, `KeyboardInterrupt` on Ctrl-C; the next call goes on with the same batch.
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Batch>> {
         if self.finished.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        // A stream of epochs was opened before its end was known.
+        if self.request.end().is_some_and(|end| self.source.next_batch() >= end) {
             return Ok(None);
         }
         let batch = self.source.next(py)?;
@@ -138,6 +174,28 @@ impl Stream {
     #[getter]
     fn next_batch(&self) -> u64 {
         self.source.next_batch()
+    }
+
+    /// Epochs that lie behind the next batch: how often as many samples were drawn, by all ranks, as all datasets have that
+    /// are drawn from. None with an order of Megatron-core.
+    #[getter]
+    fn epoch(&self) -> Option<u64> {
+        Some(self.next_sample() / self.opened.epoch_samples()?.max(1))
+    }
+
+    /// Batches of an epoch for this trainer; None with an order of Megatron-core.
+    #[getter]
+    fn batches_per_epoch(&self) -> Option<u64> {
+        let step = u64::from(self.opened.batch_samples.max(1));
+        Some(self.opened.epoch_samples()? / step / u64::from(self.request.options.rank.ranks))
+    }
+
+    /// What all ranks have drawn before the next batch, from the first of the plan on: a tuple of `dquant.Drawn`, one for
+    /// each dataset. Batches that were left out count. None with an order of Megatron-core.
+    #[getter]
+    fn drawn<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let drawn = self.opened.drawn(self.next_sample());
+        drawn.map(|drawn| records::drawn(py, &self.opened, &drawn)).transpose()
     }
 
     /// Whether the stream is closed.
@@ -198,13 +256,20 @@ impl Stream {
     }
 
     /// Goes on at a saved position, also with batches of another size or on another number of ranks. What the stream
-    /// of that position left out stays left out, beside this one's `leave_out`.
+    /// of that position left out stays left out, beside this one's `leave_out`. Datasets with equal manifests are the same
+    /// wherever they are, and so is one file under several names; `rename={old: new}` says it of copies without a manifest.
     ///
     /// Raises `StateError` when the position belongs to another plan, seed or dataset, and says what differs;
     /// the stream is then as before. Otherwise raises what opening a stream raises; it is then closed.
-    fn load_state_dict(&self, py: Python<'_>, state: &Bound<'_, PyDict>) -> PyResult<()> {
+    #[pyo3(signature = (state, *, rename=None))]
+    fn load_state_dict(
+        &self,
+        py: Python<'_>,
+        state: &Bound<'_, PyDict>,
+        rename: Option<HashMap<PathBuf, PathBuf>>,
+    ) -> PyResult<()> {
         self.source.check_owner()?;
-        let next_sample = self.check_state(py, state)?;
+        let next_sample = self.check_state(py, state, &rename.unwrap_or_default())?;
         let before = self.left_out();
         let theirs = match state.get_item("leave_out")? {
             Some(theirs) => {
@@ -238,7 +303,7 @@ impl Stream {
                 Some(format!("dataset {}: {how}", then.name))
             });
             let mut differences: Vec<String> = differences.collect();
-            if opened.plan != self.opened.plan {
+            if !opened.orders_as(&self.opened.plan) {
                 differences.push(format!("the plan is {} now", opened.plan));
             }
             if !differences.is_empty() {
@@ -296,12 +361,17 @@ impl Stream {
     }
 
     /// The next sample of `state`, if it is a position of this stream.
-    fn check_state(&self, py: Python<'_>, state: &Bound<'_, PyDict>) -> PyResult<u64> {
+    fn check_state(
+        &self,
+        py: Python<'_>,
+        state: &Bound<'_, PyDict>,
+        rename: &HashMap<PathBuf, PathBuf>,
+    ) -> PyResult<u64> {
         let ours = self.state_dict(py)?;
         let mut differences = Vec::new();
-        // A plan prints its batch last; another size of it is no other order of samples.
+        // Another size of batches is no other order of samples, and neither are other names of the same datasets.
         let theirs = state.get_item("plan")?.and_then(|plan| plan.extract::<String>().ok());
-        if theirs.as_deref().and_then(samples_of) != samples_of(&self.opened.plan) {
+        if !theirs.is_some_and(|plan| self.opened.orders_as(&plan)) {
             differences.extend(difference("plan", state, &ours)?);
         }
         for name in ["version", "seed"] {
@@ -316,16 +386,17 @@ impl Stream {
             differences.push(format!("{theirs} datasets in the state, {ours} here"));
         }
         for (info, theirs) in self.opened.datasets.iter().zip(&theirs) {
-            let how = dataset_difference(theirs, info)?;
+            let how = dataset_difference(theirs, info, rename)?;
             differences.extend(how.map(|how| format!("dataset {}: {how}", info.name)));
         }
+        check_renames(rename, &theirs, &self.opened.datasets)?;
         let table = state.get_item("table")?.filter(|table| !table.is_none());
         match (&self.opened.table, table) {
             (None, None) => {}
             (None, Some(_)) => differences.push("a table in the state, none here".to_owned()),
             (Some(info), theirs) => {
                 let how = match theirs.and_then(|table| table.cast_into::<PyDict>().ok()) {
-                    Some(theirs) => dataset_difference(&theirs, info)?,
+                    Some(theirs) => dataset_difference(&theirs, info, rename)?,
                     None => Some("it is not in the state".to_owned()),
                 };
                 differences.extend(how.map(|how| format!("table {}: {how}", info.name)));
@@ -373,7 +444,11 @@ fn saved<'py, T: FromPyObjectOwned<'py>>(name: &str, value: &Bound<'py, PyAny>) 
 }
 
 /// How a dataset of this stream differs from the one that a state describes, if it does.
-fn dataset_difference(state: &Bound<'_, PyDict>, ours: &DatasetInfo) -> PyResult<Option<String>> {
+fn dataset_difference(
+    state: &Bound<'_, PyDict>,
+    ours: &DatasetInfo,
+    rename: &HashMap<PathBuf, PathBuf>,
+) -> PyResult<Option<String>> {
     let missing = ["name", "dtype", "tokens", "data_offset", "fingerprint"]
         .into_iter()
         .find(|name| !state.contains(name).unwrap_or(false));
@@ -384,6 +459,11 @@ fn dataset_difference(state: &Bound<'_, PyDict>, ours: &DatasetInfo) -> PyResult
     // States of earlier versions lack some.
     let number = |name: &str| state.get_item(name)?.map_or(Ok(0), |value| saved(name, &value));
     let (name, dtype) = (text("name")?, text("dtype")?);
+    let fingerprint = match is_renamed(rename, &name, &ours.name) {
+        // The caller says that the bytes are the same.
+        true => ours.fingerprint,
+        false => number("fingerprint")?,
+    };
     let ours_format = ours.format.as_str();
     if let Some(format) = state.get_item("format")?
         && saved::<String>("format", &format)? != ours_format
@@ -394,20 +474,48 @@ fn dataset_difference(state: &Bound<'_, PyDict>, ours: &DatasetInfo) -> PyResult
         )));
     }
     let then = Identity {
-        name: &name,
         dtype: &dtype,
         tokens: number("tokens")?,
         data_offset: number("data_offset")?,
-        fingerprint: number("fingerprint")?,
+        fingerprint,
         content: number("content")?,
         documents: number("documents")?,
     };
-    Ok(then.difference(&ours.identity()))
+    let how = then.difference(&ours.identity());
+    Ok(how.map(|how| if name == ours.name { how } else { format!("{how} (it was {name})") }))
 }
 
-/// The part of a plan in canonical form that decides on the order of samples.
-fn samples_of(plan: &str) -> Option<&str> {
-    Some(plan.rsplit_once(" | batch(")?.0)
+/// Whether the caller says that a dataset of the state has another name now.
+fn is_renamed(rename: &HashMap<PathBuf, PathBuf>, then: &str, now: &str) -> bool {
+    rename.get(Path::new(then)).is_some_and(|new| new == Path::new(now))
+}
+
+/// Refuses a renaming of what is not there.
+fn check_renames(
+    rename: &HashMap<PathBuf, PathBuf>,
+    theirs: &[Bound<'_, PyDict>],
+    ours: &[DatasetInfo],
+) -> PyResult<()> {
+    let name = |state: &Bound<'_, PyDict>| state.as_any().get_item("name")?.extract::<String>();
+    let theirs = theirs.iter().map(name).collect::<PyResult<Vec<String>>>()?;
+    let is_used = |old: &Path, new: &Path| {
+        let pairs = || theirs.iter().zip(ours);
+        pairs().any(|(then, now)| Path::new(then) == old && Path::new(&now.name) == new)
+    };
+    match rename.iter().find(|(old, new)| !is_used(old, new)) {
+        None => Ok(()),
+        Some((old, new)) => {
+            let names: Vec<&str> = ours.iter().map(|info| info.name.as_str()).collect();
+            let message = format!(
+                "rename says that {} is {} now, but the state has {} where the stream has {}",
+                old.display(),
+                new.display(),
+                theirs.join(", "),
+                names.join(", ")
+            );
+            Err(Class::State.error(message, Some("write both names as they are printed here")))
+        }
+    }
 }
 
 /// How `name` differs between a state and this stream, if it does.
@@ -428,6 +536,7 @@ fn difference(
 
 fn refuse(differences: &[String]) -> PyErr {
     let message = format!("the state belongs to another stream: {}", differences.join("; "));
-    let hint = "open the stream with the plan, seed and files that the state was saved with";
+    let hint = "open the stream with the plan, seed and files that the state was saved with; of a copy without a manifest say \
+                rename={\"OLD NAME\": \"NEW NAME\"}";
     Class::State.error(message, Some(hint))
 }

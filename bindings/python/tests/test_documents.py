@@ -98,12 +98,12 @@ class Documents(unittest.TestCase):
 
     def test_keywords_are_actions(self):
         with self.assertRaises(dquant.InvalidError) as caught:
-            dquant.Stream(self.path("a.bin"), seq_len=8, dedup=True)
+            dquant.Stream(self.path("a.bin"), seq_len=8, pack="best", dedup=True)
         self.assertIn("no hashes of its documents", caught.exception.message)
         self.assertIn("--hash", caught.exception.hint)
         self.ask("--hash")
         with self.assertRaises(dquant.InvalidError) as caught:
-            dquant.Stream(self.path("a.bin"), seq_len=8, filter=self.path("no list"), dedup="across")
+            dquant.Stream(self.path("a.bin"), seq_len=8, pack="best", filter=self.path("no list"), dedup="across")
         self.assertIn("no list", caught.exception.message)
         with dquant.Stream(self.path("a.bin"), seq_len=8, pack="best", dedup=True, batches=2, batch_size=2) as stream:
             self.assertIn("pack(best", stream.opened.plan)

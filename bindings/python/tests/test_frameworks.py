@@ -39,6 +39,7 @@ def trainer_of_torch(rank, rendezvous, source, options, results):
     dataset = TokenDataset(source, PLAN, **options)
     found = []
     for workers, context in ((0, None), (1, "fork"), (1, "spawn")):
+        dataset.set_epoch(0)
         loader = DataLoader(dataset, batch_size=None, num_workers=workers, multiprocessing_context=context)
         found.append([x.numpy().copy() for x, _ in loader])
     results.put((rank, found))
@@ -116,10 +117,10 @@ class Forms(World):
                     with self.stream(url=url, plan=plan, offload=offload, batches=3, **dtype) as stream:
                         self.assertEqual(first, b"".join(bytes(batch) for batch in stream))
         wrong = (
-            ({"overflow": 7}, "overflow of narrow"),
-            ({"compress_level": 3}, "level of compress"),
-            ({"compress_when": "always"}, "when of compress"),
-            ({"deliver": "f16"}, "deliver of quantize"),
+            ({"overflow": 7}, "overflow is given, but narrow is not"),
+            ({"compress_level": 3}, "compress_level is given, but compress is not"),
+            ({"compress_when": "always"}, "compress_when is given, but compress is not"),
+            ({"deliver": "f16"}, "deliver is given, but quantize is not"),
             ({"narrow": "u16", "overflow": -1}, "overflow is -1"),
             ({"narrow": "u16", "overflow": 1.5}, "overflow is 1.5"),
             ({"narrow": "u16", "overflow": 1 << 16}, "does not fit u16"),
@@ -274,9 +275,10 @@ class Torch(World):
             for batch in stream:
                 rows = batch.torch()
                 self.assertEqual(len(rows), 2)
-                for tensor, array in zip(rows, batch.numpy(), strict=True):
+                for at, (tensor, array) in enumerate(zip(rows, batch.numpy(), strict=True)):
                     self.assertEqual((tensor.dtype, tuple(tensor.shape)), (torch.int64, (8, 64)))
-                    self.assertEqual(tensor.data_ptr(), array.ctypes.data)
+                    # Labels are a copy, which may be written.
+                    self.assertEqual(tensor.data_ptr() == array.ctypes.data, at == 0)
                     numpy.testing.assert_array_equal(tensor.numpy(), array)
                 del rows, tensor, array, batch
 
@@ -312,6 +314,7 @@ class Torch(World):
                 with self.subTest(workers=workers, copy=copy):
                     dataset = self.dataset(batches=12, copy=copy)
                     for epoch in range(2):
+                        dataset.set_epoch(0)
                         items = self.items(DataLoader(dataset, batch_size=None, num_workers=workers))
                         self.assertEqual(len(items), 12)
                         for (x, y), batch in zip(items, want, strict=True):
@@ -367,20 +370,88 @@ class Torch(World):
         self.assertEqual(len(rest), 13)
         for (x, _), (want, _) in zip(rest, whole[7:], strict=True):
             numpy.testing.assert_array_equal(x, want)
-        self.assertEqual(len(self.items(other)), 20, "the next epoch begins anew")
+        self.assertEqual(len(self.items(other)), 20, "the next pass is whole")
         wrong = self.dataset(batches=20)
         wrong.load_state_dict({**state, "plan": "window(9)"})
         with self.assertRaises(dquant.StateError):
             next(iter(wrong))
 
-    def test_the_state_behind_an_epoch_is_the_beginning(self):
+    def test_the_state_behind_a_pass_is_the_beginning_of_the_next(self):
+        whole = self.items(self.dataset(batches=10))
         dataset = self.dataset(batches=5)
         self.assertEqual(len(self.items(dataset)), 5)
         state = dataset.state_dict()
-        self.assertEqual(state["next_batch"], 0)
+        self.assertEqual(state["next_batch"], 5)
         other = self.dataset(batches=5)
         other.load_state_dict(state)
-        self.assertEqual(len(self.items(other)), 5)
+        self.same(self.items(other), whole[5:])
+
+    def same(self, items, want):
+        self.assertEqual(len(items), len(want))
+        for rows, expected in zip(items, want, strict=True):
+            for row, other in zip(rows, expected, strict=True):
+                numpy.testing.assert_array_equal(row, other)
+
+    def test_every_pass_is_another(self):
+        whole = self.items(self.dataset(batches=30))
+        for workers in (0, 1, 2):
+            with self.subTest(workers=workers):
+                dataset = self.dataset(batches=10)
+                loader = DataLoader(dataset, batch_size=None, num_workers=workers)
+                self.assertEqual(len(loader), 10)
+                for at in range(3):
+                    self.same(self.items(loader), whole[10 * at : 10 * at + 10])
+                dataset.set_epoch(1)
+                self.same(self.items(loader), whole[10:20])
+                # A pass that is broken off is over.
+                next(iter(loader))
+                self.same(self.items(loader), self.items(self.dataset(batches=10, epoch=3)))
+        again = self.dataset(batches=10, repeat=True)
+        for _ in range(2):
+            self.same(self.items(again), whole[:10])
+        endless = self.dataset()
+        for at in range(3):
+            iterator = iter(endless)
+            self.same([tuple(row.numpy() for row in next(iterator)) for _ in range(10)], whole[10 * at : 10 * at + 10])
+            iterator.close()
+        with self.assertRaises(dquant.InvalidError):
+            endless.set_epoch(2)
+
+    def test_epochs_are_passes(self):
+        # 1,000,000 tokens make 15,624 windows of 65 that share one: 1,953 batches of 8 are an epoch.
+        dataset = self.dataset(epochs=1)
+        self.assertEqual(len(dataset), 1953)
+        with self.stream(plan=PLAN, epochs=2) as stream:
+            self.assertEqual((len(stream), stream.batches_per_epoch, stream.epoch), (3906, 1953, 0))
+
+    def test_a_loader_that_stacks_batches_is_refused(self):
+        for workers in (0, 1):
+            with self.subTest(workers=workers), self.assertRaisesRegex(Exception, "batch_size=None"):
+                next(iter(DataLoader(self.dataset(batches=10), batch_size=4, num_workers=workers)))
+
+    def test_labels_may_be_written_and_inputs_not(self):
+        with self.stream(plan=PLAN, batches=2) as stream:
+            batch = next(stream)
+            before = batch.numpy(copy=True)
+            x, y = batch.torch()
+            y[:, :3] = -100
+            self.assertTrue((y[:, :3] == -100).all())
+            numpy.testing.assert_array_equal(batch.numpy(), before)
+            x, y = batch.torch(copy=True)
+            x += 1
+            numpy.testing.assert_array_equal(x, before[0] + 1)
+            numpy.testing.assert_array_equal(y, before[1])
+            x, y = batch.torch(copy=False)
+            self.assertEqual(y.data_ptr(), batch.y.ctypes.data)
+            del x, y, batch
+        # Slices of context-parallel trainers are copied piece by piece.
+        with self.stream(plan=PLAN, batches=1, cp=2, rank=1, world_size=2) as stream:
+            batch = next(stream)
+            x, y = batch.torch(copy=True)
+            views = batch.torch(copy=False)
+            numpy.testing.assert_array_equal(x, views[0])
+            numpy.testing.assert_array_equal(y, views[1])
+            del x, y, views, batch
 
     @unittest.skipIf(StatefulDataLoader is None, "torchdata is not installed")
     def test_the_loader_of_torchdata_saves_and_resumes(self):
@@ -400,10 +471,10 @@ class Torch(World):
                 resumed.load_state_dict(state)
                 for (x, y), want in zip(self.items(resumed), whole[7:], strict=True):
                     numpy.testing.assert_array_equal((x, y), want)
-                self.assertEqual(len(self.items(resumed)), 20, "the next epoch begins anew")
+                self.assertEqual(len(self.items(resumed)), 20, "the next pass is whole")
                 after = loader(workers, copy)
                 after.load_state_dict(resumed.state_dict())
-                self.assertEqual(len(self.items(after)), 20, "an epoch that ended is not resumed")
+                self.assertEqual(len(self.items(after)), 20, "a pass that ended is not resumed")
 
 
 @unittest.skipIf(jax is None, "jax is not installed")

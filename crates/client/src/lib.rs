@@ -33,7 +33,7 @@ pub use error::{Error, Fault, Reason, Server};
 pub use file::{File, read};
 pub use host::process::id as process_id;
 pub use opening::{DEFAULT_MEMORY, Options, default_socket, open};
-pub use proto::{DatasetInfo, Opened, StreamStatus};
+pub use proto::{DatasetInfo, Drawn, Opened, StreamStatus};
 pub use rank::{Group, Layout, LayoutError, Machine, Rank};
 pub use stream::{Batch, Batches, Next, Stream};
 pub use xio::dataset::Identity;

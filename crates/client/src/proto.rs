@@ -3,6 +3,7 @@
 #![allow(missing_docs, clippy::all, unreachable_pub, unused_qualifications, dead_code)]
 
 use xio::dataset::{Dtype, Identity};
+use xio::plan::Plan;
 
 include!(concat!(env!("OUT_DIR"), "/dquant.v1.rs"));
 
@@ -22,14 +23,66 @@ impl Opened {
     pub fn batch_bytes(&self) -> usize {
         self.rows() * self.batch_samples as usize * self.window_tokens as usize * self.token_bytes()
     }
+
+    /// The plan that was printed back; `None` if it is of a version that this one does not know.
+    fn parsed(&self) -> Option<Plan> {
+        Plan::parse(&self.plan, None).ok()
+    }
+
+    /// Whether another plan, as it was printed back, makes the same samples in the same order of the same files, in batches
+    /// of whatever size and whatever the files are called there.
+    pub fn orders_as(&self, plan: &str) -> bool {
+        let theirs = Plan::parse(plan, None).ok();
+        self.parsed().zip(theirs).is_some_and(|(ours, theirs)| ours.orders_as(&theirs))
+    }
+
+    /// Samples after which as many were drawn as all datasets have that are drawn from: an epoch. Of a blend with weights
+    /// some were then drawn more than once, and others not all. `None` where another loader's order lists its samples.
+    pub fn epoch_samples(&self) -> Option<u64> {
+        let plan = self.parsed()?;
+        let drawn = self.datasets.iter().enumerate().filter(|(dataset, _)| plan.draws(*dataset));
+        drawn.map(|(_, info)| Some(info.samples).filter(|samples| *samples > 0)).sum()
+    }
+
+    /// What the first `samples` samples of the job are drawn from, in the order of the datasets. `None` where another
+    /// loader's order lists its samples.
+    pub fn drawn(&self, samples: u64) -> Option<Vec<Drawn>> {
+        let drawn = self.parsed()?.drawn(samples)?;
+        let window = u64::from(self.window_tokens) + u64::from(self.pairs);
+        let datasets = self.datasets.iter().zip(drawn);
+        Some(datasets.map(|(info, samples)| Drawn::of(info, samples, window)).collect())
+    }
+}
+
+/// What was drawn from a dataset.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Drawn {
+    /// Samples.
+    pub samples: u64,
+    /// Their tokens of the file, with those that windows share; of packed documents without padding. Within an epoch of
+    /// packed documents this is the share of the epoch.
+    pub tokens: u64,
+    /// Tokens of padding.
+    pub padding: u64,
+}
+
+impl Drawn {
+    fn of(info: &DatasetInfo, samples: u64, window: u64) -> Drawn {
+        let all = u128::from(samples) * u128::from(window);
+        let tokens = match info.packed_samples {
+            0 => all,
+            of => u128::from(samples) * u128::from(info.packed_tokens) / u128::from(of),
+        };
+        let number = |tokens: u128| u64::try_from(tokens).unwrap_or(u64::MAX);
+        Drawn { samples, tokens: number(tokens), padding: number(all - tokens.min(all)) }
+    }
 }
 
 impl DatasetInfo {
     /// What decides which bytes it gives.
     pub fn identity(&self) -> Identity<'_> {
-        let DatasetInfo { name, dtype, tokens, data_offset, fingerprint, .. } = self;
+        let DatasetInfo { dtype, tokens, data_offset, fingerprint, .. } = self;
         Identity {
-            name,
             dtype,
             tokens: *tokens,
             data_offset: *data_offset,

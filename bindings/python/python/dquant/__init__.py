@@ -23,11 +23,12 @@ from ._errors import (
     UnreachableError,
 )
 from ._native import Batch, File, Stream, open
-from ._records import Dataset, Opened
+from ._records import Dataset, Drawn, Opened
 
 __all__ = [
     "Batch",
     "Dataset",
+    "Drawn",
     "Error",
     "File",
     "ForkError",

@@ -3,16 +3,16 @@
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import Any, Self, TypedDict, Unpack, final, type_check_only
+from typing import Any, Self, SupportsFloat, TypedDict, Unpack, final, type_check_only
 
 import numpy.typing as npt
 from typing_extensions import Buffer
 
-from ._records import Opened
+from ._records import Drawn, Opened
 
 __all__ = ["Batch", "File", "Stream", "open"]
 
-Source = str | PathLike[str] | Mapping[str, float]
+Source = str | PathLike[str] | Mapping[str, SupportsFloat]
 
 @type_check_only
 class Options(TypedDict, total=False):
@@ -35,6 +35,13 @@ class Options(TypedDict, total=False):
     deliver: str | None
     widen: str | None
     pairs: bool | None
+    ignore: int | None
+    positions: bool | None
+    pad: int | None
+    split: str | Sequence[SupportsFloat] | None
+    part: str | None
+    split_seed: int | None
+    tokenizers: str | None
     rank: int | None
     world_size: int | None
     local_rank: int | None
@@ -51,6 +58,9 @@ class Options(TypedDict, total=False):
     seed: int | None
     first_batch: int | None
     batches: int | None
+    epochs: int | None
+    epoch: int | None
+    evaluate: bool | None
     leave_out: Sequence[tuple[int, int]] | None
     slots: int | None
     slot_size: int | None
@@ -72,8 +82,8 @@ class Batch(Buffer):
     def dtype(self) -> str: ...
     @property
     def nbytes(self) -> int: ...
-    def numpy(self) -> npt.NDArray[Any]: ...
-    def torch(self) -> Any: ...
+    def numpy(self, *, copy: bool = False) -> npt.NDArray[Any]: ...
+    def torch(self, *, copy: bool | None = None) -> Any: ...
     @property
     def x(self) -> npt.NDArray[Any]: ...
     @property
@@ -108,10 +118,19 @@ class Stream(Iterator[Batch]):
     @property
     def next_batch(self) -> int: ...
     @property
+    def epoch(self) -> int | None: ...
+    @property
+    def batches_per_epoch(self) -> int | None: ...
+    @property
+    def drawn(self) -> tuple[Drawn, ...] | None: ...
+    @property
     def closed(self) -> bool: ...
+    def __len__(self) -> int: ...
     def status(self) -> dict[str, Any]: ...
     def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(
+        self, state: dict[str, Any], *, rename: Mapping[str | PathLike[str], str | PathLike[str]] | None = None
+    ) -> None: ...
     def close(self) -> None: ...
     def __iter__(self) -> Self: ...
     def __next__(self) -> Batch: ...

@@ -31,6 +31,28 @@ class Dataset:
     """Where documents are packed, the samples of an epoch."""
     packed_tokens: int = 0
     """Tokens of documents in them; the others are padding."""
+    samples: int = 0
+    """Samples of an epoch of it; 0 with an order of Megatron-core."""
+    tokenizer: str = ""
+    """What its manifest says made its ids; empty where nothing does."""
+    max_id: int | None = None
+    """The largest id, as its manifest says."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What was drawn from one dataset, by all ranks."""
+
+    name: str
+    """The dataset."""
+    samples: int
+    """Samples."""
+    tokens: int
+    """Their tokens; of packed documents those that are no padding, within an epoch by the share of the epoch."""
+    padding: int
+    """Tokens of padding."""
+    epoch_samples: int
+    """Samples that the dataset has: `samples / epoch_samples` is its epoch."""
 
 
 @dataclass(frozen=True)
