@@ -8,7 +8,7 @@ use std::time::Duration;
 use client::{LeaveOut, Opened, Options};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyInt, PyMapping};
+use pyo3::types::{PyDict, PyInt, PyList, PyMapping, PyTuple};
 
 use crate::errors::{U32, invalid, value_of};
 use crate::ranks::{self, Slice};
@@ -22,7 +22,10 @@ const MAX_RECONNECT_S: f64 = 365.0 * 86_400.0;
 /// Everything that opens a stream.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
+    /// Where the datasets are; where files are listed, the first of them.
     pub(crate) url: String,
+    /// Files of this machine, where they are listed.
+    pub(crate) files: Vec<String>,
     pub(crate) plan: String,
     pub(crate) offload: bool,
     pub(crate) options: Options,
@@ -82,7 +85,11 @@ impl Request {
             actions.shuffle.get_or_insert(false);
             passes.epochs = passes.epochs.or(options.batches.is_none().then_some(1));
         }
-        let (url, blend) = datasets(source)?;
+        let files = listed(source)?;
+        let (url, blend) = match files.first() {
+            Some(first) => (first.clone(), None),
+            None => datasets(source)?,
+        };
         let plan = actions.plan(plan, blend)?;
         let (rank, slice) = ranks.place(source.py())?;
         let all = options.batches.unwrap_or(0).checked_mul(rank.ranks.into());
@@ -93,7 +100,7 @@ impl Request {
                 "leave batches out",
             ));
         }
-        Ok(Request { url, plan, offload, options, slice, passes })
+        Ok(Request { url, files, plan, offload, options, slice, passes })
     }
 
     /// The same with the length of a pass in batches, and from the beginning of the pass that is asked for on, now that the
@@ -241,7 +248,12 @@ fn set(options: &mut Options, name: &str, value: &Bound<'_, PyAny>) -> PyResult<
         "batches" => options.batches = Some(batches(large()?)?),
         "leave_out" => options.leave_out = ranges(value)?,
         "slots" => options.slots = small()?,
-        "slot_size" => options.slot_bytes = small()?,
+        "slot_size" => {
+            options.slot_bytes = small()?;
+            if options.slot_bytes == 0 {
+                return Err(invalid("slot_size is 0", "leave it out, or give bytes for a batch"));
+            }
+        }
         "roce" => options.roce = Some(roce_address(&text()?)?),
         "memory" => options.memory = large()?,
         "reconnect" => options.reconnect = seconds(value_of(name, value, "seconds")?)?,
@@ -536,10 +548,31 @@ fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
+/// Files that are listed; none where the source is something else.
+fn listed(source: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
+    let is_list = source.is_instance_of::<PyList>() || source.is_instance_of::<PyTuple>();
+    if !is_list {
+        return Ok(Vec::new());
+    }
+    let paths = value_of::<Vec<PathBuf>>("source", source, "a list of paths")?;
+    let paths: Vec<String> =
+        paths.into_iter().map(|path| path.to_string_lossy().into_owned()).collect();
+    if paths.is_empty() {
+        return Err(invalid("source is an empty list", "name at least one file"));
+    }
+    if let Some(remote) = paths.iter().find(|path| path.contains("://")) {
+        let message = format!("{remote} is in a list of files of this machine");
+        let hint =
+            "datasets at a target are blended by weights: {\"dq://HOST/a\": 2, \"dq://HOST/b\": 1}";
+        return Err(invalid(message, hint));
+    }
+    Ok(paths)
+}
+
 /// The URL of a stream, and the blend of datasets that are given with their weights.
 fn datasets(source: &Bound<'_, PyAny>) -> PyResult<(String, Option<String>)> {
     let Ok(weights) = source.cast::<PyMapping>() else {
-        let takes = "a name or path, a pattern such as \"corpora/*.bin\", or a dictionary of names and weights";
+        let takes = "a name or path, a pattern such as \"corpora/*.bin\", a list of paths, or a dictionary of names and weights";
         let path = value_of::<PathBuf>("source", source, takes)?;
         return Ok((path.to_string_lossy().into_owned(), None));
     };

@@ -75,11 +75,15 @@ fn closed() -> PyErr {
 
 /// Opens a stream on a thread of its own, so that signals are handled meanwhile.
 fn connect(py: Python<'_>, request: &Request) -> PyResult<client::Stream> {
-    let Request { url, plan, offload, options, .. } = request.clone();
+    let Request { url, files, plan, offload, options, .. } = request.clone();
     let (sender, mut receiver) = mpsc::sync_channel(1);
     let opener = std::thread::Builder::new().name("dquant-open".into());
     // After a signal nobody receives: the stream is dropped there as soon as it is open.
-    opener.spawn(move || drop(sender.send(client::open(&url, &plan, offload, &options))))?;
+    let open = move || match files.as_slice() {
+        [] => client::open(&url, &plan, offload, &options),
+        files => client::open_all(files, &plan, &options),
+    };
+    opener.spawn(move || drop(sender.send(open())))?;
     loop {
         let receiver = &mut receiver;
         match py.detach(move || receiver.recv_timeout(PIECE)) {
@@ -97,7 +101,8 @@ fn warn(py: Python<'_>, text: &CStr) -> PyResult<()> {
     PyErr::warn(py, &py.get_type::<PyUserWarning>(), text, 1)
 }
 
-/// Warns of token types that nobody gave: the bytes of a flat file look like them.
+/// Warns of token types that nobody gave, because the bytes of a flat file look like them, and of files too short for a
+/// sample.
 fn warn_of_guesses(py: Python<'_>, opened: &Opened) -> PyResult<()> {
     for dataset in &opened.datasets {
         let Some(why) = dataset.dtype_origin.strip_prefix("guess: ") else {
@@ -108,6 +113,10 @@ fn warn_of_guesses(py: Python<'_>, opened: &Opened) -> PyResult<()> {
             "{name}: {dtype} is a guess: {why}; dtype=\"{dtype}\" or a manifest settles it"
         );
         // A name holds no zero byte: it is that of a file.
+        warn(py, &CString::new(text).unwrap_or_default())?;
+    }
+    for dataset in opened.without_samples() {
+        let text = format!("{}: it has no sample and is never drawn", dataset.name);
         warn(py, &CString::new(text).unwrap_or_default())?;
     }
     Ok(())

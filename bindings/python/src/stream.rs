@@ -60,7 +60,7 @@ pub(crate) fn refuse_views(buffers: usize) -> PyResult<()> {
 /// flat files (default: from their manifests, else a guess with a warning; `"bytes"`: records that are no tokens, of
 /// `seq_len` bytes), `vocab` (files with larger ids are
 /// refused), `leave_out` (batches not to deliver, as `[(1000, 1200)]` for 1000 to 1199: the others keep their
-/// numbers, `batches` counts them all), `slots` of the ring (16), `slot_size` in bytes (1 MiB); without offload also `roce`
+/// numbers, `batches` counts them all), `slots` of the ring (16), `slot_size` in bytes (1 MiB, or a batch where that is larger); without offload also `roce`
 /// (`"IP[:PORT]"`), `memory` in bytes (128 MiB), `reconnect` in seconds (30).
 ///
 /// Raises `InvalidError` when plan, URL, dataset or token is refused, `UnreachableError` when the DPU or the

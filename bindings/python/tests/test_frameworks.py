@@ -187,7 +187,7 @@ class Forms(World):
         for source in (remote, local):
             with self.opened(source, plan, batches=9) as stream:
                 self.assertEqual(want, b"".join(bytes(batch) for batch in stream))
-        wrong = (({}, "no dataset"), ({**remote, **local}, "one stream"), ([self.path("web")], "source is \\["))
+        wrong = (({}, "no dataset"), ({**remote, **local}, "one stream"), ([self.path("web"), 3], "source is \\["))
         for source, word in wrong:
             with self.assertRaises(dquant.InvalidError) as caught:
                 self.opened(source, plan)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import warnings
 from fractions import Fraction
 
 import numpy
@@ -238,6 +239,65 @@ class Weights(Folder):
         for weights in ({a: -1, b: 1}, {a: float("nan"), b: 1}, {a: float("inf"), b: 1}, {a: "x", b: 1}, {a: 0, b: 0}):
             with self.subTest(weights=weights), self.assertRaises(dquant.InvalidError):
                 dquant.Stream(weights, seq_len=16, dtype="u16")
+
+
+class Files(Folder):
+    def test_a_list_of_files_is_the_pattern_that_matches_them(self):
+        for at, name in enumerate(("a.bin", "b.bin", "c.bin")):
+            self.write(name, 1_600 * (at + 1), seed=at)
+        a, b, c = (self.path(f"{name}.bin") for name in "abc")
+        want = self.batches(self.path("[ab].bin"), seq_len=16, batches=20)
+        for source in ([b, a], (a, b), [self.path("[a].bin"), b]):
+            numpy.testing.assert_array_equal(self.batches(source, seq_len=16, batches=20), want)
+        for source, options, word in (
+            ([], {"seq_len": 16}, "empty list"),
+            ([a, a], {"seq_len": 16}, "given twice"),
+            ([a, "dq://host/b"], {"seq_len": 16}, "by weights"),
+            ([a, self.path("none.bin")], {"seq_len": 16}, "none.bin: no such file"),
+            ([a, c], {"plan": "window(16) | blend(a=1, c=1)"}, "has a blend"),
+        ):
+            with self.subTest(source=source), self.assertRaisesRegex(dquant.InvalidError, word):
+                dquant.Stream(source, dtype="u16", **options)
+
+    def test_files_too_short_for_a_sample_are_named_and_not_drawn(self):
+        self.write("a.bin", 1_600)
+        self.write("b.bin", 7)
+        self.write("c.bin", 0)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            batches = self.batches(self.path("*.bin"), seq_len=16, batch_size=4, epochs=1)
+        self.assertEqual(len(batches), 25)
+        for name in ("b.bin", "c.bin"):
+            self.assertTrue(any(f"{name}: it has no sample" in str(one.message) for one in caught), name)
+        with self.assertRaisesRegex(dquant.InvalidError, "none of 2 files has a sample"):
+            self.batches(self.path("[bc].bin"), seq_len=16)
+
+    def test_a_slot_holds_a_batch_of_any_size(self):
+        """Pairs of 8,192 tokens have 4 MiB: more than a slot of 1 MiB, which had to be asked for."""
+        self.write("a.bin", 300_000)
+        batches = self.batches(self.path("a.bin"), seq_len=8192, pairs=True, widen="i64", batches=2)
+        self.assertEqual(batches[0].shape, (2, 32, 8192))
+        with self.assertRaisesRegex(dquant.InvalidError, "does not fit a slot"):
+            self.batches(self.path("a.bin"), seq_len=8192, slot_size=1 << 18)
+
+
+class Targets(World):
+    """The same through a target, with a DPU and without."""
+
+    def test_parts_and_epochs_are_those_of_local_files(self):
+        for text in ("window(64) | shuffle(5)", "window(65, overlap=1) | narrow(u16) | widen(i64) | pairs"):
+            plan = f'{text} | split("9,1", part=valid, seed=4) | batch(16)'
+            with dquant.Stream(self.path("web.bin"), plan, dtype="u32", epochs=1) as stream:
+                want, count = b"".join(bytes(batch) for batch in stream), len(stream)
+            for offload in (True, False):
+                with self.opened(self.url, plan, offload, epochs=1) as stream:
+                    self.assertEqual((b"".join(bytes(batch) for batch in stream), len(stream)), (want, count))
+
+    def test_a_slot_holds_a_batch_of_any_size(self):
+        for offload in (True, False):
+            options = self.options(offload, seq_len=8192, pairs=True, widen="i64", batches=1, slot_size=None)
+            with dquant.Stream(self.url, None, offload, **options) as stream:
+                self.assertEqual(next(stream).shape, (2, 32, 8192))
 
 
 class Moves(Folder):

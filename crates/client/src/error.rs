@@ -39,6 +39,9 @@ pub enum Error {
         /// What is wrong with it.
         why: String,
     },
+    /// Files are given, and a plan whose blend names datasets.
+    #[error("files are listed, and the plan has a blend")]
+    BlendOfFiles,
     /// There is no such data-parallel rank.
     #[error("rank {rank} of {ranks}")]
     NoRank {
@@ -224,6 +227,7 @@ impl Error {
                 hint.as_deref().unwrap_or("`dquant cat --help` shows plans")
             }
             Error::Pattern { .. } => "a pattern names local files, for example corpora/*.bin",
+            Error::BlendOfFiles => "give each its weight, or leave the blend out of the plan",
             Error::NoRank { .. } => "ranks count from 0",
             Error::NoDataset => "write dq://HOST/NAME, or blend(a=0.5,b=0.5)",
             Error::NoDaemon { .. } => {

@@ -32,7 +32,7 @@ mod url;
 pub use error::{Error, Fault, Reason, Server};
 pub use file::{File, read};
 pub use host::process::id as process_id;
-pub use opening::{DEFAULT_MEMORY, Options, default_socket, open};
+pub use opening::{DEFAULT_MEMORY, Options, default_socket, open, open_all};
 pub use proto::{DatasetInfo, Drawn, Opened, StreamStatus};
 pub use rank::{Group, Layout, LayoutError, Machine, Rank};
 pub use stream::{Batch, Batches, Next, Stream};

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use host::attach::{AttachError, Connection};
 use rustix::io::Errno;
+#[cfg(feature = "in-process")]
+use xio::plan::Plan;
 
 use crate::error::Error;
 use crate::proto::{BatchRange, DatasetRef, OpenRequest};
@@ -49,7 +51,7 @@ pub struct Options {
     pub rank: Rank,
     /// Slots of the ring.
     pub slots: u32,
-    /// Bytes of a slot.
+    /// Bytes of a slot; 0 for 1 MiB, or for a batch where that is larger.
     pub slot_bytes: u32,
     /// Without offload: address of this process's own RoCE endpoint (else one is chosen).
     pub roce: Option<SocketAddr>,
@@ -85,7 +87,7 @@ impl Options {
             leave_out: Vec::new(),
             rank: Rank::default(),
             slots: 16,
-            slot_bytes: 1 << 20,
+            slot_bytes: 0,
             roce: None,
             memory: DEFAULT_MEMORY,
             loss_ppm: 0,
@@ -168,11 +170,44 @@ fn to_own_engine(
         target: request.target.clone(),
         roce: options.roce,
         memory: options.memory,
-        ring: u64::from(options.slots) * u64::from(options.slot_bytes),
+        ring: match options.slot_bytes {
+            // As large as the batches need: nobody else uses it.
+            0 => u64::MAX,
+            bytes => u64::from(options.slots) * u64::from(bytes),
+        },
         loss_ppm: options.loss_ppm,
         reconnect: options.reconnect,
     };
     Ok(LocalDpu::start(&config)?)
+}
+
+/// Opens files of this machine, each a path or a pattern, as one pattern that matches all of them: blended in proportion
+/// to their samples, in the order of their names.
+///
+/// # Errors
+/// As [`open`], and when the plan has a blend, which would name them.
+pub fn open_all(paths: &[String], action: &str, options: &Options) -> Result<Stream, Error> {
+    let Rank { rank, ranks, .. } = options.rank;
+    if rank >= ranks {
+        return Err(Error::NoRank { rank, ranks });
+    }
+    open_paths(paths, action, options)
+}
+
+#[cfg(feature = "in-process")]
+fn open_paths(paths: &[String], action: &str, options: &Options) -> Result<Stream, Error> {
+    let plan = parse_plan(action, options.seed)?;
+    if !plan.blend().is_empty() {
+        return Err(Error::BlendOfFiles);
+    }
+    let files = paths.iter().map(|path| matching(path)).collect::<Result<Vec<_>, _>>()?;
+    let mut files: Vec<PathBuf> = files.into_iter().flatten().collect();
+    files.sort_unstable();
+    if let Some([file, _]) = files.array_windows().find(|[one, next]| one == next) {
+        let (pattern, why) = (file.display().to_string(), "is given twice".to_owned());
+        return Err(Error::Pattern { pattern, why });
+    }
+    open_found(files, &plan, options)
 }
 
 #[cfg(feature = "in-process")]
@@ -182,6 +217,11 @@ fn open_files(path: &str, action: &str, options: &Options) -> Result<Stream, Err
         [] => matching(path)?,
         parts => parts.iter().map(|part| Path::new(path).join(&part.name)).collect(),
     };
+    open_found(files, &plan, options)
+}
+
+#[cfg(feature = "in-process")]
+fn open_found(files: Vec<PathBuf>, plan: &Plan, options: &Options) -> Result<Stream, Error> {
     let config = engine::files::FilesConfig {
         files,
         dtype: options.dtype.clone(),
@@ -219,6 +259,11 @@ fn matching(path: &str) -> Result<Vec<PathBuf>, Error> {
     let files: Vec<PathBuf> =
         found.into_iter().filter(is_data).filter(|path| path.is_file()).collect();
     if files.is_empty() { Err(bad("no file matches".to_owned())) } else { Ok(files) }
+}
+
+#[cfg(not(feature = "in-process"))]
+fn open_paths(_paths: &[String], _action: &str, _options: &Options) -> Result<Stream, Error> {
+    Err(Error::NotBuiltIn)
 }
 
 #[cfg(not(feature = "in-process"))]

@@ -44,6 +44,13 @@ impl Opened {
         drawn.map(|(_, info)| Some(info.samples).filter(|samples| *samples > 0)).sum()
     }
 
+    /// The datasets that are too short for a sample, and are never drawn from.
+    pub fn without_samples(&self) -> impl Iterator<Item = &DatasetInfo> {
+        // Another loader's order has none to count.
+        let is_own = self.parsed().is_some_and(|plan| plan.megatron().is_none());
+        self.datasets.iter().filter(move |info| is_own && info.samples == 0)
+    }
+
     /// What the first `samples` samples of the job are drawn from, in the order of the datasets. `None` where another
     /// loader's order lists its samples.
     pub fn drawn(&self, samples: u64) -> Option<Vec<Drawn>> {

@@ -50,7 +50,7 @@ pub struct FilesConfig {
     pub leave_out: Vec<Range<u64>>,
     /// Slots of the ring.
     pub slots: u32,
-    /// Bytes of a slot.
+    /// Bytes of a slot; 0 for a size that the batches need.
     pub slot_bytes: u32,
     /// Most bytes of staging buffers.
     pub memory: u64,
@@ -98,7 +98,7 @@ impl DividedFiles {
         let documents = documents_of(plan, &mut found, &mut infos)?;
         let mut divided = layout::divide(plan, &infos, &vec![asked; infos.len()], documents)?;
         let plan = match plan.blend() {
-            [] if infos.len() > 1 => plan.blended(proportions(&infos, &divided)),
+            [] if infos.len() > 1 => plan.blended(proportions(plan, &infos, &divided)?),
             _ => plan.clone(),
         };
         divided.in_blocks_of(&plan).map_err(Error::invalid)?;
@@ -151,7 +151,8 @@ impl FileStream {
             source.whole_pages = found.sums.is_some();
         }
         EngineError::check_staging(layout.memory_needed(), config.memory)?;
-        let ring = RingConfig { slots: config.slots, slot_bytes: config.slot_bytes.into() };
+        let slot_bytes = layout.delivery.slot_bytes.into();
+        let ring = RingConfig { slots: config.slots, slot_bytes };
         let (producer, ring) = Producer::create(ring).map_err(|error| {
             Error::from_cause(error).hint("choose other --slots or --slot-size")
         })?;
@@ -245,23 +246,37 @@ fn request(config: &FilesConfig, plan: &Plan, infos: &[DatasetInfo]) -> OpenRequ
 }
 
 /// Names and weights in proportion to the samples of the files: exact where a blend has weights that large,
-/// else to a part in [`MAX_TOTAL_WEIGHT`].
-fn proportions(infos: &[DatasetInfo], divided: &Divided) -> Vec<(String, u32)> {
-    // Each has samples, unless an order lists them: that needs no weights.
-    let counts: Vec<u64> = divided.layouts.iter().map(|layout| layout.samples.max(1)).collect();
+/// else to a part in [`MAX_TOTAL_WEIGHT`]. A file without a sample has weight 0.
+///
+/// # Errors
+/// When no file has a sample.
+fn proportions(
+    plan: &Plan,
+    infos: &[DatasetInfo],
+    divided: &Divided,
+) -> Result<Vec<(String, u32)>, Error> {
+    // An order that lists samples needs no weights.
+    let least = u64::from(plan.megatron().is_some());
+    let counts: Vec<u64> = divided.layouts.iter().map(|layout| layout.samples.max(least)).collect();
+    if counts.iter().all(|count| *count == 0) {
+        let text =
+            format!("none of {} files has a sample of {} tokens", infos.len(), plan.window());
+        return Err(Error::invalid(text).hint("choose a smaller window(N), or other files"));
+    }
     let divisor = counts.iter().copied().fold(0, gcd).max(1);
     let total: u128 = counts.iter().map(|count| u128::from(count / divisor)).sum();
     // Rounding adds at most one part for each file.
     let most = u128::from(MAX_TOTAL_WEIGHT).saturating_sub(infos.len() as u128).max(1);
     let weight = |count: u64| match total <= most {
         true => u128::from(count / divisor),
+        false if count == 0 => 0,
         false => (u128::from(count / divisor) * most / total).max(1),
     };
     let named = infos.iter().zip(counts).map(|(info, count)| {
         let weight = u32::try_from(weight(count)).unwrap_or(u32::MAX);
         (info.name.clone(), weight)
     });
-    named.collect()
+    Ok(named.collect())
 }
 
 fn gcd(a: u64, b: u64) -> u64 {

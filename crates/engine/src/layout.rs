@@ -119,6 +119,9 @@ fn check_records(info: &DatasetInfo, window: u32) -> Result<(), Error> {
     }
 }
 
+/// Slots begin at pages.
+const PAGE_BYTES: u64 = 4_096;
+
 /// Most trainers that read a stream together: each costs a few descriptors.
 const MAX_TRAINERS: u32 = 64;
 
@@ -201,13 +204,20 @@ pub fn divide(
     }
     check_selection(plan)?;
     check_tokenizers(plan, infos)?;
+    let is_one_of_many = plan.blend().is_empty() && infos.len() > 1;
     let mut layouts = Vec::with_capacity(infos.len());
     for (dataset, (info, asked)) in infos.iter().zip(asked).enumerate() {
         let file = token_file((info, asked))?;
         if file.dtype == Dtype::U8 {
             check_records(info, plan.window())?;
         }
-        let layout = plan.layout(dataset, file).map_err(|error| undivided(&info.name, &error))?;
+        let layout = match plan.layout(dataset, file) {
+            // Of several files that are blended by their samples, one without any is drawn from as often as that.
+            Err(OrderError::NoSample { .. } | OrderError::EmptyPart { .. }) if is_one_of_many => {
+                without_samples(plan, file)
+            }
+            layout => layout.map_err(|error| undivided(&info.name, &error))?,
+        };
         layouts.push(layout);
     }
     if plan.megatron().is_some() {
@@ -217,6 +227,12 @@ pub fn divide(
     }
     let cuts = cut(plan, &mut layouts, documents, infos)?;
     Ok(Divided { layouts, cuts, documents: Vec::new() })
+}
+
+/// A file from which no sample is drawn.
+fn without_samples(plan: &Plan, file: TokenFile) -> SampleLayout {
+    let (window, overlap) = (plan.window(), plan.overlap());
+    SampleLayout { file, window, overlap, samples: 0, samples_per_block: 1, part: None }
 }
 
 /// Lays out the stream. `infos` describe the datasets of the request, in the order of the blend; `divided` are the
@@ -268,6 +284,9 @@ pub fn plan(
         share: share(request)?,
         slot_bytes: request.slot_bytes,
     };
+    if delivery.slot_bytes == 0 {
+        delivery.slot_bytes = slot_for(delivery.batch_bytes());
+    }
     check_slot(&delivery)?;
     check_end(&mut delivery, &order)?;
     check_numbers(&delivery)?;
@@ -305,8 +324,12 @@ fn cut(
     let mut cuts = Vec::with_capacity(layouts.len());
     let datasets = layouts.iter_mut().zip(documents).zip(infos);
     for (dataset, ((layout, documents), info)) in datasets.enumerate() {
-        let cut = plan.cut(dataset, *layout, documents);
-        let cut = cut.map_err(|error| unpacked(&info.name, &error))?;
+        let cut = match plan.cut(dataset, *layout, documents) {
+            Err(PackingError::Empty) if plan.blend().is_empty() && infos.len() > 1 => {
+                (SampleLayout { samples: 0, ..*layout }, Cut::Windows)
+            }
+            cut => cut.map_err(|error| unpacked(&info.name, &error))?,
+        };
         *layout = cut.0;
         cuts.push(cut.1);
     }
@@ -531,6 +554,13 @@ fn check_numbers(delivery: &Delivery) -> Result<(), Error> {
     let text =
         format!("{count} batches from batch {first_batch} on extend beyond the last, {most}");
     Err(Error::invalid(text).hint("--first-batch counts batches from 0; --batches how many follow"))
+}
+
+/// Bytes of a slot that nobody chose: enough for many batches where they are small, and for one where it is large.
+fn slot_for(batch_bytes: u64) -> u32 {
+    const LEAST: u64 = 1 << 20;
+    let slot = batch_bytes.max(LEAST).next_multiple_of(PAGE_BYTES);
+    u32::try_from(slot).unwrap_or(u32::MAX)
 }
 
 fn check_slot(delivery: &Delivery) -> Result<(), Error> {

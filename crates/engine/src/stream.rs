@@ -253,8 +253,11 @@ fn take_seat(
 }
 
 /// The rings of a request: their producers, and for each ring what each of its readers maps.
-fn create_rings(request: &OpenRequest) -> Result<(Vec<Producer>, Vec<Vec<RingFds>>), Error> {
-    let config = RingConfig { slots: request.slots, slot_bytes: u64::from(request.slot_bytes) };
+fn create_rings(
+    request: &OpenRequest,
+    slot_bytes: u32,
+) -> Result<(Vec<Producer>, Vec<Vec<RingFds>>), Error> {
+    let config = RingConfig { slots: request.slots, slot_bytes: u64::from(slot_bytes) };
     let (rings, readers) = match &request.ranks {
         Some(Ranks { count, readers, .. }) => (*count, *readers),
         None => (1, 1),
@@ -323,10 +326,11 @@ fn open(
     let layout = layout::plan(&request, &infos, divided, order.bytes(), compile)?;
     order.shrink(layout.order.table_bytes());
     EngineError::check_staging(layout.memory_needed() + CAPSULES_BYTES, context.memory)?;
-    let ring_bytes = u64::from(request.slots) * u64::from(request.slot_bytes);
+    let slot_bytes = layout.delivery.slot_bytes;
+    let ring_bytes = u64::from(request.slots) * u64::from(slot_bytes);
     let rings = u64::from(layout.delivery.share.count);
     let ring = context.rings.take(ring_bytes.saturating_mul(rings))?;
-    let (producers, fds) = create_rings(&request)?;
+    let (producers, fds) = create_rings(&request, slot_bytes)?;
     let (events, lost) = mpsc::channel(16);
     let opened = layout.opened(infos, table.clone());
     let signals = context.commands.signals();

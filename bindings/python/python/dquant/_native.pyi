@@ -12,7 +12,7 @@ from ._records import Drawn, Opened
 
 __all__ = ["Batch", "File", "Stream", "open"]
 
-Source = str | PathLike[str] | Mapping[str, SupportsFloat]
+Source = str | PathLike[str] | Sequence[str | PathLike[str]] | Mapping[str, SupportsFloat]
 
 @type_check_only
 class Options(TypedDict, total=False):

@@ -176,6 +176,9 @@ impl Cat {
         for dataset in &stream.opened().datasets {
             note_guess(console, &dataset.name, &dataset.dtype, &dataset.dtype_origin);
         }
+        for dataset in stream.opened().without_samples() {
+            console.note(format_args!("{}: it has no sample and is never drawn", dataset.name));
+        }
         let datasets = &stream.opened().datasets;
         let filtered =
             Dropped::of(datasets, |info| (info.filtered_documents, info.filtered_tokens));

@@ -115,11 +115,44 @@ impl Where {
 struct Explained {
     plan: String,
     datasets: Vec<Dataset>,
+    /// An epoch of them, where they are known.
+    epoch: Option<Epoch>,
     /// Whether the stages over blocks were measured here.
     measured: bool,
     placements: Vec<Placed>,
     /// What the figures leave out.
     notes: Vec<String>,
+}
+
+/// As many samples as all datasets have that are drawn from.
+#[derive(Debug, Serialize)]
+struct Epoch {
+    samples: u64,
+    /// For all ranks together.
+    batches: u64,
+    /// Samples that are drawn from each dataset in it.
+    drawn: Vec<u64>,
+}
+
+impl Epoch {
+    fn of(plan: &Plan, datasets: &[Dataset]) -> Option<Epoch> {
+        let each = datasets.iter().enumerate().filter(|(dataset, _)| plan.draws(*dataset));
+        let samples = each.map(|(_, dataset)| dataset.epoch_samples).sum::<Option<u64>>()?;
+        let drawn = plan.drawn(samples)?;
+        Some(Epoch { samples, batches: samples / u64::from(plan.batch()), drawn })
+    }
+}
+
+impl fmt::Display for Epoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Epoch { samples, batches, drawn } = self;
+        write!(f, "  an epoch: {samples} samples, {batches} batches for all ranks together")?;
+        if let [_, _, ..] = drawn.as_slice() {
+            let drawn: Vec<String> = drawn.iter().map(u64::to_string).collect();
+            write!(f, "; drawn of each: {}", drawn.join(", "))?;
+        }
+        Ok(())
+    }
 }
 
 impl Report for Explained {
@@ -153,8 +186,9 @@ impl Explain {
             .collect::<Result<Vec<_>, CliError>>()?;
         let measured = self.measure;
         let notes = notes(&plan, &datasets).into_iter().map(str::to_owned).chain(unknown).collect();
+        let epoch = Epoch::of(&plan, &datasets);
         let plan = plan.to_string();
-        console.report(&Explained { plan, datasets, measured, placements, notes })?;
+        console.report(&Explained { plan, datasets, epoch, measured, placements, notes })?;
         Ok(Exit::Good)
     }
 
@@ -179,7 +213,9 @@ impl Explain {
         };
         let source = |(name, dtype)| {
             let (origin, tokens, drawn, samples) = ("given".to_owned(), None, None, None);
-            Source { dataset: Dataset { name, dtype, origin, tokens, drawn, samples }, file: None }
+            let epoch_samples = None;
+            let dataset = Dataset { name, dtype, origin, tokens, epoch_samples, drawn, samples };
+            Source { dataset, file: None }
         };
         let sources = names.into_iter().zip(dtypes).map(source).collect();
         Ok(Asked { plan, sources, unknown: None })
@@ -262,9 +298,10 @@ impl Asked {
     fn of(DividedFiles { plan, found, infos, divided }: DividedFiles) -> Asked {
         let samples = divided.layouts.into_iter().zip(divided.cuts);
         let sources = found.into_iter().zip(infos).zip(samples).map(|((found, info), samples)| {
+            let epoch_samples = plan.megatron().is_none().then_some(samples.0.samples);
             let drawn = plan.needs_documents().then(|| drawn(&info, &samples));
             let samples = drawn.map(|_| samples);
-            Source::new(found, drawn, samples)
+            Source::new(found, epoch_samples, drawn, samples)
         });
         Asked { sources: sources.collect(), plan, unknown: None }
     }
@@ -274,7 +311,7 @@ impl Asked {
             ([], [_, _, ..]) => plan.blended(found.iter().map(|one| (one.info.name.clone(), 1))),
             _ => plan,
         };
-        let sources = found.into_iter().map(|found| Source::new(found, None, None)).collect();
+        let sources = found.into_iter().map(|found| Source::new(found, None, None, None)).collect();
         let unknown = Some(format!("documents are not known: {}", error.parts().0));
         Asked { plan, sources, unknown }
     }
@@ -305,12 +342,18 @@ struct Source {
 const BLOCK_BYTES: u64 = 1 << 20;
 
 impl Source {
-    fn new(found: Found, drawn: Option<Drawn>, samples: Option<(SampleLayout, Cut)>) -> Source {
+    fn new(
+        found: Found,
+        epoch_samples: Option<u64>,
+        drawn: Option<Drawn>,
+        samples: Option<(SampleLayout, Cut)>,
+    ) -> Source {
         let dataset = Dataset {
             name: found.info.name,
             dtype: found.layout.dtype,
             origin: found.info.dtype_origin,
             tokens: Some(found.layout.tokens),
+            epoch_samples,
             drawn,
             samples,
         };
@@ -382,7 +425,7 @@ fn seconds(cpu_s: Option<f64>) -> String {
 impl fmt::Display for Explained {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", self.plan)?;
-        for Dataset { name, dtype, origin, tokens, drawn, .. } in &self.datasets {
+        for Dataset { name, dtype, origin, tokens, epoch_samples, drawn, .. } in &self.datasets {
             let tokens = tokens.map_or(String::new(), |tokens| format!("{tokens} tokens of "));
             let says = match origin.as_str() {
                 "given" => "as given",
@@ -390,10 +433,18 @@ impl fmt::Display for Explained {
                 "manifest" => "as its manifest says",
                 _ => "a guess",
             };
-            writeln!(f, "  {name}: {tokens}{dtype}, {says}")?;
+            write!(f, "  {name}: {tokens}{dtype}, {says}")?;
+            match epoch_samples {
+                Some(0) => writeln!(f, "; it has no sample and is never drawn")?,
+                Some(samples) => writeln!(f, "; {samples} samples")?,
+                None => writeln!(f)?,
+            }
             if let Some(drawn) = drawn {
                 drawn_lines(f, drawn)?;
             }
+        }
+        if let Some(epoch) = &self.epoch {
+            writeln!(f, "{epoch}")?;
         }
         for placed in &self.placements {
             writeln!(f)?;

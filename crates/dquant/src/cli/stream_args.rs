@@ -76,9 +76,9 @@ pub(super) struct StreamArgs {
     #[arg(long, value_name = "N", default_value_t = 16)]
     slots: u32,
 
-    /// Size of a slot; it must hold a batch
-    #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = units::size_bytes)]
-    slot_size: u64,
+    /// Size of a slot; it must hold a batch [default: 1MiB, or a batch where that is larger]
+    #[arg(long, value_name = "SIZE", value_parser = units::size_bytes)]
+    slot_size: Option<u64>,
 
     /// Without offload: address of this process's RoCE endpoint
     ///
@@ -114,9 +114,15 @@ impl StreamArgs {
     }
 
     pub(super) fn options(&self) -> Result<Options, CliError> {
-        let slot_bytes = u32::try_from(self.slot_size).map_err(|_| {
-            CliError::usage("a slot is larger than 4 GiB").hint("use --slot-size 1MiB")
-        })?;
+        let too_large =
+            |_| CliError::usage("a slot is larger than 4 GiB").hint("leave --slot-size out");
+        let slot_bytes = self.slot_size.map(u32::try_from).transpose().map_err(too_large)?;
+        let slot_bytes = match slot_bytes {
+            Some(0) => {
+                return Err(CliError::usage("a slot has no byte").hint("leave --slot-size out"));
+            }
+            slot_bytes => slot_bytes.unwrap_or(0),
+        };
         let defaults = Options::from_env();
         Ok(Options {
             dpu: self.dpu.clone().unwrap_or(defaults.dpu),

@@ -43,6 +43,8 @@ pub struct Dataset {
     pub origin: String,
     /// Its tokens; none if only its type is known.
     pub tokens: Option<u64>,
+    /// Samples of an epoch, where the file is known and no other loader's order lists them.
+    pub epoch_samples: Option<u64>,
     /// What the plan draws from it, where documents decide that and are known.
     pub drawn: Option<Drawn>,
     /// Its samples, in the same case.
