@@ -14,6 +14,10 @@ Several sources are blended: `dq://HOST/docs=3 dq://HOST/code=1`. With several t
 and gradients are averaged over them. A checkpoint may be resumed with another number of trainers: the tokens of every
 batch stay the same.
 
+With --evaluate 20 the model is evaluated every 20 steps, on the 5 % of the data that --split 95,5 keeps for it. What is in that
+part depends on the data alone: killing, resuming and another number of trainers change nothing, and the model learns from none
+of it.
+
 Each step prints one line: its number, its loss, the loss as exact hexadecimal, and a digest of the batch's tokens.
 """
 
@@ -69,16 +73,23 @@ class Gpt(nn.Module):
 class FromStream:
     """Batches of `dquant.Stream`: tensors over the ring, valid until the next step."""
 
-    def __init__(self, sources, plan, steps, position):
+    def __init__(self, sources, plans, steps, position):
         import dquant
 
-        self.stream = dquant.Stream(sources, plan, batches=steps)
+        self.stream = dquant.Stream(sources, plans[0], batches=steps)
         if position is not None:
             self.stream.load_state_dict(position)
+        # Iterating over it begins again each time.
+        self.valid = dquant.Stream(sources, plans[1], evaluate=True) if plans[1] else ()
 
     def next(self):
         x, y = next(self.stream).torch()
         return x, y
+
+    def evaluation(self):
+        for batch in self.valid:
+            yield batch.torch()
+            del batch
 
     def position(self):
         return self.stream.state_dict()
@@ -87,16 +98,20 @@ class FromStream:
 class FromDataset:
     """Batches of `dquant.torch.TokenDataset`."""
 
-    def __init__(self, sources, plan, steps, position):
+    def __init__(self, sources, plans, steps, position):
         from dquant.torch import TokenDataset
 
-        self.dataset = TokenDataset(sources, plan, batches=steps)
+        self.dataset = TokenDataset(sources, plans[0], batches=steps)
+        self.valid = TokenDataset(sources, plans[1], epochs=1, repeat=True) if plans[1] else ()
         if position is not None:
             self.dataset.load_state_dict(position)
         self.batches = iter(torch.utils.data.DataLoader(self.dataset, batch_size=None))
 
     def next(self):
         return next(self.batches)
+
+    def evaluation(self):
+        return iter(torch.utils.data.DataLoader(self.valid, batch_size=None))
 
     def position(self):
         return self.dataset.state_dict()
@@ -105,13 +120,15 @@ class FromDataset:
 class FromNumpy:
     """The same batches of local files of u32 tokens, without dquant."""
 
-    def __init__(self, sources, plan, steps, position):
+    def __init__(self, sources, plans, steps, position):
         sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bindings/python/tests"))
         from reference import Reference
 
         blend = ", ".join(f'"{path}"={weight}' for path, weight in sources.items())
-        self.reference = Reference(f"{plan} | blend({blend})", [("u32", path) for path in sources])
-        self.samples = int(plan.rsplit("batch(", 1)[1].rstrip(")"))
+        files = [("u32", path) for path in sources]
+        self.reference = Reference(f"{plans[0]} | blend({blend})", files)
+        self.valid = Reference(f"{plans[1]} | blend({blend})", files) if plans[1] else None
+        self.samples = int(plans[0].rsplit("batch(", 1)[1].rstrip(")"))
         self.sample = 0 if position is None else position["next_sample"]
 
     def next(self):
@@ -119,6 +136,11 @@ class FromNumpy:
         x, y = torch.from_numpy(self.reference.batch(number))
         self.sample += self.samples * trainers()
         return x, y
+
+    def evaluation(self):
+        every = sum(dataset.samples for dataset in self.valid.datasets) // self.samples // trainers()
+        for step in range(every):
+            yield torch.from_numpy(self.valid.batch(step * trainers() + rank()))
 
     def position(self):
         return {"next_sample": self.sample}
@@ -148,6 +170,21 @@ def average(tensor):
 
 
 SOURCES = {"stream": FromStream, "dataset": FromDataset, "numpy": FromNumpy}
+
+
+def loss_of(model, rows, x, y):
+    """The mean loss of a batch. `%` makes new tensors: those of the stream are views of the ring."""
+    return nn.functional.cross_entropy(model(x % rows).flatten(0, 1), (y % rows).flatten())
+
+
+@torch.no_grad()
+def evaluate(model, rows, batches):
+    """The mean loss over an epoch of the validation data, of which each trainer takes a part."""
+    losses = torch.stack([loss_of(model, rows, x, y) for x, y in batches])
+    mean = losses.mean()
+    if trainers() > 1:
+        average(mean)
+    return mean.item()
 
 
 def save(path, checkpoint):
@@ -180,17 +217,21 @@ def train(args):
             print(f"goes on behind step {first}", file=sys.stderr)
     elif args.checkpoint and not rank():
         print(f"no checkpoint in {args.checkpoint} yet: begins with step 1, saves every {args.every}", file=sys.stderr)
-    plan = f"window({CONTEXT + 1}, overlap=1) | shuffle({args.seed}) | narrow(u16) | widen(i64) | pairs"
     if args.batch % trainers():
         sys.exit(f"{args.batch} samples cannot be shared by {trainers()} trainers")
-    plan += f" | batch({args.batch // trainers()})"
-    source = SOURCES[args.source](dict(args.sources), plan, args.steps, position)
+    sample = f"window({CONTEXT + 1}, overlap=1) | narrow(u16) | widen(i64) | pairs"
+    batch = f"batch({args.batch // trainers()})"
+    plans = [f"{sample} | shuffle({args.seed}) | {batch}", None]
+    if args.evaluate:
+        # Each of them divides every source in the same way.
+        train_part, valid_part = (f'split("{args.split}", part={part})' for part in ("train", "valid"))
+        plans = [f"{sample} | shuffle({args.seed}) | {train_part} | {batch}", f"{sample} | {valid_part} | {batch}"]
+    source = SOURCES[args.source](dict(args.sources), plans, args.steps, position)
     for step in range(first + 1, args.steps + 1):
         x, y = source.next()
         all_x, all_y = (gathered(x), gathered(y)) if trainers() > 1 else (x, y)
         digest = hashlib.sha256(all_x.numpy().tobytes() + all_y.numpy().tobytes()).hexdigest()[:16]
-        # `%` makes new tensors: those of the stream are views of the ring.
-        loss = nn.functional.cross_entropy(model(x % args.rows).flatten(0, 1), (y % args.rows).flatten())
+        loss = loss_of(model, args.rows, x, y)
         # The slot of the ring is free once its views are gone.
         del x, y, all_x, all_y
         optimizer.zero_grad()
@@ -200,9 +241,14 @@ def train(args):
             for tensor in [loss, *(parameter.grad for parameter in model.parameters())]:
                 average(tensor)
         optimizer.step()
+        valid = None
+        if args.evaluate and step % args.evaluate == 0:
+            valid = evaluate(model, args.rows, source.evaluation())
         if rank():
             continue
         print(f"{step} {loss.item():.4f} {loss.item().hex()} {digest}", flush=True)
+        if valid is not None:
+            print(f"valid {valid:.4f} {valid.hex()}", flush=True)
         if args.checkpoint and step % args.every == 0:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             save(args.checkpoint, {**state, "step": step, "position": source.position()})
@@ -225,6 +271,8 @@ def main():
     parser.add_argument("--seed", type=int, default=7, help="of the order and of the weights")
     parser.add_argument("--rows", type=int, default=4096, help="of the embedding: ids share rows (50257: one for each)")
     parser.add_argument("--checkpoint", help="file to write and to go on from")
+    parser.add_argument("--evaluate", type=int, metavar="N", help="evaluate every N steps")
+    parser.add_argument("--split", default="95,5", help="shares of training and validation, if the model is evaluated")
     parser.add_argument("--every", type=int, default=20, help="steps between checkpoints")
     args = parser.parse_args()
     if trainers() > 1:

@@ -90,6 +90,43 @@ class Training(World):
             with self.subTest(source=source):
                 self.assertEqual(self.lines(self.start("--source", source)), self.whole)
 
+    def test_evaluation_is_that_of_numpy_also_where_the_run_goes_on_with_data_that_moved(self):
+        evaluate = ("--evaluate", "8", "--split", "9,1")
+        whole = self.lines(self.start(*evaluate))
+        self.assertEqual(sum(line.startswith("valid") for line in whole), STEPS // 8)
+        for source in ("numpy", "dataset"):
+            self.assertEqual(self.lines(self.start("--source", source, *evaluate)), whole, source)
+        # Training on nine tenths is another run, and evaluating changes nothing of it.
+        digests = [line.split()[-1] for line in whole if not line.startswith("valid")]
+        self.assertNotEqual(digests, [line.split()[-1] for line in self.whole])
+        checkpoint = self.path("evaluated.pt")
+        args = ("--checkpoint", checkpoint, "--every", "8", *evaluate)
+        self.lines(self.start(*args, "--steps", "20"))
+        moved = os.path.join(self.folder, "moved")
+        os.mkdir(moved)
+        for path in (self.tokens, self.tokens.replace(".bin", ".idx"), self.tokens + ".dquant.json"):
+            shutil.copy(path, moved)
+        script = str(ROOT / "examples/python/train_gpt.py")
+        line = [sys.executable, "-B", script, os.path.join(moved, "text.bin"), "--batch", "4", "--steps", str(STEPS), *args]
+        pipe = subprocess.PIPE
+        resumed = self.lines(subprocess.Popen(line, stdout=pipe, stderr=pipe, text=True))
+        self.assertEqual(resumed, whole[len(whole) - len(resumed) :])
+        self.assertEqual(len(resumed), STEPS - 16 + 4)
+
+    def test_several_trainers_evaluate_together(self):
+        evaluate = ("--evaluate", "16", "--split", "9,1")
+        whole = self.lines(self.start(*evaluate))
+        url = f"dq://{self.control}/text"
+        for trainers in (2, 4):
+            found = self.lines_of_job(trainers, *evaluate, source=url)
+            # A trainer's epoch ends with its last whole batch, so means differ by a few samples.
+            for line, want in zip(found, whole, strict=True):
+                kind, loss, *_ = line.split()
+                if kind == "valid":
+                    self.assertAlmostEqual(float(loss), float(want.split()[1]), delta=0.02)
+                else:
+                    self.assertEqual(line.split()[-1], want.split()[-1])
+
     def test_a_killed_run_goes_on_to_the_bit(self):
         for source in ("stream", "dataset"):
             last = random.randrange(EVERY + 1, STEPS - 10)
