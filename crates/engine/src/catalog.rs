@@ -4,6 +4,7 @@
 //! for the local commands: by its header, by a `name.idx` beside it (Megatron), or a flat one by its manifest or the
 //! request, against which its bytes are checked. Nothing outside the roots is opened, whatever the name contains.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::OwnedFd;
@@ -26,10 +27,16 @@ use xio::sums::FileSums;
 
 use crate::action;
 use crate::error::{Error, with_limit_hint};
-use crate::proto::{DatasetInfo, DatasetRef};
+use crate::proto::{DatasetInfo, DatasetRef, ListReply, ListedDataset};
 
 /// Datasets one request may name: those of a blend, and a table.
 const MAX_DATASETS: usize = xio::order::MAX_DATASETS + 1;
+
+/// Datasets that one reply lists.
+const MAX_LISTED: usize = 1_000;
+
+/// Files that are looked at for them.
+const MAX_LISTED_FILES: usize = 20_000;
 
 /// Fewer datasets than this are opened on one thread, and need no more descriptors than a process may have.
 const MANY_DATASETS: usize = 64;
@@ -118,6 +125,37 @@ impl Catalog {
     pub fn find_all(&self, refs: &[DatasetRef]) -> Result<Vec<Found>, Status> {
         Catalog::check_count(refs)?;
         each(refs, || |dataset| self.find(dataset, self.io))
+    }
+
+    /// Describes what lies below the roots under names that begin with `prefix`, as far as one reply has room.
+    pub(crate) fn datasets(&self, prefix: &str) -> Result<ListReply, Status> {
+        let (mut names, mut reply) = (BTreeSet::new(), ListReply::default());
+        for root in &self.roots {
+            let listing = root.list(MAX_LISTED_FILES).map_err(|error| refused_open(&error))?;
+            reply.truncated |= listing.truncated;
+            reply.skipped += listing.skipped as u64;
+            let wanted = |name: &String| name.starts_with(prefix) && !is_description(name);
+            names.extend(listing.entries.into_iter().map(|entry| entry.name).filter(wanted));
+        }
+        reply.truncated |= names.len() > MAX_LISTED;
+        let refs: Vec<DatasetRef> = names
+            .into_iter()
+            .take(MAX_LISTED)
+            .map(|name| DatasetRef { name, ..DatasetRef::default() })
+            .collect();
+        reply.datasets = each(&refs, || {
+            |dataset: &DatasetRef| -> Result<ListedDataset, Status> {
+                let name = dataset.name.clone();
+                Ok(match self.find(dataset, IoChoice::Buffered) {
+                    Ok(found) => ListedDataset { info: Some(found.info), refused: String::new() },
+                    Err(status) => ListedDataset {
+                        info: Some(DatasetInfo { name, ..DatasetInfo::default() }),
+                        refused: status.message().lines().next().unwrap_or_default().to_owned(),
+                    },
+                })
+            }
+        })?;
+        Ok(reply)
     }
 
     /// Refuses a request for no dataset, or for more than a plan can name.
@@ -890,6 +928,31 @@ mod tests {
         let (info, layout) = (&found.info, &found.layout);
         let place = (layout.data_offset, layout.tokens);
         (info.format.clone(), layout.dtype, info.dtype_origin.clone(), place)
+    }
+
+    /// A target lists what it serves: descriptions of datasets are none, and what no stream can read has its reason.
+    #[test]
+    fn a_listing_says_what_streams_can_read() {
+        let folder = Folder::new("listing");
+        fs::create_dir(folder.0.join("more")).expect("a folder");
+        folder.write("web.bin", &ids());
+        folder.write("web.idx", &index(TOKENS));
+        folder.write("more/rows.bin", &[b"PAR1", ids().as_slice()].concat());
+        folder.write("more/code.bin", &ids());
+        let listed = |prefix: &str| {
+            let reply = folder.catalog().datasets(prefix).expect("it is readable");
+            let line = |listed: ListedDataset| {
+                let info = listed.info.expect("each has a name");
+                (info.name, info.tokens, listed.refused)
+            };
+            reply.datasets.into_iter().map(line).collect::<Vec<_>>()
+        };
+        let all = listed("");
+        let names: Vec<&str> = all.iter().map(|(name, ..)| name.as_str()).collect();
+        assert_eq!(names, ["more/code.bin", "more/rows.bin", "web.bin"]);
+        assert_eq!((all[0].1, all[2].1), (TOKENS, TOKENS));
+        assert!(all[1].2.contains("is a Parquet file"), "{all:?}");
+        assert_eq!((listed("more/"), listed("x")), (all[..2].to_vec(), Vec::new()));
     }
 
     /// Headers, indices, marks of other formats and names contradict each other, and everyone settles it the same way.

@@ -27,6 +27,7 @@ mod local;
 mod parfait;
 mod perf;
 mod plan;
+mod remote;
 mod run;
 mod serve;
 mod sim;
@@ -54,7 +55,8 @@ use crate::exit::{CliError, Exit};
     arg_required_else_help = true,
     after_help = "\
 Where to begin:
-  data into trainers         demo serve dpu cat status tokenize convert inspect documents plan
+  data into trainers         demo serve dpu datasets cat status tokenize convert inspect documents
+                             plan
   RDMA programs, networks    run explain perf doctor capture sim subnet
   bandwidth that jobs have   brain agent job top parfait (docs/cluster.md has a quick start)
 
@@ -64,6 +66,7 @@ Examples:
   dquant demo
   dquant serve --root /data/tokens --token-file token
   dquant dpu --roce 127.0.0.2:4791 --token-file token
+  dquant datasets dq://127.0.0.1 --token-file token
   dquant cat dq://127.0.0.1/web.bin --batches 100 -o web.u16
   dquant tokenize corpus/ --encoding r50k_base -o corpus.bin
   dquant convert mds/ corpus.bin
@@ -107,6 +110,7 @@ enum Command {
     Plan(plan::PlanCommand),
     Inspect(inspect::Inspect),
     Documents(documents::DocumentsCommand),
+    Datasets(remote::Datasets),
     Capture(capture::Capture),
     Doctor(doctor::Doctor),
     Run(run::Run),
@@ -136,6 +140,7 @@ impl Command {
             Command::Plan(command) => command.run(console),
             Command::Inspect(command) => command.run(console),
             Command::Documents(command) => command.run(console),
+            Command::Datasets(command) => command.run(console),
             Command::Capture(command) => command.run(console),
             Command::Doctor(command) => command.run(console),
             Command::Run(command) => command.run(console),

@@ -17,6 +17,7 @@ const COMMANDS: &[&[&str]] = &[
     &["plan"],
     &["plan", "explain"],
     &["documents"],
+    &["datasets"],
     &["capture"],
     &["capture", "check"],
     &["capture", "live"],

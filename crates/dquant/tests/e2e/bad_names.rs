@@ -51,6 +51,35 @@ fn nothing_outside_the_root_is_opened() {
     }
 }
 
+/// A target says what it serves, to those who know its token, and nothing of what lies elsewhere.
+#[test]
+fn a_target_lists_its_datasets() {
+    let Some(world) = World::new("a_target_lists_its_datasets") else { return };
+    let target = world.target(&[]);
+    Corpus::flat(&world.path("secret.bin"), Dtype::U32, tokens(10_000, 1));
+    symlink(world.path("secret.bin"), world.data("out.bin")).expect("links work");
+    fs::create_dir(world.data("more")).expect("writable");
+    Corpus::flat(&world.data("web.bin"), Dtype::U16, tokens(10_000, 2));
+    Corpus::flat(&world.data("more/code.bin"), Dtype::U16, tokens(5_000, 3));
+    fs::write(world.data("more/rows.bin"), b"PAR1 and more").expect("writable");
+    let url = |prefix: &str| format!("dq://{}{prefix}", target.control());
+    let said = |args: &[&str]| {
+        let ran = world.run(args).good();
+        String::from_utf8_lossy(&ran.stdout).into_owned()
+    };
+    let all = said(&["datasets", &url("")]);
+    for part in
+        ["web.bin", "more/code.bin", "more/rows.bin", "no stream can read it", "10,000 tokens"]
+    {
+        assert!(all.contains(part), "{part}: {all}");
+    }
+    assert!(!all.contains("secret") && !all.contains("out.bin"), "{all}");
+    let more = said(&["datasets", &url("/more/"), "--json"]);
+    assert!(more.contains("code.bin") && !more.contains("web.bin"), "{more}");
+    world.run(&["datasets", &url(""), "--token", "wrong-token"]).failed(2, &["token"], "");
+    world.run(&["datasets", "web.bin"]).failed(2, &["dq://"], "dquant inspect");
+}
+
 #[test]
 fn what_is_not_a_token_file_is_refused() {
     let Some(world) = World::new("what_is_not_a_token_file_is_refused") else {

@@ -117,7 +117,7 @@ fn ask_for_too_much(dpu: &Daemon, target: &Daemon) {
         (request(|r| r.slots = u32::MAX), "a ring of"),
         (request(|r| r.slots = 0), "slots"),
         (request(|r| r.slot_bytes = u32::MAX), "a ring of"),
-        (request(|r| r.slot_bytes = 0), "slot"),
+        (request(|r| r.slot_bytes = 1), "does not fit a slot"),
         (request(|r| r.plan = "x".repeat(50_000)), "plan"),
         (request(|r| r.plan = "window(1024) | batch(64)".into()), "slot"),
         (request(|r| r.datasets = vec![]), "0 datasets"),

@@ -135,10 +135,13 @@ fn packed_files_are_blended_in_proportion_to_their_packed_samples() {
         samples.dedup();
         assert_eq!(samples.len(), counts.iter().sum::<usize>(), "{fit}");
     }
-    // Windows are not cut from the short one.
+    // No window is cut from the short one, and none at all where all are short.
     let plan = ["--plan", "window(64) | batch(3)", "--batches", "1"];
+    let ran = Cat::local(&world, "part-*.bin", &plan).finish().good();
+    assert!(ran.stderr.contains("part-1.bin: it has no sample"), "{}", ran.stderr);
+    let plan = ["--plan", "window(5000) | batch(3)", "--batches", "1"];
     let refused = Cat::local(&world, "part-*.bin", &plan).finish();
-    refused.failed(2, &["part-1.bin", "60 tokens do not fill one window of 64"], "smaller window");
+    refused.failed(2, &["none of 3 files has a sample of 5000"], "smaller window");
 }
 
 #[test]

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 use engine::control::target::TargetControl;
 use engine::proto::target_server::{Target, TargetServer};
 use engine::proto::{
-    DescribeReply, DescribeRequest, DocumentsReply, DocumentsRequest, QueuePair, SessionReply,
-    SessionRequest, StatusReply, StatusRequest,
+    DescribeReply, DescribeRequest, DocumentsReply, DocumentsRequest, ListReply, ListRequest,
+    QueuePair, SessionReply, SessionRequest, StatusReply, StatusRequest,
 };
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
@@ -115,6 +115,11 @@ impl Target for Service {
     ) -> Result<Response<DescribeReply>, Status> {
         let datasets = self.target.describe(request.into_inner().datasets).await;
         Ok(Response::new(DescribeReply { datasets: datasets.map_err(refused)? }))
+    }
+
+    async fn list(&self, request: Request<ListRequest>) -> Result<Response<ListReply>, Status> {
+        let listed = self.target.list(&request.into_inner().prefix).await;
+        listed.map(Response::new).map_err(refused)
     }
 
     type DocumentsStream = Pin<Box<dyn Stream<Item = Result<DocumentsReply, Status>> + Send>>;

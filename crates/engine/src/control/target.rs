@@ -37,7 +37,7 @@ use crate::proto::target_client::TargetClient;
 use crate::proto::target_server::Target;
 use crate::proto::{
     DatasetInfo, DatasetRef, DescribeReply, DescribeRequest, DocumentsReply, DocumentsRequest,
-    QueuePair, SessionReply, SessionRequest, StatusReply, StatusRequest,
+    ListReply, ListRequest, QueuePair, SessionReply, SessionRequest, StatusReply, StatusRequest,
 };
 use crate::status::{Counters, Event};
 
@@ -360,6 +360,19 @@ impl Target for TargetService {
         Ok(Response::new(DescribeReply { datasets }))
     }
 
+    async fn list(&self, request: Request<ListRequest>) -> Result<Response<ListReply>, Status> {
+        let (_heard, from) = (Call::of(&request), gate::origin_of(&request));
+        let (call, prefix) = (Call::work(&request)?, request.into_inner().prefix);
+        let catalog = Arc::clone(&self.catalog);
+        let list = move || {
+            let _call = call;
+            catalog.datasets(&prefix)
+        };
+        let listed = tokio::task::spawn_blocking(list).await;
+        let listed = listed.map_err(|error| Status::internal(error.to_string()))?;
+        listed.map(Response::new).inspect_err(|status| log_refusal("listing", &from, status))
+    }
+
     type DocumentsStream = DocumentsStream;
 
     async fn documents(
@@ -538,6 +551,16 @@ impl TargetControl {
         let call = client.describe(DescribeRequest { datasets });
         let reply = self.peer.within(call).await?;
         Ok(reply.into_inner().datasets)
+    }
+
+    /// What the target serves under names that begin with `prefix`.
+    ///
+    /// # Errors
+    /// When it refuses or takes too long; one of a version that lists nothing refuses.
+    pub async fn list(&self, prefix: &str) -> Result<ListReply, Error> {
+        let mut client = self.client.clone();
+        let call = client.list(ListRequest { prefix: prefix.to_owned() });
+        Ok(self.peer.within(call).await?.into_inner())
     }
 
     /// The documents of datasets that were described as `infos`, with their documents, and what else is asked for.
