@@ -522,15 +522,8 @@ fn the_order_of_megatron_keeps_weights_as_written() {
 
 #[test]
 fn the_order_of_megatron_is_made_from_documents() {
-    let text = "window(65, overlap=1) | order(megatron, seed=3, samples=50, split=\"3,1\") | blend(a=2, b=1)";
-    let plan = plan(text);
     let documents = |count| Documents::contiguous((0..count).map(|at| at % 90)).unwrap();
     let datasets = vec![documents(400), documents(90)];
-    let order = plan.megatron_order(datasets.clone(), u64::MAX).unwrap().unwrap();
-    let source = |documents: &Documents| Source {
-        documents: documents.clone(),
-        part: split(&[3.0, 1.0], documents.len()).unwrap()[0].clone().unwrap(),
-    };
     let settings = Settings {
         seed: 3,
         sequence_tokens: 64,
@@ -538,14 +531,24 @@ fn the_order_of_megatron_is_made_from_documents() {
         samples: Some(50),
         max_table_bytes: u64::MAX,
     };
-    let sources = datasets.iter().map(source).collect();
-    let same = MegatronOrder::new(sources, Some(&[2.0, 1.0]), &settings).unwrap();
-    assert_eq!(order.samples(), 50);
-    for ((dataset, k), expected) in order.cursor_at(0).zip(same.cursor_at(0)) {
-        assert_eq!((dataset, k), expected);
-        let pieces: Vec<_> = order.pieces(dataset, k).collect();
-        assert_eq!(pieces, same.pieces(dataset, k).collect::<Vec<_>>());
+    let text = "window(65, overlap=1) | order(megatron, seed=3, samples=50, split=\"3,1\") | blend(a=2, b=1)";
+    let plan_of = |part: &str| plan(&text.replace("\"3,1\"", &format!("\"3,1\"{part}")));
+    for (own, part) in ["", ", part=valid"].into_iter().enumerate() {
+        let order = plan_of(part).megatron_order(datasets.clone(), u64::MAX).unwrap().unwrap();
+        let source = |documents: &Documents| Source {
+            documents: documents.clone(),
+            part: split(&[3.0, 1.0], documents.len()).unwrap()[own].clone().unwrap(),
+        };
+        let sources = datasets.iter().map(source).collect();
+        let same = MegatronOrder::new(sources, Some(&[2.0, 1.0]), &settings).unwrap();
+        assert_eq!(order.samples(), 50);
+        for ((dataset, k), expected) in order.cursor_at(0).zip(same.cursor_at(0)) {
+            assert_eq!((dataset, k), expected);
+            let pieces: Vec<_> = order.pieces(dataset, k).collect();
+            assert_eq!(pieces, same.pieces(dataset, k).collect::<Vec<_>>());
+        }
     }
+    let plan = plan_of("");
     // Without documents there is no order, and no other one in its place.
     let file = crate::dataset::flat(Dtype::U32, 40_000).unwrap();
     let layouts = [0, 1].map(|dataset| plan.layout(dataset, file).unwrap());
