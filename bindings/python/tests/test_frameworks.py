@@ -424,6 +424,26 @@ class Torch(World):
         with self.stream(plan=PLAN, epochs=2) as stream:
             self.assertEqual((len(stream), stream.batches_per_epoch, stream.epoch), (3906, 1953, 0))
 
+    def test_workers_send_tickets_and_loaders_do_not_mix(self):
+        whole = self.items(self.dataset(batches=40))
+        left_out = self.items(self.dataset(batches=40, leave_out=[(3, 9), (30, 31)]))
+        self.assertEqual(len(left_out), 33)
+        dataset = self.dataset(batches=40, leave_out=[(3, 9), (30, 31)], repeat=True)
+        loader = DataLoader(dataset, batch_size=None, num_workers=2)
+        self.same(self.items(loader), left_out)
+        # Three loaders of one dataset, in turns: more than it has streams for.
+        dataset = self.dataset(batches=12, repeat=True)
+        iterators = [iter(DataLoader(dataset, batch_size=None, num_workers=1)) for _ in range(3)]
+        for want in whole[:12]:
+            for iterator in iterators:
+                self.same([[row.numpy() for row in next(iterator)]], [want])
+        # What a `collate_fn` gets is the batch.
+        loader = DataLoader(
+            self.dataset(batches=5), batch_size=None, num_workers=1, collate_fn=lambda rows: {"input_ids": rows[0] + 1}
+        )
+        for item, (x, _) in zip(loader, whole, strict=False):
+            numpy.testing.assert_array_equal(item["input_ids"], x + 1)
+
     def test_a_loader_that_stacks_batches_is_refused(self):
         for workers in (0, 1):
             with self.subTest(workers=workers), self.assertRaisesRegex(Exception, "batch_size=None"):

@@ -7,26 +7,54 @@
     for x, y in DataLoader(dataset, batch_size=None):
         ...
 
-Batches are made by the stream, so the loader must not batch again: `batch_size=None`. One process reads the stream:
-with worker processes the first worker delivers every batch, in order, and the others nothing, because the work is not
-theirs but the DPU's.
+Batches are made by the stream, so the loader must not batch again: `batch_size=None`. One process reads the stream, because
+the work is not that of workers but the DPU's. With worker processes the first one sends tickets, and the process that gets a
+ticket reads the batch from its own ring: no batch is copied between processes. A loader with a `collate_fn`, or a dataset that
+wraps this one, needs the batches in the worker: there the first worker reads the stream and sends copies.
 """
 
 import contextlib
 import os
 import sys
+import uuid
+import weakref
 
 import torch
 from torch import distributed
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, default_convert, get_worker_info
 
 from . import _native
-from ._errors import InvalidError
+from ._errors import InvalidError, StreamError
 
 __all__ = ["TokenDataset"]
 
 # Of a pass that has not begun.
 NOWHERE = -1
+
+# Iterations of workers that one dataset has streams for: more loaders at once are slow.
+LOADERS = 2
+
+# The datasets of this process, for tickets of its workers.
+_DATASETS = weakref.WeakValueDictionary()
+
+
+class Ticket:
+    """A batch that the process takes from its own stream which receives this."""
+
+    def __init__(self, dataset, *of):
+        self._of = (dataset, *of)
+
+    def __reduce__(self):
+        return redeem, self._of
+
+
+def redeem(key, *of):
+    """The batch of a ticket."""
+    dataset = _DATASETS.get(key)
+    if dataset is None:
+        message = "a ticket for a batch came to a process without the dataset"
+        raise InvalidError(message, "iterate over the DataLoader where it was made, and keep its dataset")
+    return dataset._redeem(*of)
 
 
 class TokenDataset(IterableDataset):
@@ -57,6 +85,12 @@ class TokenDataset(IterableDataset):
         self._length = options.get("batches")
         # The next pass, and where the last one stopped. A worker's iteration counts, too, so all processes share them.
         self._next = torch.tensor([options.get("epoch") or 0, NOWHERE], dtype=torch.int64).share_memory_()
+        self._key = uuid.uuid4().hex
+        # By iteration of a worker the stream for its tickets, and the number of the next ticket.
+        self._served = {}
+        # The pass under way, and the sample behind it.
+        self._number, self._end = 0, None
+        _DATASETS[self._key] = self
 
     def set_epoch(self, epoch):
         """The next iteration is the pass of this number, from 0."""
@@ -66,8 +100,59 @@ class TokenDataset(IterableDataset):
         self._resume = self._state = None
 
     def __iter__(self):
-        refuse_stacking(sys._getframe(1))
+        loader = loader_of(sys._getframe(1))
+        if loader.get("auto_collation") is True:
+            message = "the DataLoader would stack batches of the stream into larger ones"
+            raise InvalidError(message, "give the loader batch_size=None, and the stream the batch_size")
+        if get_worker_info() is not None and loader.get("collate_fn") is default_convert:
+            return self._tickets()
         return self._batches()
+
+    def _tickets(self):
+        """What a worker sends in place of batches: the steps of a pass, of which it reads none."""
+        if get_worker_info().id != 0:
+            return
+        resume, self._resume = self._resume, None
+        # Alone: a stream that ranks share would end with one that leaves it.
+        with self._open(int(self._next[0]), resume, alone=True) as stream:
+            size, step = stream.batch_samples, stream.data_parallel[1] * stream.batch_samples
+        state, iteration, count = self._state, uuid.uuid4().hex, 0
+        at, left_out = state["next_sample"], state["leave_out"]
+        while self._end is None or at < self._end:
+            here, at = at, at + step
+            state["next_sample"], state["next_batch"] = at, at // size
+            if not any(first <= here < end for first, end in left_out):
+                self._next[1] = at
+                yield Ticket(self._key, iteration, self._number, count, here, left_out)
+                count += 1
+        if self._repeat:
+            self._state = None
+
+    def _redeem(self, iteration, number, count, at, left_out):
+        """The batch of a ticket: of those of an iteration this number, which begins with this sample of the plan."""
+        stream, expected = self._served.pop(iteration, (None, None))
+        if expected != count:
+            # The first one, or one whose stream made room for others.
+            if stream is not None:
+                self._close(stream)
+            stream = self._stream(number)
+            position = {"next_sample": at, "next_batch": at // stream.batch_samples, "leave_out": left_out}
+            stream.load_state_dict({**stream.state_dict(), **position})
+        batch = next(stream, None)
+        if batch is None:
+            raise StreamError(f"the stream ended before the batch of sample {at}", "are the datasets as they were?")
+        self._served[iteration] = (stream, count + 1)
+        if len(self._served) > LOADERS:
+            self._close(self._served.pop(next(iter(self._served)))[0])
+        item = self._tensors(batch)
+        # As `default_convert` has it.
+        return list(item) if isinstance(item, tuple) else item
+
+    @staticmethod
+    def _close(stream):
+        # A loop may keep its last item; views stay readable.
+        with contextlib.suppress(BufferError):
+            stream.close()
 
     def _batches(self):
         worker = get_worker_info()
@@ -91,28 +176,29 @@ class TokenDataset(IterableDataset):
             # Batches at the end may be left out.
             self._state = stream.state_dict()
         finally:
-            # A loop may keep its last item; views stay readable.
-            with contextlib.suppress(BufferError):
-                stream.close()
+            self._close(stream)
         if self._repeat:
             self._state = None
 
-    def _open(self, number, resume):
+    def _open(self, number, resume, alone=False):
         """The stream of a pass, or of the rest of the one that a position is in."""
-        stream = self._stream(number)
+        stream = self._stream(number, alone)
         self._length = self._length_of(stream)
         beginning = stream.state_dict()
+        length = (self._length or 0) * stream.data_parallel[1] * stream.batch_samples
         at = int(self._next[1])
         if resume is not None and self._length is not None and "next_sample" in resume:
             # The pass of the position; at the end of one, the next.
-            step = self._length * stream.data_parallel[1] * stream.batch_samples
-            passed = number + (resume["next_sample"] - beginning["next_sample"]) // step
+            passed = number + (resume["next_sample"] - beginning["next_sample"]) // length
             if passed != number and passed >= 0:
                 stream.close()
                 number = passed
-                stream = self._stream(number)
+                stream = self._stream(number, alone)
+                beginning = stream.state_dict()
         elif resume is None and self._length is None and at != NOWHERE and not self._repeat:
             resume = {**beginning, "next_sample": at, "next_batch": at // stream.batch_samples}
+        self._number = number
+        self._end = None if self._length is None else beginning["next_sample"] + length
         if self._length is not None and not self._repeat:
             self._next[0] = number + 1
         if resume is not None:
@@ -120,9 +206,21 @@ class TokenDataset(IterableDataset):
         self._state = stream.state_dict()
         return stream
 
-    def _stream(self, number):
-        options = {**self._options, "epoch": number} if number else {**self._options, "epoch": None}
+    def _stream(self, number, alone=False):
+        options = {**self._options, "epoch": number or None}
+        if alone:
+            options |= {**self._place(), "group": None, "local_rank": None, "local_world_size": None}
         return _native.Stream(*self._arguments, **options)
+
+    def _place(self):
+        """The rank of this trainer, where it is not an option."""
+        if {"rank", "world_size"} & self._options.keys():
+            return {}
+        if distributed.is_available() and distributed.is_initialized():
+            return {"rank": distributed.get_rank(), "world_size": distributed.get_world_size()}
+        if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+            return {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+        return {}
 
     @staticmethod
     def _length_of(stream):
@@ -144,6 +242,8 @@ class TokenDataset(IterableDataset):
     def __getstate__(self):
         # A worker that is spawned, not forked, knows no torch.distributed.
         state = self.__dict__.copy()
+        # A stream is not for others.
+        state["_served"] = {}
         known = {"rank", "world_size"} & self._options.keys() or "RANK" in os.environ
         if not known and distributed.is_available() and distributed.is_initialized():
             place = {"rank": distributed.get_rank(), "world_size": distributed.get_world_size()}
@@ -175,8 +275,7 @@ class TokenDataset(IterableDataset):
         self._state = None
 
 
-def refuse_stacking(caller):
-    """Refuses a loader that makes batches of batches: it iterates over the dataset with this frame."""
-    if caller.f_code.co_name == "__init__" and caller.f_locals.get("auto_collation") is True:
-        message = "the DataLoader would stack batches of the stream into larger ones"
-        raise InvalidError(message, "give the loader batch_size=None, and the stream the batch_size")
+def loader_of(caller):
+    """How a loader treats items, if it is one that begins to iterate over a dataset in this frame."""
+    fetches = caller.f_code.co_name == "__init__" and "auto_collation" in caller.f_locals
+    return caller.f_locals if fetches else {}
