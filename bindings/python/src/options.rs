@@ -103,6 +103,16 @@ impl Request {
         Ok(Request { url, files, plan, offload, options, slice, passes })
     }
 
+    /// What to open first: a stream of its own where only the datasets tell how long the real one is. One that ranks share
+    /// would end for all with the first of them that has looked.
+    pub(crate) fn to_look(&self) -> Request {
+        let mut request = self.clone();
+        if self.passes.epochs.is_some() || self.passes.epoch > 0 {
+            request.options.rank.group = None;
+        }
+        request
+    }
+
     /// The same with the length of a pass in batches, and from the beginning of the pass that is asked for on, now that the
     /// datasets are known. `None` where it is this.
     pub(crate) fn resolved(&self, opened: &Opened) -> PyResult<Option<Request>> {

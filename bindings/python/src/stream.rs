@@ -91,11 +91,9 @@ impl Stream {
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Stream> {
         let mut request = Request::new(source, plan, offload, options)?;
-        let (source, mut opened) = Source::open(py, &request)?;
+        let (source, mut opened) = Source::open(py, &request.to_look())?;
         if let Some(resolved) = request.resolved(&opened)? {
-            if resolved.options.first_batch != request.options.first_batch {
-                opened = source.reopen(py, &resolved)?;
-            }
+            opened = source.reopen(py, &resolved)?;
             request = resolved;
         }
         let form = Form::new(&opened, request.slice)?;
@@ -142,10 +140,6 @@ impl Stream {
     /// leave no slot, `KeyboardInterrupt` on Ctrl-C; the next call goes on with the same batch.
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Batch>> {
         if self.finished.load(Ordering::Relaxed) {
-            return Ok(None);
-        }
-        // A stream of epochs was opened before its end was known.
-        if self.request.end().is_some_and(|end| self.source.next_batch() >= end) {
             return Ok(None);
         }
         let batch = self.source.next(py)?;

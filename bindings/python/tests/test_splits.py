@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -9,6 +10,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 import warnings
 from fractions import Fraction
@@ -281,6 +283,18 @@ class Files(Folder):
             self.batches(self.path("a.bin"), seq_len=8192, slot_size=1 << 18)
 
 
+def reads_slowly(rank, url, options, delay_s, results):
+    """A trainer of four that begins late and leaves as soon as it has its part."""
+    with dquant.Stream(url, "window(64) | batch(8)", **options, rank=rank, world_size=4, group="four") as stream:
+        count = 0
+        for batch in stream:
+            if count == 0:
+                time.sleep(delay_s)
+            count += 1
+            del batch
+    results.put((rank, count, len(stream)))
+
+
 class Targets(World):
     """The same through a target, with a DPU and without."""
 
@@ -292,6 +306,20 @@ class Targets(World):
             for offload in (True, False):
                 with self.opened(self.url, plan, offload, epochs=1) as stream:
                     self.assertEqual((b"".join(bytes(batch) for batch in stream), len(stream)), (want, count))
+
+    def test_a_rank_that_ends_its_epoch_first_ends_nobody_elses(self):
+        context = multiprocessing.get_context("fork")
+        for options in ({"epochs": 1}, {"evaluate": True}, {"epochs": 1, "epoch": 1}):
+            results = context.Queue()
+            args = (self.url, self.options(**options))
+            trainers = [context.Process(target=reads_slowly, args=(rank, *args, rank * 0.3, results)) for rank in range(4)]
+            for trainer in trainers:
+                trainer.start()
+                self.addCleanup(trainer.kill)
+            found = sorted(results.get(timeout=60) for _ in trainers)
+            self.assertEqual(found, [(rank, 488, 488) for rank in range(4)], options)
+            for trainer in trainers:
+                trainer.join(60)
 
     def test_a_slot_holds_a_batch_of_any_size(self):
         for offload in (True, False):
