@@ -73,8 +73,10 @@ fn compile(
     _: &[u8; 32],
     _: impl IntoIterator<Item = Dtype>,
 ) -> Result<Action, (String, &'static str)> {
-    let why = "this build of dquant runs no WebAssembly".to_owned();
-    Err((why, "packages do; build it with --features full, at the target or for local files"))
+    let why = "a module: that needs the feature `wasm`, which this build does not have".to_owned();
+    let hint = "packages have it; build with `cargo build --release --features full` where the module lies, the Python package with \
+                -C build-args=\"--features full\"";
+    Err((why, hint))
 }
 
 /// Compiles the module of a plan over local files of these types.
@@ -105,7 +107,10 @@ mod tests {
     fn a_build_without_the_feature_refuses_modules() {
         let error = load("mask.wasm", b"\0asm\x01\0\0\0", &[0; 32], []).map(drop).expect_err("off");
         let (message, hint) = error.parts();
-        assert_eq!(message, "mask.wasm: this build of dquant runs no WebAssembly");
+        assert!(
+            message.starts_with("mask.wasm: a module: that needs the feature `wasm`"),
+            "{message}"
+        );
         assert!(hint.expect("a hint").contains("--features full"));
     }
 }

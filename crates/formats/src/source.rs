@@ -285,19 +285,8 @@ fn open_columns(
     kind: Kind,
     _options: &ReadOptions,
 ) -> Result<Box<dyn Source>, Error> {
-    Err(Error::refused(
-        path,
-        format!("is a dataset in the format {kind}, which {NOT_BUILT}"),
-        PARQUET_HINT,
-    ))
+    Err(Error::not_built(path, &format!("is a dataset in the format {kind}"), "parquet"))
 }
-
-/// What a build without an optional format says.
-pub(crate) const NOT_BUILT: &str = "this program was built without";
-
-/// How to build with Parquet.
-#[cfg(not(feature = "parquet"))]
-pub(crate) const PARQUET_HINT: &str = "build it with `cargo build --release --features parquet`";
 
 /// Reads an `index.json`.
 fn index_json(path: &Path) -> Result<serde_json::Value, Error> {

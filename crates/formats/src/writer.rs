@@ -110,13 +110,8 @@ fn create_columns(
     _dtype: Dtype,
     _saved: Option<Value>,
 ) -> Result<Box<dyn Writer>, Error> {
-    let why = format!(
-        "{} needs the format {}, which {}",
-        place.file().display(),
-        options.kind,
-        crate::source::NOT_BUILT
-    );
-    Err(Error::refused(&place.folder, why, crate::source::PARQUET_HINT))
+    let what = format!("{} is to have the format {}", place.file().display(), options.kind);
+    Err(Error::not_built(&place.folder, &what, "parquet"))
 }
 
 /// Longest document of a format that needs it whole in memory.

@@ -54,7 +54,7 @@ pub(super) fn xdp(ip: IpAddr, memory: u64, seed: u64) -> Result<Software<XdpWire
 /// The same in a program without that wire.
 #[cfg(not(feature = "xdp"))]
 pub(super) fn xdp(_ip: IpAddr, _memory: u64, _seed: u64) -> Result<Software, String> {
-    Err("this program was built without the feature `xdp`".to_owned())
+    Err("AF_XDP: that needs the feature `xdp`, which this build does not have".to_owned())
 }
 
 /// Our own device on the RoCEv1 wire of the interface that has this address, once it knows the Ethernet address of the

@@ -167,6 +167,5 @@ fn decompressed(path: &Path, file: File) -> Result<Box<dyn Read>, Error> {
 
 #[cfg(not(feature = "zstd"))]
 fn decompressed(path: &Path, _file: File) -> Result<Box<dyn Read>, Error> {
-    let why = format!("is compressed with zstd, which {}", super::NOT_BUILT);
-    Err(Error::refused(path, why, "build it with `cargo build --release --features compressed`"))
+    Err(Error::not_built(path, "is compressed with zstd", "compressed"))
 }

@@ -42,10 +42,9 @@ pub(super) fn create(
     threads: usize,
     saved: Option<Value>,
 ) -> Result<Box<dyn Writer>, Error> {
-    if options.zstd_level.is_some() && !cfg!(feature = "zstd") {
-        let why = format!("is to be compressed with zstd, which {}", crate::source::NOT_BUILT);
-        let hint = "build it with `cargo build --release --features compressed`";
-        return Err(Error::refused(&place.folder, why, hint));
+    #[cfg(not(feature = "zstd"))]
+    if options.zstd_level.is_some() {
+        return Err(Error::not_built(&place.folder, "is to be compressed with zstd", "compressed"));
     }
     let written = match saved {
         Some(saved) => restore(&place.folder, saved)?,
