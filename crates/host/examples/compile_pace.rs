@@ -679,7 +679,11 @@ fn heaviest(
         let (weight, optimised) = host::wasm::weight(&bytes).ok()?;
         (weight <= most && optimised >= only_optimised).then_some((bytes, weight, optimised))
     };
-    let (mut low, mut high) = (1, 1 << 18);
+    // From below: a module of this many large functions would not fit in memory.
+    let (mut low, mut high) = (1, 2);
+    while high < 1 << 18 && fits(high).is_some() {
+        (low, high) = (high, 2 * high);
+    }
     while high - low > low / 64 + 1 {
         let middle = (low + high) / 2;
         if fits(middle).is_some() { low = middle } else { high = middle }
