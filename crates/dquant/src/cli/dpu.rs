@@ -6,7 +6,9 @@ use std::time::Duration;
 use clap::Args;
 
 use super::Console;
-use super::daemons::{TokenArgs, WireArgs, die_with_parent, listen_at, ready_report, span};
+use super::daemons::{
+    TokenArgs, WireArgs, die_with_parent, listen_at, ready_report, report_ready, span,
+};
 use crate::exit::{CliError, Exit};
 use crate::units;
 use client::default_socket;
@@ -95,7 +97,7 @@ impl DpuCommand {
             rings: self.rings,
             documents: self.documents,
         };
-        daemon::run_dpu(config, |ready| console.report(&ready_report(ready)))?;
+        daemon::run_dpu(config, |ready| report_ready(console, &ready_report(ready)))?;
         Ok(Exit::Good)
     }
 }

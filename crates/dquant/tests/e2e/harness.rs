@@ -116,6 +116,11 @@ impl World {
         self.dir.join(name)
     }
 
+    /// A path in the folder of sockets.
+    pub(crate) fn socket(&self, name: &str) -> PathBuf {
+        self.sockets.join(name)
+    }
+
     fn fresh_file(&self, name: &str) -> PathBuf {
         static FILES: AtomicU32 = AtomicU32::new(0);
         self.path(&format!("{}-{name}", FILES.fetch_add(1, Ordering::Relaxed)))
@@ -480,6 +485,12 @@ impl Cat {
     pub(crate) fn kill(mut self) {
         self.child.kill().expect("it runs");
         let _ = self.child.wait();
+    }
+
+    /// Asks it to end, and waits.
+    pub(crate) fn terminate(self) -> Ran {
+        kill_process(pid_of(&self.child), Signal::TERM).expect("it runs");
+        self.finish()
     }
 
     /// Reads what is left and waits for the end.
