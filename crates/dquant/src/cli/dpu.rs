@@ -65,7 +65,10 @@ pub(super) struct DpuCommand {
     memory: u64,
 
     /// Memory for the rings of all streams together
-    #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = units::size_bytes)]
+    ///
+    /// A ring takes --slots times --slot-size of its stream, 16 MiB by default. Eight trainers with two
+    /// streams each take half of it, which leaves room for a job that starts again while the old one ends.
+    #[arg(long, value_name = "SIZE", default_value = "512MiB", value_parser = units::size_bytes, verbatim_doc_comment)]
     rings: u64,
 
     /// Memory for the tables of documents of all streams together
@@ -154,6 +157,7 @@ impl DpuCommand {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use client::Options;
 
     use super::*;
 
@@ -165,6 +169,16 @@ mod tests {
 
     fn parsed(args: &[&str]) -> Result<DpuCommand, clap::Error> {
         Line::try_parse_from([&["dpu"], args].concat()).map(|line| line.dpu)
+    }
+
+    #[test]
+    fn the_rings_of_eight_ranks_that_train_and_evaluate_leave_room_for_as_many() {
+        let stream = Options::from_env();
+        let ring = u64::from(stream.slots) * u64::from(stream.slot_bytes);
+        let eight_ranks_with_two = 8 * 2 * ring;
+        let rings = parsed(&[]).expect("nothing is required").rings;
+        assert!(rings >= 2 * eight_ranks_with_two, "{rings} of {eight_ranks_with_two}");
+        assert_eq!(parsed(&["--rings", "1GiB"]).expect("a size").rings, 1 << 30);
     }
 
     #[test]
