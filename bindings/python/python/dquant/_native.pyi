@@ -46,6 +46,7 @@ class Options(TypedDict, total=False):
     group: str | None
     token: str | None
     dpu: str | None
+    dpu_user: str | int | None
     dtype: str | None
     vocab: int | None
     seed: int | None
