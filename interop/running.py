@@ -8,7 +8,8 @@
    of another user outside reads through both. Where buildah is installed, it builds the second stage of the Containerfile
    from that folder and runs the program in it.
 4. With --boot: systemd boots over a copy of this machine's files that is thrown away, in namespaces of its own (boot.sh), and
-   runs the units as they are installed: their sandboxes, a trainer of the group, one who is not in it, a DPU that is killed.
+   runs the units as they are installed: their sandboxes, a trainer of the group, one who is not in it, one in a user
+   namespace, a DPU that is killed.
 
     python3 interop/running.py [--dquant target/release/dquant] [--boot]
 
@@ -284,8 +285,8 @@ useradd dquant-alice && useradd dquant-bob && usermod -aG dquant-trainers dquant
 systemctl daemon-reload
 """
 CAT = (
-    "DQUANT_TOKEN={token} DQUANT_DPU=/run/dquant-dpu/dpu.sock DQUANT_DPU_USER=dquant setpriv --reuid=dquant-{user} "
-    "--regid=dquant-{user} --init-groups dquant cat {source} --plan 'window(64) | batch(8)' --dtype u32 --batches 20 | sha256sum"
+    "DQUANT_TOKEN={token} DQUANT_DPU=/run/dquant-dpu/dpu.sock DQUANT_DPU_USER={trusted} setpriv --reuid=dquant-{user} "
+    "--regid=dquant-{user} --init-groups {inside} dquant cat {source} --plan 'window(64) | batch(8)' --dtype u32 --batches 20 | sha256sum"
 )
 
 
@@ -320,13 +321,20 @@ def booted(machine):
         ok = started.returncode == 0 and confined
         report(f"booted: dquant-{name} serves, confined", "" if ok else f"{started.stderr}{said}{status}")
 
-    def cat(user, source="dq://127.0.0.1/web"):
-        return machine.shell("set -o pipefail; " + CAT.format(token=TOKEN, user=user, source=source))
+    def cat(user, source="dq://127.0.0.1/web", inside="", trusted="dquant"):
+        words = CAT.format(token=TOKEN, user=user, source=source, inside=inside, trusted=trusted)
+        return machine.shell(f"set -o pipefail; {words}")
 
     local, member, stranger = cat("alice", "/srv/dquant/web.bin"), cat("alice"), cat("bob")
     same = member.returncode == 0 and member.stdout == local.stdout
     report("booted: a member of the group reads the bytes of the file", "" if same else member.stderr)
+    status = machine.shell(f"DQUANT_TOKEN={TOKEN} dquant status --control 127.0.0.1:4790 --json")
+    direct = status.returncode == 0 and json.loads(status.stdout)["counters"]["roce.direct_writes"] > 0
+    report("booted: target and DPU need no packets", "" if direct else status.stdout + status.stderr)
     report("booted: others are refused", "" if "permission denied" in stranger.stderr else stranger.stderr)
+    for trusted, why in (("dquant", "belongs to user 65534"), ("65534", "stands for many users")):
+        unmapped = cat("alice", inside="unshare --user --map-current-user", trusted=trusted)
+        report(f"booted: in a user namespace nothing is sent to {trusted}", "" if why in unmapped.stderr else unmapped.stderr)
     machine.run("systemctl", "kill", "--signal=KILL", "dquant-dpu")
     for _ in range(PATIENCE_S * 2):
         time.sleep(0.5)
