@@ -40,10 +40,10 @@ pub(crate) fn fresh_ip() -> Ipv4Addr {
     let [_, high, middle, low] = std::process::id().to_be_bytes();
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    assert!(count < 500, "the last bytes of an address count the addresses of a run");
+    assert!(count < 1000, "the last bytes of an address count the addresses of a run");
     // 127.0 and 127.1 are what people and other programs use.
     let second = 2 + (high ^ middle) % 250;
-    let third = low.wrapping_add(128 * (count / 250) as u8);
+    let third = low.wrapping_add(64 * (count / 250) as u8);
     Ipv4Addr::new(127, second, third, 1 + (count % 250) as u8)
 }
 
