@@ -250,6 +250,7 @@ const FLOORS: &[(&str, &str)] = &[
          descriptors
          text
          wasm
+         accounts
          attach
          process
          ring: attach process text

@@ -180,7 +180,7 @@ impl Request {
 const U64: &str = "a whole number from 0 to 2**64 - 1";
 
 /// The names of all keyword arguments: those that stand for a plan, those of ranks, and the others.
-const OPTIONS: [&str; 51] = [
+const OPTIONS: [&str; 52] = [
     "seq_len",
     "batch_size",
     "shuffle",
@@ -218,6 +218,7 @@ const OPTIONS: [&str; 51] = [
     "group",
     "token",
     "dpu",
+    "dpu_user",
     "dtype",
     "vocab",
     "seed",
@@ -251,6 +252,7 @@ fn set(options: &mut Options, name: &str, value: &Bound<'_, PyAny>) -> PyResult<
             options.token = value.extract().map_err(wrong)?;
         }
         "dpu" => options.dpu = value_of(name, value, "the path of a socket")?,
+        "dpu_user" => options.dpu_user = Some(user(value)?),
         "dtype" => options.dtype = value_of(name, value, "a type such as \"u16\"")?,
         "vocab" => options.vocabulary = Some(large()?),
         "seed" => options.seed = large()?,
@@ -668,6 +670,16 @@ fn ranges(value: &Bound<'_, PyAny>) -> PyResult<Vec<Range<u64>>> {
 pub(crate) fn left_out(ranges: impl IntoIterator<Item = Range<u64>>) -> PyResult<LeaveOut> {
     let hint = "a range is (first, end), its last batch is end - 1";
     LeaveOut::new(ranges).map_err(|error| invalid(error.to_string(), hint))
+}
+
+/// A user by name or number.
+fn user(value: &Bound<'_, PyAny>) -> PyResult<String> {
+    match value.cast::<PyInt>() {
+        Ok(number) => {
+            Ok(value_of::<u32>("dpu_user", number, "the name or number of a user")?.to_string())
+        }
+        Err(_) => value_of("dpu_user", value, "the name or number of a user"),
+    }
 }
 
 fn seconds(value: f64) -> PyResult<Duration> {

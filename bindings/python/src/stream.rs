@@ -56,8 +56,8 @@ pub(crate) fn refuse_views(buffers: usize) -> PyResult<()> {
 /// `torchrun`'s variables); `local_rank` and `local_world_size` say which they are.
 ///
 /// Options: `seed` (for the word `seed` in the plan), `first_batch`, `batches` for each rank (without it the
-/// stream has no end), `token` (default `DQUANT_TOKEN`), `dpu` (socket of the DPU daemon, default `DQUANT_DPU`), `dtype` of
-/// flat files (default: from their manifests, else a guess with a warning; `"bytes"`: records that are no tokens, of
+/// stream has no end), `token` (default `DQUANT_TOKEN`), `dpu` (socket of the DPU daemon, default `DQUANT_DPU`), `dpu_user`
+/// (its user, if that is neither this one nor root, default `DQUANT_DPU_USER`), `dtype` of flat files (default: from their manifests, else a guess with a warning; `"bytes"`: records that are no tokens, of
 /// `seq_len` bytes), `vocab` (files with larger ids are
 /// refused), `leave_out` (batches not to deliver, as `[(1000, 1200)]` for 1000 to 1199: the others keep their
 /// numbers, `batches` counts them all), `slots` of the ring (16), `slot_size` in bytes (1 MiB, or a batch where that is larger); without offload also `roce`

@@ -68,14 +68,22 @@ pub enum Error {
     /// The DPU's socket cannot be connected to.
     #[error("cannot connect to a DPU daemon: {0}")]
     Connect(#[source] AttachError),
-    /// The process that listens on the DPU's socket is neither root nor this user. Nothing was sent
-    /// to it.
+    /// The process that listens on the DPU's socket is neither root, nor this user, nor the one that was named as the DPU's.
+    /// Nothing was sent to it.
     #[error("the DPU at {} belongs to user {owner}", socket.display())]
     ForeignDaemon {
         /// The socket file.
         socket: PathBuf,
         /// The user that it runs as.
         owner: u32,
+    },
+    /// The user that was named as the DPU's cannot be trusted with the token.
+    #[error("DPU of user {user:?}: {why}")]
+    DpuUser {
+        /// The name or number that was given.
+        user: String,
+        /// What is wrong with it.
+        why: String,
     },
     /// A stream without offload or over local files, in a program that was built without the feature
     /// `in-process`.
@@ -234,13 +242,18 @@ impl Error {
                 "start one with `dquant dpu`, name its socket with --dpu or DQUANT_DPU, or use --offload false"
             }
             Error::Denied { .. } => {
-                "only its owner and root may use it: run as one of them, or start a DPU of your own"
+                "its owner chooses who may use it (--socket-mode, --socket-group), and the folders above it must let this user in; else \
+                 start a DPU of your own"
             }
             Error::Connect(_) => {
                 "name the socket of `dquant dpu` with --dpu or DQUANT_DPU, or use --offload false"
             }
             Error::ForeignDaemon { .. } => {
-                "name the socket of a DPU of your own or of root with --dpu or DQUANT_DPU"
+                "if this user may have your token, name it with --dpu-user or DQUANT_DPU_USER; else name the socket of a DPU of your \
+                 own or of root with --dpu or DQUANT_DPU"
+            }
+            Error::DpuUser { .. } => {
+                "name the user that the DPU runs as; `id -u NAME` prints the number, also of a directory service"
             }
             Error::Refused { hint, .. } => return hint.clone(),
             Error::Stream { hint: Some(hint), .. } => hint,

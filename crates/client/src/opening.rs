@@ -7,6 +7,7 @@ use std::path::Path;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use host::accounts;
 use host::attach::{AttachError, Connection};
 use rustix::io::Errno;
 #[cfg(feature = "in-process")]
@@ -29,6 +30,8 @@ use crate::url::parse_plan;
 pub struct Options {
     /// Socket of the DPU daemon (`DQUANT_DPU`).
     pub dpu: PathBuf,
+    /// A user, by name or number, whose daemon gets the token, besides this user and root (`DQUANT_DPU_USER`).
+    pub dpu_user: Option<String>,
     /// The target's token (`DQUANT_TOKEN`).
     pub token: String,
     /// Token type of flat files; when empty, their manifests or their bytes tell it.
@@ -73,10 +76,11 @@ pub fn default_socket() -> PathBuf {
 pub const DEFAULT_MEMORY: u64 = 128 << 20;
 
 impl Options {
-    /// Defaults, with `DQUANT_DPU` and `DQUANT_TOKEN` where they are set.
+    /// Defaults, with `DQUANT_DPU`, `DQUANT_DPU_USER` and `DQUANT_TOKEN` where they are set.
     pub fn from_env() -> Options {
         Options {
             dpu: std::env::var_os("DQUANT_DPU").map_or_else(default_socket, PathBuf::from),
+            dpu_user: std::env::var("DQUANT_DPU_USER").ok().filter(|user| !user.is_empty()),
             token: std::env::var("DQUANT_TOKEN").unwrap_or_default(),
             dtype: String::new(),
             vocabulary: None,
@@ -147,18 +151,31 @@ pub fn open(url: &str, action: &str, offload: bool, options: &Options) -> Result
 
 fn to_daemon(options: &Options) -> Result<Connection, Error> {
     let socket = || options.dpu.clone();
+    let trusted = options.dpu_user.as_deref().map(trusted_user).transpose()?;
     let connection = Connection::connect(&options.dpu).map_err(|error| match error {
         AttachError::NoDaemon { .. } => Error::NoDaemon { socket: socket() },
         AttachError::Path { errno: Errno::ACCESS, .. } => Error::Denied { socket: socket() },
         error => Error::Connect(error),
     })?;
-    // The request carries the target's token: it goes only to a daemon of this user or of root, never to
-    // another program listening at that path.
+    // The request carries the target's token: it goes only to a daemon of this user, of root or of the user that was named,
+    // never to another program listening at that path.
     let owner = connection.peer()?.uid;
-    if owner != 0 && owner != rustix::process::geteuid().as_raw() {
+    let own = rustix::process::geteuid().as_raw();
+    let is_trusted = owner == 0 || owner == own || Some(owner) == trusted;
+    if !is_trusted || !accounts::is_one_user(owner) {
         return Err(Error::ForeignDaemon { socket: socket(), owner });
     }
     Ok(connection)
+}
+
+/// The number of a user who is named as trusted.
+fn trusted_user(name: &str) -> Result<u32, Error> {
+    let refused = |why: String| Error::DpuUser { user: name.to_owned(), why };
+    let user = accounts::user(name).map_err(|error| refused(error.to_string()))?;
+    if !accounts::is_one_user(user) {
+        return Err(refused("in this user namespace that number stands for many users".to_owned()));
+    }
+    Ok(user)
 }
 
 #[cfg(feature = "in-process")]

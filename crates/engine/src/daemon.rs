@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use host::attach::{AttachError, Connection, Listener};
+use host::attach::{Access, AttachError, Callers, Connection, Listener};
 use host::root::{IoChoice, Root};
 use serde::Serialize;
 use tokio::net::TcpListener;
@@ -83,6 +83,8 @@ pub struct ServeConfig {
 pub struct DpuConfig {
     /// Local socket for host processes.
     pub socket: PathBuf,
+    /// Who may connect to it.
+    pub access: Access,
     /// Address of the control plane.
     pub control: SocketAddr,
     /// Engine settings.
@@ -230,15 +232,9 @@ impl Dpu for DpuService {
     }
 }
 
-/// Runs a DPU until it is asked to end. `ready` receives its addresses.
-///
-/// # Errors
-/// As [`serve`].
-pub fn run_dpu<E: From<Error>>(
-    config: DpuConfig,
-    ready: impl FnOnce(&Ready) -> Result<(), E>,
-) -> Result<(), E> {
-    let listener = Listener::bind(&config.socket).map_err(|error| {
+/// The local socket of a DPU.
+fn listen_locally(config: &DpuConfig) -> Result<Listener, Error> {
+    Listener::bind_for(&config.socket, config.access).map_err(|error| {
         let text = match &error {
             AttachError::Os { .. } => format!("{}: {error}", config.socket.display()),
             error => error.to_string(),
@@ -248,9 +244,34 @@ pub fn run_dpu<E: From<Error>>(
             AttachError::Path { .. } => {
                 "the folder must exist and be writable; choose another --socket"
             }
+            AttachError::Group { .. } => {
+                "only root gives files to groups that it is not in: add the daemon's user to the group (systemd: SupplementaryGroups=), or choose another --socket-group"
+            }
             _ => "choose another --socket",
         })
-    })?;
+    })
+}
+
+/// Who may connect to the local socket, where that is not its user alone.
+fn access_note(access: Access) -> Option<String> {
+    let who = match (access.callers, access.group) {
+        (Callers::Owner, _) => return None,
+        (Callers::Group, Some(group)) => format!("members of group {group}"),
+        (Callers::Group, None) => "members of its group".to_owned(),
+        (Callers::Everyone, _) => "every user of this machine".to_owned(),
+    };
+    Some(format!("socket: {who} may connect"))
+}
+
+/// Runs a DPU until it is asked to end. `ready` receives its addresses.
+///
+/// # Errors
+/// As [`serve`].
+pub fn run_dpu<E: From<Error>>(
+    config: DpuConfig,
+    ready: impl FnOnce(&Ready) -> Result<(), E>,
+) -> Result<(), E> {
+    let listener = listen_locally(&config)?;
     // Before there are threads that could take the free descriptors that it counts on.
     let runtime = runtime::multi_thread()?;
     let engine = DpuEngine::start(config.host.clone()).map_err(Error::from)?;
@@ -275,7 +296,8 @@ pub fn run_dpu<E: From<Error>>(
         // Before the daemon reports that it is ready: from here on signals no longer kill it.
         let mut signals = EndSignals::listen()?;
         let (listener, control) = listen(config.control).await?;
-        let (roce, notes) = (engine.roce, engine.notes.clone());
+        let (roce, mut notes) = (engine.roce, engine.notes.clone());
+        notes.extend(access_note(config.access));
         let socket = Some(config.socket.clone());
         let pid = std::process::id();
         ready(&Ready { role: "dpu", control, roce, socket, pid, notes: notes.clone() })?;

@@ -11,6 +11,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use host::accounts;
 use host::attach::Connection;
 use host::ring::{Producer, RingConfig, RingFds};
 use nic::neighbours;
@@ -238,6 +239,13 @@ fn take_seat(
     layout::share(request)?;
     let open = || open(context, request);
     match request.ranks.as_ref().filter(|ranks| !ranks.group.is_empty()) {
+        Some(_) if !accounts::is_one_user(client.0) => {
+            let why =
+                "trainers of different users look like one here, so none of them shares a stream";
+            Err(Error::invalid(why).hint(
+                "give no group, or run the DPU in the user namespace of the trainers: a rootless container has its own",
+            ))
+        }
         Some(ranks) => {
             let (member, stream, opened, fds) =
                 context.groups.join(client, request, ranks, open)?;

@@ -9,8 +9,9 @@
 //!   [`MAX_PACKET_BYTES`] crosses in several, all but the last of which are full. Descriptors are close-on-exec from the
 //!   start, because a child that inherited them would hide our death from the peer.
 //! - No call waits longer than the connection's timeout, so a silent client cannot hold a daemon.
-//! - The socket file is created with mode 0600. A lock file beside it shows whether a daemon is running;
-//!   only a leftover socket is ever replaced, never a file of another kind.
+//! - The socket file is created with mode 0600, and [`Access`] is granted before anybody can connect: there is no time in
+//!   which others can. A lock file beside it, always with mode 0600, shows whether a daemon is running; only a leftover
+//!   socket is ever replaced, never a file of another kind.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -20,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, FlockOperation, Gid, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
@@ -86,6 +87,17 @@ pub enum AttachError {
         /// The path.
         path: PathBuf,
     },
+    /// The socket file cannot be given to a group.
+    #[error("{}: cannot give it to group {group}: {errno}", path.display())]
+    Group {
+        /// The socket file.
+        path: PathBuf,
+        /// The group.
+        group: u32,
+        /// Why.
+        #[source]
+        errno: Errno,
+    },
     /// The peer closed the connection or died.
     #[error("the peer closed the connection")]
     Closed,
@@ -128,6 +140,7 @@ impl AttachError {
             AttachError::NoDaemon { .. } => "no_daemon",
             AttachError::InUse { .. } => "in_use",
             AttachError::NotASocket { .. } => "not_a_socket",
+            AttachError::Group { .. } => "group",
             AttachError::Closed => "closed",
             AttachError::TimedOut { .. } => "timed_out",
             AttachError::Length { .. } => "length",
@@ -157,6 +170,76 @@ pub struct PeerCredentials {
     pub gid: u32,
 }
 
+/// Who may connect to a socket file, besides root.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Callers {
+    /// The user of the listener.
+    #[default]
+    Owner,
+    /// That user and the file's group.
+    Group,
+    /// Every user of the machine.
+    Everyone,
+}
+
+impl Callers {
+    /// The callers that a mode admits, if it is one of 0600, 0660 and 0666. Connecting needs the right to write; other modes have bits
+    /// without a meaning, or would keep out who seems to be let in.
+    pub const fn of_mode(mode: u32) -> Option<Callers> {
+        match mode {
+            0o600 => Some(Callers::Owner),
+            0o660 => Some(Callers::Group),
+            0o666 => Some(Callers::Everyone),
+            _ => None,
+        }
+    }
+
+    fn mode(self) -> Mode {
+        Mode::from_raw_mode(match self {
+            Callers::Owner => 0o600,
+            Callers::Group => 0o660,
+            Callers::Everyone => 0o666,
+        })
+    }
+}
+
+/// Who may connect to a socket file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Access {
+    /// Who, besides root.
+    pub callers: Callers,
+    /// The file's group; without it, the one that the kernel chooses for a new file.
+    pub group: Option<u32>,
+}
+
+impl Access {
+    /// Grants it on the socket file at `path`, which is ours and private so far. Both calls work on the file that was looked
+    /// at: who may write in the folder can put another one in its place at any time.
+    fn grant(self, path: &Path, file: (u64, u64)) -> Result<(), AttachError> {
+        if self == Access::default() {
+            return Ok(());
+        }
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let held = rustix::fs::open(path, flags, Mode::empty()).map_err(on_path(path, "open"))?;
+        let found = rustix::fs::fstat(&held).map_err(on_path(path, "stat"))?;
+        if (found.st_dev, found.st_ino) != file
+            || FileType::from_raw_mode(found.st_mode) != FileType::Socket
+            || found.st_uid != rustix::process::geteuid().as_raw()
+        {
+            return Err(AttachError::InUse { path: path.to_owned() });
+        }
+        // The group first: until then the file is private.
+        if let Some(group) = self.group {
+            let gid = Some(Gid::from_raw(group));
+            rustix::fs::chownat(&held, c"", None, gid, AtFlags::EMPTY_PATH)
+                .map_err(|errno| AttachError::Group { path: path.to_owned(), group, errno })?;
+        }
+        // `fchmod` does not take such a descriptor.
+        let by_descriptor = format!("/proc/self/fd/{}", held.as_raw_fd());
+        rustix::fs::chmod(by_descriptor, self.callers.mode()).map_err(on_path(path, "chmod"))
+    }
+}
+
 /// A socket file that clients connect to. Dropping it removes the file.
 #[derive(Debug)]
 pub struct Listener {
@@ -170,9 +253,14 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Creates the socket file with mode 0600, replacing one that a dead daemon left behind. Beside it
-    /// is a lock file, `<path>.lock`; both are removed with the listener.
+    /// [`Listener::bind_for`] the user of this process and root.
     pub fn bind(path: impl AsRef<Path>) -> Result<Listener, AttachError> {
+        Listener::bind_for(path, Access::default())
+    }
+
+    /// Creates the socket file, replacing one that a dead daemon left behind. Beside it is a lock file, `<path>.lock`; both
+    /// are removed with the listener.
+    pub fn bind_for(path: impl AsRef<Path>, access: Access) -> Result<Listener, AttachError> {
         let path = path.as_ref();
         let address = SocketAddrUnix::new(path).map_err(on_path(path, "socket path"))?;
         let (lock, lock_path) = lock(path)?;
@@ -184,8 +272,12 @@ impl Listener {
         rustix::fs::fchmod(&socket, private).map_err(on_path(path, "fchmod"))?;
         rustix::net::bind(&socket, &address).map_err(on_path(path, "bind"))?;
         let file = identity(path).map_err(on_path(path, "stat"))?;
-        rustix::net::listen(&socket, BACKLOG).map_err(on_path(path, "listen"))?;
-        Ok(Listener { socket, path: path.to_owned(), file, _lock: lock, lock_path })
+        // From here on a failure removes the file.
+        let listener = Listener { socket, path: path.to_owned(), file, _lock: lock, lock_path };
+        access.grant(path, file)?;
+        // Nobody can connect before.
+        rustix::net::listen(&listener.socket, BACKLOG).map_err(on_path(path, "listen"))?;
+        Ok(listener)
     }
 
     /// Where clients connect.
@@ -553,7 +645,7 @@ fn wait(fd: &OwnedFd, events: PollFlags, timeout: Duration) -> Result<bool, Atta
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use std::os::unix::fs::{FileTypeExt, MetadataExt};
+    use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
     use std::sync::atomic::{AtomicU32, Ordering};
 
     const SHORT: Duration = Duration::from_millis(20);
@@ -646,6 +738,59 @@ mod tests {
         let refused = Listener::bind(place.socket()).unwrap_err();
         assert_eq!(refused, AttachError::NotASocket { path: place.socket() });
         assert_eq!(std::fs::read(place.socket()).unwrap(), b"precious");
+    }
+
+    fn access(callers: Callers, group: Option<u32>) -> Access {
+        Access { callers, group }
+    }
+
+    #[test]
+    fn a_socket_file_has_the_mode_and_the_group_that_were_asked_for() {
+        let own = rustix::process::getegid().as_raw();
+        let is_root = rustix::process::geteuid().is_root();
+        let place = Place::new();
+        for (callers, group, mode) in [
+            (Callers::Owner, None, 0o600),
+            (Callers::Group, None, 0o660),
+            (Callers::Group, Some(own), 0o660),
+            (Callers::Everyone, None, 0o666),
+            // Not that of any file here: only root may give it away.
+            (Callers::Group, is_root.then_some(own + 4_321), 0o660),
+        ] {
+            let listener = Listener::bind_for(place.socket(), access(callers, group)).unwrap();
+            let found = std::fs::metadata(listener.path()).unwrap();
+            assert_eq!(found.mode() & 0o7777, mode);
+            assert!(group.is_none_or(|group| found.gid() == group), "{found:?}");
+            let lock = std::fs::metadata(place.0.join("dpu.sock.lock")).unwrap();
+            assert_eq!(lock.mode() & 0o7777, 0o600);
+            assert!(Connection::connect(listener.path()).is_ok());
+        }
+        assert_eq!(std::fs::read_dir(&place.0).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn modes_admit_somebody_or_are_refused() {
+        let admitted =
+            |mode: u32| Callers::of_mode(mode).map(|callers| callers.mode().as_raw_mode());
+        for mode in 0..0o10000 {
+            let want = [0o600, 0o660, 0o666].contains(&mode).then_some(mode);
+            assert_eq!(admitted(mode), want, "{mode:o}");
+        }
+    }
+
+    #[test]
+    fn access_is_granted_on_our_own_socket_alone() {
+        let place = Place::new();
+        let listener = Listener::bind(place.socket()).unwrap();
+        let file = listener.file;
+        let precious = place.0.join("precious");
+        std::fs::write(&precious, "").unwrap();
+        std::fs::set_permissions(&precious, std::fs::Permissions::from_mode(0o600)).unwrap();
+        std::fs::remove_file(place.socket()).unwrap();
+        std::os::unix::fs::symlink(&precious, place.socket()).unwrap();
+        let refused = access(Callers::Everyone, None).grant(&place.socket(), file);
+        assert_eq!(refused, Err(AttachError::InUse { path: place.socket() }));
+        assert_eq!(std::fs::metadata(&precious).unwrap().mode() & 0o777, 0o600);
     }
 
     #[test]

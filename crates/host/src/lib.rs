@@ -6,6 +6,7 @@
 //! | [`ring`], [`attach`] | the host ring in shared memory, and the local socket that hands it over |
 //! | [`kernels`] | the per-byte kernels for this processor, with the feature `codecs` also compressors |
 //! | `wasm` | with the feature `wasm`: user actions in a sandbox |
+//! | [`accounts`] | numbers of users and groups by their names |
 //! | [`process`] | the number of this process, for what a forked child must not use |
 //! | [`descriptors`] | recognises a lack of file descriptors among the causes of an error |
 //! | [`text`] | text of others, without what a terminal would obey |
@@ -15,6 +16,7 @@
 //! to fill. Decisions about datasets, plans and blocks are in `xio`, which sees the machine through the traits
 //! that these modules implement. Unsafe code is allowed; every block states why it is sound.
 
+pub mod accounts;
 pub mod attach;
 #[cfg(feature = "codecs")]
 mod codecs;

@@ -53,6 +53,7 @@ class Options(TypedDict, total=False):
     group: str | None
     token: str | None
     dpu: str | None
+    dpu_user: str | int | None
     dtype: str | None
     vocab: int | None
     seed: int | None

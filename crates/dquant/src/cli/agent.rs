@@ -21,7 +21,7 @@ use parfait::queues::Scheme;
 use serde::Serialize;
 
 use super::cluster::BrainsArgs;
-use super::daemons::die_with_parent;
+use super::daemons::{die_with_parent, report_ready};
 use super::{Console, Report};
 use crate::exit::{CliError, Exit};
 use crate::units;
@@ -300,7 +300,7 @@ impl AgentCommand {
             Ok(())
         };
         agent::run(config, enforcer, local, |ready| {
-            console.report(&ReadyReport { event: "ready", ready: ready.clone() })
+            report_ready(console, &ReadyReport { event: "ready", ready: ready.clone() })
         })?;
         drop(listener);
         Ok(Exit::Good)

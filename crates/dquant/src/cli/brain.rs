@@ -24,7 +24,7 @@ use serde::Serialize;
 
 use self::sign_log::SignLog;
 use super::cluster::TlsArgs;
-use super::daemons::{TokenArgs, die_with_parent, listen_at};
+use super::daemons::{TokenArgs, die_with_parent, listen_at, report_ready};
 use super::{Console, Report};
 use crate::exit::{CliError, Exit};
 use crate::topology::{self, own};
@@ -271,8 +271,9 @@ impl BrainCommand {
             page = Some(serve_page(address, looks, (!self.web_open).then(|| page_token.clone()))?);
             Ok(())
         };
-        let ready =
-            |ready: &Ready| console.report(&ReadyReport { event: "ready", ready: ready.clone() });
+        let ready = |ready: &Ready| {
+            report_ready(console, &ReadyReport { event: "ready", ready: ready.clone() })
+        };
         if let Some(path) = &self.store.state {
             check_folder(path)?;
             let config = config(FILE_LEASE, format!("file {}", path.display()));

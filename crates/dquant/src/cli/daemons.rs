@@ -1,10 +1,14 @@
 //! What the commands that run or call daemons share: tokens, addresses, the report that a daemon is
-//! ready.
+//! ready, also to the service manager.
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::io::Read;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::{self, UnixDatagram};
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 use std::time::Duration;
@@ -14,7 +18,7 @@ use roce::endpoint::Mtu;
 use roce::wire::ROCE_PORT;
 use serde::Serialize;
 
-use super::{Report, console};
+use super::{Console, Report, console};
 use crate::exit::CliError;
 use crate::units;
 use engine::control::peer::{check_port, with_port};
@@ -35,6 +39,9 @@ pub(super) fn roce_address(text: &str) -> Result<SocketAddr, String> {
     let without_port = bare.parse().map(|ip| SocketAddr::new(ip, ROCE_PORT));
     without_port.or_else(|_| text.parse()).map_err(|_| "it is not IP[:PORT]".into())
 }
+
+/// How long a service manager may take for the report that a daemon serves.
+const NOTIFY_LIMIT: Duration = Duration::from_secs(1);
 
 /// Longest token that is read from a file.
 const MAX_TOKEN_BYTES: u64 = 4096;
@@ -194,6 +201,34 @@ pub(super) fn listen_at(
 pub(super) fn die_with_parent() -> Result<(), CliError> {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))
         .map_err(|error| CliError::because("cannot follow the starting process", &error))
+}
+
+/// Reports that a daemon serves, to the user and to the service manager that started it, if one did.
+pub(super) fn report_ready<R: Report>(console: &mut Console, report: &R) -> Result<(), CliError> {
+    console.report(report)?;
+    let Some(socket) = std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()) else {
+        return Ok(());
+    };
+    // The daemon serves whether or not anybody hears of it.
+    if let Err(error) = notify(&socket) {
+        let text = format!("NOTIFY_SOCKET {}: {error}", socket.display());
+        console::warn(
+            &text,
+            "the service manager does not learn that the daemon serves: Type=exec needs no report",
+        );
+    }
+    Ok(())
+}
+
+/// `sd_notify(3)`: one datagram. A name that begins with `@` is abstract.
+fn notify(socket: &OsStr) -> std::io::Result<()> {
+    let address = match socket.as_bytes().strip_prefix(b"@") {
+        Some(name) => net::SocketAddr::from_abstract_name(name)?,
+        None => net::SocketAddr::from_pathname(socket)?,
+    };
+    let sender = UnixDatagram::unbound()?;
+    sender.set_write_timeout(Some(NOTIFY_LIMIT))?;
+    sender.send_to_addr(b"READY=1\n", &address).map(|_| ())
 }
 
 /// Reports that a daemon is ready.

@@ -6,7 +6,7 @@ use clap::Args;
 use host::root::IoChoice;
 
 use super::Console;
-use super::daemons::{TokenArgs, WireArgs, die_with_parent, listen_at, ready_report};
+use super::daemons::{TokenArgs, WireArgs, die_with_parent, listen_at, ready_report, report_ready};
 use crate::exit::{CliError, Exit};
 use engine::control::CONTROL_PORT;
 use engine::daemon::{self, ServeConfig};
@@ -117,7 +117,7 @@ impl Serve {
             io: self.io.into(),
             token,
         };
-        daemon::serve(config, |ready| console.report(&ready_report(ready)))?;
+        daemon::serve(config, |ready| report_ready(console, &ready_report(ready)))?;
         Ok(Exit::Good)
     }
 }

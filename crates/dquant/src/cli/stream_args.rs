@@ -34,6 +34,12 @@ pub(super) struct StreamArgs {
     #[arg(long, value_name = "PATH", env = "DQUANT_DPU")]
     dpu: Option<PathBuf>,
 
+    /// User of the DPU, by name or number, who may have the token [default: this user or root]
+    ///
+    /// The token is sent to no DPU of another user.
+    #[arg(long, value_name = "USER", env = "DQUANT_DPU_USER")]
+    dpu_user: Option<String>,
+
     /// Token type of flat files [default: from their manifests, else as their bytes look]
     ///
     /// A type that the manifest or the bytes of a file contradict is refused.
@@ -126,6 +132,7 @@ impl StreamArgs {
         let defaults = Options::from_env();
         Ok(Options {
             dpu: self.dpu.clone().unwrap_or(defaults.dpu),
+            dpu_user: self.dpu_user.clone().filter(|user| !user.is_empty()),
             token: self.token.given()?.unwrap_or(defaults.token),
             dtype: self.dtype.clone(),
             vocabulary: self.vocab,

@@ -113,6 +113,22 @@ fn daemons_say_why_they_cannot_start() {
 }
 
 #[test]
+fn who_may_connect_is_said_in_a_mode_and_a_group_that_exist() {
+    let Some(world) = World::new("who_may_connect_is_said") else {
+        return;
+    };
+    for mode in ["0777", "0640", "rw-rw----", "432"] {
+        let ran = world.run(&["dpu", "--socket-mode", mode]);
+        assert_eq!(ran.exit, Some(2), "{}", ran.stderr);
+        assert!(ran.stderr.contains(mode) && ran.stderr.contains("0660"), "{}", ran.stderr);
+    }
+    let unknown = world.run(&["dpu", "--socket-group", "no-such-group"]);
+    unknown.failed(2, &["/etc/group has no group 'no-such-group'"], "getent group");
+    let contradiction = world.run(&["dpu", "--socket-mode", "600", "--socket-group", "0"]);
+    contradiction.failed(2, &["keeps out --socket-group 0"], "0660");
+}
+
+#[test]
 fn a_control_address_may_be_a_name() {
     let Some(world) = World::new("a_control_address_may_be_a_name") else {
         return;

@@ -9,6 +9,7 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
+use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
@@ -39,10 +40,10 @@ pub(crate) fn fresh_ip() -> Ipv4Addr {
     let [_, high, middle, low] = std::process::id().to_be_bytes();
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    assert!(count < 500, "the last bytes of an address count the addresses of a run");
+    assert!(count < 1000, "the last bytes of an address count the addresses of a run");
     // 127.0 and 127.1 are what people and other programs use.
     let second = 2 + (high ^ middle) % 250;
-    let third = low.wrapping_add(128 * (count / 250) as u8);
+    let third = low.wrapping_add(64 * (count / 250) as u8);
     Ipv4Addr::new(127, second, third, 1 + (count % 250) as u8)
 }
 
@@ -116,6 +117,11 @@ impl World {
         self.dir.join(name)
     }
 
+    /// A path in the folder of sockets.
+    pub(crate) fn socket(&self, name: &str) -> PathBuf {
+        self.sockets.join(name)
+    }
+
     fn fresh_file(&self, name: &str) -> PathBuf {
         static FILES: AtomicU32 = AtomicU32::new(0);
         self.path(&format!("{}-{name}", FILES.fetch_add(1, Ordering::Relaxed)))
@@ -171,6 +177,29 @@ impl World {
         command
     }
 
+    /// [`World::program`] as another user with one group, in the folder of sockets: the tests run as root.
+    pub(crate) fn program_of(&self, user: User, args: &[&str]) -> Command {
+        let mut command = self.program(args);
+        command.uid(user.uid).gid(user.gid).current_dir(&self.sockets);
+        command
+    }
+
+    /// Gives the folder of sockets to a user. `false`, and a line in the log of skips, where this process cannot run the
+    /// program as that user.
+    pub(crate) fn is_home_of(&self, user: User, test: &str) -> bool {
+        let probe = || {
+            chown(&self.sockets, Some(user.uid), Some(user.gid))?;
+            self.program_of(user, &["--version"]).output()
+        };
+        let why = match probe() {
+            Ok(output) if output.status.success() => return true,
+            Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
+            Err(error) => error.to_string(),
+        };
+        crate::skip::note(&format!("e2e::{test}"), &format!("cannot run as another user: {why}"));
+        false
+    }
+
     /// Runs the program to its end.
     pub(crate) fn run(&self, args: &[&str]) -> Ran {
         Cat::start(self, self.program(args)).finish()
@@ -195,12 +224,32 @@ impl World {
 
     /// A DPU on an address of its own, unless `more` names a device.
     pub(crate) fn dpu(&self, more: &[&str]) -> Daemon {
+        self.start_dpu(None, more)
+    }
+
+    /// The same, as another user.
+    pub(crate) fn dpu_of(&self, user: User, more: &[&str]) -> Daemon {
+        self.start_dpu(Some(user), more)
+    }
+
+    fn start_dpu(&self, user: Option<User>, more: &[&str]) -> Daemon {
         let ip = fresh_ip();
         let socket = self.sockets.join(format!("{}.sock", ip.octets()[3]));
         let (roce, control) = (format!("{ip}:4791"), format!("{ip}:0"));
         let args = ["dpu", "--json", "--socket", path(&socket)];
-        Daemon::start(self, [&args[..], &addresses(&roce, &control, more), more].concat(), None)
+        let args = [&args[..], &addresses(&roce, &control, more), more].concat();
+        match user {
+            Some(user) => Daemon::launch(self, self.program_of(user, &args), args, None),
+            None => Daemon::start(self, args, None),
+        }
     }
+}
+
+/// A user with one group.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct User {
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
 }
 
 impl Drop for World {
@@ -239,11 +288,15 @@ pub(crate) struct Daemon {
 
 impl Daemon {
     fn start(world: &World, args: Vec<&str>, limit: Option<u32>) -> Daemon {
+        let command = match limit {
+            Some(limit) => world.limited(&args, limit),
+            None => world.program(&args),
+        };
+        Daemon::launch(world, command, args, limit)
+    }
+
+    fn launch(world: &World, mut command: Command, args: Vec<&str>, limit: Option<u32>) -> Daemon {
         let err = world.fresh_file("daemon.err");
-        let mut command = world.program(&args);
-        if let Some(limit) = limit {
-            command = world.limited(&args, limit);
-        }
         // A group of its own shows whether it leaves a child behind.
         command.stdout(Stdio::piped()).process_group(0);
         command.stderr(File::create(&err).expect("the folder is writable"));
@@ -480,6 +533,12 @@ impl Cat {
     pub(crate) fn kill(mut self) {
         self.child.kill().expect("it runs");
         let _ = self.child.wait();
+    }
+
+    /// Asks it to end, and waits.
+    pub(crate) fn terminate(self) -> Ran {
+        kill_process(pid_of(&self.child), Signal::TERM).expect("it runs");
+        self.finish()
     }
 
     /// Reads what is left and waits for the end.

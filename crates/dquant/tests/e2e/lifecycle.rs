@@ -1,12 +1,13 @@
 //! Several clients, status, and the end of daemons.
 
 use std::fs;
+use std::os::unix::net::UnixDatagram;
 
 use rustix::process::Signal;
 use xio::dataset::Dtype;
 
 use super::corpus::{Corpus, assert_same, expected, tokens};
-use super::harness::{Cat, Daemon, World, eventually};
+use super::harness::{Cat, Daemon, PATIENCE, World, eventually, fresh_ip, path};
 
 const PLAN: &str = "window(1024) | shuffle(1, blocks=2) | narrow(u16) | batch(16)";
 const ENDLESS: &[&str] = &["--plan", PLAN, "--slots", "2", "--slot-size", "64KiB"];
@@ -92,6 +93,39 @@ fn lines_until(daemon: &Daemon, last: &[&str]) -> String {
 fn assert_said(lines: &str, parts: &[&str]) {
     let said = |line: &str| parts.iter().all(|part| line.contains(part));
     assert!(lines.lines().any(said), "no line says {parts:?}: {lines}");
+}
+
+#[test]
+fn daemons_tell_a_service_manager_that_they_serve() {
+    let Some(world) = World::new("daemons_tell_a_service_manager") else {
+        return;
+    };
+    let name = world.socket("notify");
+    let manager = UnixDatagram::bind(&name).expect("the folder is writable");
+    manager.set_read_timeout(Some(PATIENCE)).expect("a socket");
+    let root = world.root();
+    let at = format!("{}:0", fresh_ip());
+    let serve = ["serve", "--root", path(&root), "--control", &at, "--roce", &at];
+    let socket = world.socket("told.sock");
+    let dpu = ["dpu", "--socket", path(&socket), "--control", &at, "--roce", &at];
+    for args in [&serve[..], &dpu] {
+        let mut command = world.program(args);
+        command.env("NOTIFY_SOCKET", &name);
+        let daemon = Cat::start(&world, command);
+        let mut told = [0; 64];
+        let bytes = manager.recv(&mut told).expect("it says so");
+        assert_eq!(&told[..bytes], b"READY=1\n");
+        daemon.kill();
+    }
+    // Nobody listens any more: the daemon serves, and says what is wrong.
+    drop(manager);
+    let mut command = world.program(&serve);
+    command.env("NOTIFY_SOCKET", &name);
+    let mut daemon = Cat::start(&world, command);
+    daemon.read(1);
+    let ran = daemon.terminate();
+    assert_eq!(ran.exit, Some(0), "{}", ran.stderr);
+    assert_said(&ran.stderr, &["warning: NOTIFY_SOCKET", "refused"]);
 }
 
 #[test]

@@ -20,6 +20,7 @@
 //! | [`records`], [`quantized`] | records that are no tokens, values of floating point |
 //! | [`bad_data`], [`bad_names`], [`bad_plans`], [`access`] | what a user can get wrong |
 //! | [`hostile_sockets`], [`hostile_packets`], [`hostile_target`] | what an attacker can send |
+//! | [`users`] | daemons and trainers of different users |
 //! | [`stages`] | what a session agrees on, and that it is what both ends do |
 //! | [`floods`] | connections that say nothing, and daemons without descriptors |
 //! | [`lifecycle`] | several clients, status, the end of daemons |
@@ -62,4 +63,5 @@ mod stages;
 mod target_dies;
 mod trainer_dies;
 mod types;
+mod users;
 mod wire_kit;

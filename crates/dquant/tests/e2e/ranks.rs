@@ -104,6 +104,35 @@ fn trainers_of_a_machine_read_one_stream() {
     }
 }
 
+/// With rings, slots and memory as they are by default, and while a job that starts again opens its first streams.
+#[test]
+fn eight_ranks_train_and_evaluate_on_a_dpu_with_defaults() {
+    let Some(world) = World::new("eight_ranks_train_and_evaluate") else {
+        return;
+    };
+    let corpora = corpora(&world);
+    let (target, dpu) = (world.target(&[]), world.dpu(&[]));
+    let want = expected(PLAN, &corpora.each_ref(), 0..8);
+    let want: Vec<&[u8]> = want.chunks(6 * 256 * 2).collect();
+    let open_all = |name: &str| -> Vec<Stream> {
+        let rank = |rank| {
+            let place = trainer(name, 8, rank, 1, 0);
+            let Options { slots, slot_bytes, .. } = Options::from_env();
+            let options = Options { slots, slot_bytes, ..options(&dpu, place) };
+            open(&target.url(""), PLAN, true, &options).expect("there is room")
+        };
+        (0..8).map(rank).collect()
+    };
+    let mut streams = [open_all("train"), open_all("evaluate"), open_all("train, again")];
+    assert_eq!(dpu.status(&world).counter("dpu.streams"), 3);
+    for ranks in &mut streams {
+        for (rank, stream) in (0..).zip(ranks) {
+            let batches = take(stream, 1);
+            assert_same(&batches[&rank], want[rank as usize]);
+        }
+    }
+}
+
 /// With and without offload, over local files, and whatever the number of ranks: the same batches.
 #[test]
 fn ranks_get_the_same_batches_everywhere() {
