@@ -71,6 +71,15 @@ pub(super) struct Inspect {
 
 impl Inspect {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
+        if self.file.starts_with("dq:/") {
+            let text = format!(
+                "{}: every token is read, so it has to be a file of this machine",
+                self.file.display()
+            );
+            return Err(CliError::usage(text).hint(
+                "`dquant datasets dq://HOST/NAME` shows what a target says of its datasets",
+            ));
+        }
         let options = ReadOptions {
             dtype: self.dtype,
             vocabulary: self.vocab,

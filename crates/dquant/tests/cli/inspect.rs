@@ -30,6 +30,13 @@ fn a_flat_file_needs_its_type() {
 }
 
 #[test]
+fn datasets_of_targets_are_listed_by_another_command() {
+    let folder = Folder::new("inspect-remote");
+    let ran = folder.run(&["inspect", "dq://10.0.0.5/web"]);
+    ran.failed(2, "has to be a file of this machine", "dquant datasets dq://HOST/NAME");
+}
+
+#[test]
 fn one_id_beyond_sixteen_bits_is_seen() {
     let folder = Folder::new("inspect-wide");
     let mut ids = vec![1_u32; 300_000];
