@@ -24,7 +24,7 @@ use crate::digest::Digest;
 use crate::error::Error;
 use crate::kind::Kind;
 use crate::manifest::{self, Contents, Manifest};
-use crate::reading::{self, Plan};
+use crate::reading::{self, Chunk, Plan};
 use crate::source::{self, ReadOptions, Source};
 use crate::writer::{self, Place, WriteOptions};
 use crate::{value, whole};
@@ -306,10 +306,12 @@ impl Run<'_> {
         let cut = Cut { split: *split, drop_empty: *drop_empty };
         let mut copier = Copier::new(writer, progress, cut, self.dtype());
         let width = u64::from(self.dtype().bytes());
-        let mut saved_tokens = progress.tokens.count;
+        let (mut saved_tokens, mut position) = (progress.tokens.count, base);
         let parts = self.source.parts().max(1) as f64;
         reading::read(self.source, plan, base, &mut |chunk| {
             let share = chunk.part as f64 / parts;
+            self.check_vocabulary(&chunk, position)?;
+            position += chunk.tokens.len() as u64 / width;
             copier.take(&chunk)?;
             let tokens = copier.tokens();
             if (copier.settled_tokens() - saved_tokens) * width >= *save_bytes {
@@ -321,6 +323,20 @@ impl Run<'_> {
             Ok(())
         })?;
         copier.finish()
+    }
+
+    /// Whether the ids of a chunk, which begins at this token of the source, are below the vocabulary.
+    fn check_vocabulary(&self, chunk: &Chunk, position: u64) -> Result<(), Error> {
+        let Some(vocab) = self.job.read.vocabulary else { return Ok(()) };
+        let dtype = self.dtype();
+        match kernel::scan(&chunk.tokens, dtype).range {
+            Some((_, id)) if id >= i128::from(vocab) => {
+                let at = value::positions(&chunk.tokens, dtype, id).first().copied().unwrap_or(0);
+                let (path, position) = (self.source.part_path(chunk.part), position + at as u64);
+                Err(Error::BeyondVocabulary { path, position, id, vocab })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Compares the documents that an id has ended with the manifest that names the id.

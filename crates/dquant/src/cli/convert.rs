@@ -59,7 +59,7 @@ pub(super) struct Convert {
     #[arg(long, value_name = "TYPE", value_parser = token_type)]
     dtype: Option<Dtype>,
 
-    /// Size of the vocabulary: refuse a SRC that is seen to hold larger ids
+    /// Size of the vocabulary: refuse a SRC that holds an id that is not below it
     #[arg(long, value_name = "N")]
     vocab: Option<u64>,
 

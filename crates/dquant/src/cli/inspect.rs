@@ -103,8 +103,7 @@ impl Inspect {
                     "{}: id {max} is beyond the vocabulary of {vocabulary}",
                     self.file.display()
                 );
-                Err(CliError::check_failed(why)
-                    .hint("is it the tokenizer that made the file, and the right --dtype?"))
+                Err(CliError::check_failed(why).hint(formats::VOCABULARY_HINT))
             }
             _ => Ok(()),
         }

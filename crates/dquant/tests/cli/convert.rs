@@ -72,7 +72,17 @@ fn what_cannot_be_converted_is_named() {
     run(&["web.bin", "somewhere"]).failed(2, "somewhere tells no format", "--to");
     run(&["none", "a.bin"]).failed(2, "none", "exists");
     run(&["web.bin", "a.bin", "--dtype", "u16"]).failed(2, "is not u16 but u32", "--dtype");
+    // Seen in the samples, and where no sample shows it.
     run(&["web.bin", "a.bin", "--vocab", "60000"]).failed(2, "web.bin", "");
+    let mut rare = ids(400_000);
+    rare[100_001] = 50_300;
+    folder.write("rare.bin", stored(&rare, 4));
+    run(&["rare.bin", "a.npy", "--vocab", "50257"]).failed(
+        1,
+        "rare.bin: token 100001 has id 50300, beyond the vocabulary of 50257",
+        "tokenizer",
+    );
+    std::fs::remove_file(folder.0.join("rare.bin")).expect("written");
     run(&["word.txt", "a.bin"]).failed(2, "text", "--dtype");
     run(&["web.bin", "a.bin", "--zstd", "3"]).failed(2, "--zstd does not go with flat", "mds");
     let left = std::fs::read_dir(&folder.0).expect("readable").count();
