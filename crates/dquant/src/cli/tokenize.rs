@@ -80,8 +80,12 @@ pub(super) struct Tokenize {
     flat: bool,
 
     /// Add to the output of that name, if there is one
-    #[arg(long)]
+    #[arg(long, conflicts_with = "force")]
     append: bool,
+
+    /// Replace an output that exists
+    #[arg(long)]
+    force: bool,
 
     /// Continue an interrupted run of the same arguments; if this one is interrupted, keep it
     #[arg(long)]
@@ -120,6 +124,7 @@ impl Tokenize {
             output: &self.output,
             with_index: !self.flat,
             append: self.append,
+            force: self.force,
             resume: self.resume,
             vocabulary,
             eos: self.eos.unwrap_or_default(),
@@ -309,6 +314,7 @@ fn hint(error: &TokenizeError) -> &'static str {
         TokenizeError::OutputIsInput { .. } | TokenizeError::OutputNotAFile { .. } => {
             "choose another name with -o"
         }
+        TokenizeError::Exists { .. } => "--force replaces it, --append adds to it",
         TokenizeError::NoIndexName { .. } => {
             "end the name with .bin, or give --flat to write ids without the boundaries of documents"
         }
@@ -329,7 +335,7 @@ fn hint(error: &TokenizeError) -> &'static str {
         TokenizeError::Parquet { .. } => "the file may be incomplete: copy it again",
         TokenizeError::Column { .. } => "name a column of strings with --field",
         TokenizeError::Index { .. } => {
-            "`dquant inspect` shows what is in it; without --append it is replaced"
+            "`dquant inspect` shows what is in it; --force instead of --append replaces it"
         }
         TokenizeError::OtherType { .. } => "leave --dtype out to write the type of the output",
         TokenizeError::Resume { .. } => {

@@ -116,6 +116,13 @@ impl State {
         state.identity.get("type").cloned()
     }
 
+    /// Whether the state of an interrupted run says that only names are missing.
+    pub(super) fn is_complete_in(path: &Path) -> bool {
+        let state =
+            fs::read(path).ok().and_then(|bytes| serde_json::from_slice::<State>(&bytes).ok());
+        state.is_some_and(|state| state.complete)
+    }
+
     /// Makes this the state that the next run finds.
     ///
     /// # Errors

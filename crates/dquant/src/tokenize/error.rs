@@ -83,6 +83,12 @@ pub enum TokenizeError {
         /// The output.
         path: PathBuf,
     },
+    /// The output exists, and nobody said that it may be replaced.
+    #[error("{} exists", path.display())]
+    Exists {
+        /// The output, or its index.
+        path: PathBuf,
+    },
     /// Another run writes this output.
     #[error("another run is writing {}", path.display())]
     Busy {

@@ -77,6 +77,8 @@ pub struct Job<'a> {
     pub with_index: bool,
     /// Whether an output of that name is extended.
     pub append: bool,
+    /// Whether an output of that name is replaced.
+    pub force: bool,
     /// Whether an interrupted run is continued, and this one kept when it is interrupted.
     pub resume: bool,
     /// The vocabulary.

@@ -61,6 +61,7 @@ pub fn run(job: &Job<'_>, watch: &mut dyn FnMut(Event<'_>)) -> Result<Outcome, T
     if job.with_index && job.output.extension().is_none_or(|end| end != "bin") {
         return Err(TokenizeError::NoIndexName { path: names.output });
     }
+    refuse_existing(job, &names)?;
     let vocabulary = Vocabulary::load(&job.vocabulary)?;
     let eos = vocabulary.end_of_document(&job.eos)?;
     let dtype = dtype(job, &names)?;
@@ -97,6 +98,21 @@ pub fn run(job: &Job<'_>, watch: &mut dyn FnMut(Event<'_>)) -> Result<Outcome, T
         Writer { sink, job, sources, dtype, watch, state, unsaved_bytes: 0 }.write_all(items)
     });
     written.map(|state| outcome(state.totals, state.marks))
+}
+
+/// Refuses an output that exists, unless it is to be replaced or extended, or belongs to a killed run that had begun to
+/// name it.
+fn refuse_existing(job: &Job<'_>, names: &Names) -> Result<(), TokenizeError> {
+    let is_file = |path: &Path| fs::symlink_metadata(path).is_ok_and(|found| found.is_file());
+    let is_extended = job.append && is_file(&names.output);
+    if job.force || is_extended || job.resume && State::is_complete_in(&names.state) {
+        return Ok(());
+    }
+    // An index alone is that of another file, such as a `.npy`.
+    match [&names.output, &names.index].into_iter().find(|path| is_file(path)) {
+        Some(path) => Err(TokenizeError::Exists { path: path.clone() }),
+        None => Ok(()),
+    }
 }
 
 /// The type of ids: as wanted, as in the interrupted run, as in the output that is extended, or u32.

@@ -79,7 +79,8 @@ struct Whole {
 /// Kills some runs at any instant and resumes them; returns whether the last one found something to go on from.
 fn kill_and_resume(folder: &Folder, seed: u64, whole: &Whole) -> bool {
     let mut random = Random::new(seed);
-    let more = ["--resume", "-o", "part.bin"];
+    // A run that ended before it was killed is begun anew.
+    let more = ["--resume", "--force", "-o", "part.bin"];
     for _ in 0..=random.below(4) {
         let mut child = start(folder, &more);
         let micros = whole.duration.as_micros() as usize;
@@ -235,7 +236,8 @@ fn standard_input_is_resumed_when_it_begins_with_the_same_bytes() {
     let resumed = Ran::new(&resumed.expect("it ends")).good();
     assert!(resumed.stderr.contains("resumed after"), "{resumed:?}");
     let ids = folder.read("a.bin");
-    Ran::new(&piped(&folder, &[], text.as_bytes()).wait_with_output().expect("it ends")).good();
+    let anew = piped(&folder, &["--force"], text.as_bytes()).wait_with_output();
+    Ran::new(&anew.expect("it ends")).good();
     assert!(folder.read("a.bin") == ids);
 }
 
