@@ -95,6 +95,10 @@ pub(super) struct Tokenize {
     #[arg(long, value_enum)]
     dtype: Option<TokenType>,
 
+    /// Size of the model's vocabulary: an id that is not below it is an error
+    #[arg(long, value_name = "N")]
+    vocab: Option<u64>,
+
     /// Text handed to a core at once, 64KiB to 64MiB; bounds memory
     #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = chunk_bytes)]
     chunk: usize,
@@ -129,6 +133,7 @@ impl Tokenize {
             vocabulary,
             eos: self.eos.unwrap_or_default(),
             dtype: self.dtype,
+            vocab: self.vocab,
             chunk_bytes: self.chunk,
             checkpoint_bytes: self.checkpoint,
             threads: threads.map_or(1, NonZeroUsize::get),
@@ -276,6 +281,8 @@ fn explain(error: TokenizeError) -> CliError {
         TokenizeError::DoesNotFit { .. } => CliError::check_failed(&error).hint(
             "write u32 (--dtype u32), or use an encoding below 65,536 ids (r50k_base, p50k_base)",
         ),
+        TokenizeError::BeyondVocabulary { .. } => CliError::check_failed(&error)
+            .hint("is it the vocabulary of the model? Without --vocab, every id is written"),
         TokenizeError::NoDocuments { broken: 1.., .. } => CliError::check_failed(&error)
             .hint("nothing was written; --field names the field or column of the text"),
         TokenizeError::NoDocuments { .. } => CliError::check_failed(&error).hint(

@@ -164,6 +164,20 @@ pub enum TokenizeError {
         /// The wanted type.
         dtype: TokenType,
     },
+    /// A token is none of those that the model has.
+    #[error(
+        "{place}: token {position} of the document has id {id}, beyond the vocabulary of {vocab}"
+    )]
+    BeyondVocabulary {
+        /// Which document.
+        place: String,
+        /// Which token of the document, counted from 0; the end-of-text token counts.
+        position: u64,
+        /// The id.
+        id: u32,
+        /// Ids of the model.
+        vocab: u64,
+    },
     /// The vocabulary in this binary cannot be loaded.
     #[error("the encoding {encoding} cannot be loaded: {reason}")]
     Encoding {

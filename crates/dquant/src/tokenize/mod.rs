@@ -87,6 +87,8 @@ pub struct Job<'a> {
     pub eos: Eos,
     /// How an id is stored; as in the output that is extended, or else u32, when not given.
     pub dtype: Option<TokenType>,
+    /// Ids of the model: one that is not below this number is an error.
+    pub vocab: Option<u64>,
     /// Text per task of an encoder, in bytes.
     pub chunk_bytes: usize,
     /// Text between two states from which a killed run can go on, in bytes.

@@ -331,6 +331,12 @@ impl Writer<'_> {
         document.text_bytes += text_bytes;
         document.max_id = tokens.iter().copied().fold(document.max_id, u32::max);
         document.forced_cuts += u64::from(segment.after == After::More { forced: true });
+        if let Some(vocab) = self.job.vocab.filter(|vocab| u64::from(document.max_id) >= *vocab) {
+            let beyond = tokens.iter().zip(0..).find(|(id, _)| u64::from(**id) >= vocab);
+            if let Some((&id, index)) = beyond {
+                return Err(SinkError::BeyondVocabulary { index, id });
+            }
+        }
         self.sink.push(tokens)
     }
 
@@ -358,6 +364,12 @@ impl Writer<'_> {
                 position: self.sink.document_tokens() + index as u64,
                 id,
                 dtype: self.dtype,
+            },
+            SinkError::BeyondVocabulary { index, id } => TokenizeError::BeyondVocabulary {
+                place: self.name(place),
+                position: self.sink.document_tokens() + index as u64,
+                id,
+                vocab: self.job.vocab.unwrap_or(0),
             },
         }
     }

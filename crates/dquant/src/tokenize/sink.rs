@@ -81,6 +81,13 @@ pub enum SinkError {
         /// The id.
         id: u32,
     },
+    /// An id is none of the model's.
+    BeyondVocabulary {
+        /// Index among the tokens of the call, counted from 0.
+        index: usize,
+        /// The id.
+        id: u32,
+    },
     /// An error of the operating system.
     Io(io::Error),
 }

@@ -106,6 +106,24 @@ fn an_output_that_exists_is_replaced_only_when_that_is_wanted() {
 }
 
 #[test]
+fn an_id_beyond_the_vocabulary_of_the_model_is_refused_with_file_and_position() {
+    let folder = Folder::new("tokenize-vocab");
+    folder.write("a.txt", "hello world");
+    let run = |vocab: &str| {
+        let args = ["tokenize", "a.txt", "--encoding", "r50k_base", "-o", "a.bin", "--vocab"];
+        folder.run(&[&args[..], &[vocab]].concat())
+    };
+    run("50256").failed(
+        1,
+        "a.txt: token 2 of the document has id 50256, beyond the vocabulary of 50256",
+        "--vocab",
+    );
+    run("31373").failed(1, "a.txt: token 0 of the document has id 31373", "");
+    assert!(!folder.0.join("a.bin").exists());
+    run("50257").good();
+}
+
+#[test]
 fn folders_are_read_in_the_order_of_their_paths() {
     let folder = Folder::new("tokenize-order");
     for (name, text) in [
