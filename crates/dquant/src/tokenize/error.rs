@@ -89,6 +89,32 @@ pub enum TokenizeError {
         /// The output, or its index.
         path: PathBuf,
     },
+    /// The two outputs are not two.
+    #[error("{} and {} cannot both be outputs", output.display(), other.display())]
+    SameOutput {
+        /// The output.
+        output: PathBuf,
+        /// That of held-out documents.
+        other: PathBuf,
+    },
+    /// Outputs that are to be extended are not the parts of this split.
+    #[error("cannot append: {}: {reason}", path.display())]
+    Split {
+        /// The output.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+        /// The next thing to try.
+        hint: String,
+    },
+    /// One part of a split has no documents.
+    #[error("none of {documents} documents went to {}", path.display())]
+    EmptyPart {
+        /// The output of the part.
+        path: PathBuf,
+        /// Documents of the run.
+        documents: u64,
+    },
     /// Another run writes this output.
     #[error("another run is writing {}", path.display())]
     Busy {
