@@ -340,7 +340,8 @@ fn cut(
 fn unpacked(name: &str, error: &PackingError) -> Error {
     let hint = match error {
         PackingError::Sparse { .. } => {
-            "write the documents that are kept to a file of their own: `dquant convert`"
+            "write the documents that are kept to a file of their own: `dquant convert FILE NEW.idx` with the plan's filter \
+             as --filter LIST or --keep LIST, and its dedup as --dedup within"
         }
         PackingError::Empty | PackingError::Beyond { .. } => {
             "`dquant inspect` shows what the index says"
@@ -366,7 +367,8 @@ fn check_selection(plan: &Plan) -> Result<(), Error> {
     let text =
         "filter and dedup drop documents, but the samples of this plan are windows of whole files";
     Err(Error::invalid(text)
-        .hint("leave them out, or write what they keep into a file: `dquant documents` lists it"))
+        .hint("leave them out, or write what they keep to a file of its own: `dquant convert FILE NEW.idx` with --filter \
+               LIST or --keep LIST, and --dedup within"))
 }
 
 /// The same id means another token in another vocabulary, so what a model would learn of such a blend is noise. Nothing

@@ -4,11 +4,14 @@
 //! readers (all cores) -> tokens in order -> writer -> read back and compared -> manifest -> final name
 //! ```
 //!
+//! A selection of documents by their hashes costs a pass over the source before.
+//!
 //! Everything is written in a hidden folder beside the output, which gets its name only when it was read back and its
 //! tokens and documents are those of the source. Now and then the writer puts its files on the disk, and the journal
 //! in that folder says how far the source is in them: the same command goes on from there after a crash, whatever the
 //! moment. A journal of another command or of files that have changed is not used.
 
+mod choice;
 mod copy;
 mod journal;
 
@@ -18,17 +21,20 @@ use std::thread;
 
 use serde::Serialize;
 use xio::dataset::Dtype;
+use xio::documents::Selection;
 use xio::kernel::{self, Scan};
 
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::kind::Kind;
 use crate::manifest::{self, Contents, Manifest};
-use crate::reading::{self, Plan};
+use crate::reading::{self, Chunk, Plan};
 use crate::source::{self, ReadOptions, Source};
 use crate::writer::{self, Place, WriteOptions};
 use crate::{value, whole};
 
+pub use choice::Dropped;
+use choice::{Choice, Rule};
 use copy::{Copier, Cut, Progress};
 use journal::{Identity, Staging};
 
@@ -51,6 +57,8 @@ pub struct Job {
     pub split: Option<u64>,
     /// Leave documents without tokens out.
     pub drop_empty: bool,
+    /// The documents of the source that are written. The list of a filter is a path.
+    pub selection: Selection,
     /// Name of the encoding, for the manifest.
     pub tokenizer: Option<String>,
     /// Readers and compressors that run at the same time.
@@ -68,6 +76,13 @@ pub enum Event {
     Resumed {
         /// Tokens that are in the output already.
         tokens: u64,
+    },
+    /// More was read to choose documents.
+    Hashed {
+        /// Tokens so far.
+        tokens: u64,
+        /// Share of the parts of the source, 0 to 1.
+        share: f64,
     },
     /// More was read and written.
     Copied {
@@ -102,6 +117,9 @@ pub struct Summary {
     pub tokens: u64,
     /// Number of documents; none where neither format keeps them apart.
     pub documents: Option<u64>,
+    /// What the selection left out, where there is one.
+    #[serde(flatten)]
+    pub dropped: Option<Dropped>,
     /// The id that ends every document, where there is one.
     pub eos: Option<u64>,
     /// Smallest id.
@@ -275,18 +293,30 @@ impl Run<'_> {
     }
 
     fn run(&self, watch: &mut dyn FnMut(Event)) -> Result<Summary, Error> {
-        let identity = Identity::new(self.job, self.source)?;
+        let rule = Rule::read(&self.job.selection)?;
+        let chosen_by = rule.as_ref().map(|rule| rule.identity.clone());
+        let identity = Identity::new(self.job, self.source, chosen_by)?;
         let saved = self.staging.load(&identity).filter(|_| !self.job.restart);
         let resumed_tokens = saved.as_ref().map_or(0, |(progress, _)| progress.tokens.count);
+        let choice = rule.map(|rule| self.choose(&rule, watch)).transpose()?;
         if saved.is_some() {
             watch(Event::Resumed { tokens: resumed_tokens });
         } else {
             self.staging.clear()?;
         }
-        let progress = self.copy(&identity, saved, watch)?;
+        let progress = self.copy(&identity, saved, choice.as_ref(), watch)?;
         self.check_documents(&progress)?;
         let census = self.verify(&progress, watch)?;
-        self.publish(&progress, &census, resumed_tokens)
+        let dropped = choice.map(|choice| choice.dropped);
+        self.publish(&progress, &census, dropped, resumed_tokens)
+    }
+
+    /// Finds the documents that are written.
+    fn choose(&self, rule: &Rule, watch: &mut dyn FnMut(Event)) -> Result<Choice, Error> {
+        let (dtype, threads) = (self.source.layout().dtype, self.job.threads);
+        let plan = Plan { dtype, eos: self.eos().map(i128::from), threads, first_part: 0 };
+        let mut show = |tokens, share| watch(Event::Hashed { tokens, share });
+        choice::choose(self.source, &self.job.source, plan, rule, &mut show)
     }
 
     /// Reads the source and writes the output.
@@ -294,6 +324,7 @@ impl Run<'_> {
         &self,
         identity: &Identity,
         saved: Option<(Progress, serde_json::Value)>,
+        choice: Option<&Choice>,
         watch: &mut dyn FnMut(Event),
     ) -> Result<Progress, Error> {
         let Job { write, threads, save_bytes, split, drop_empty, .. } = self.job;
@@ -302,14 +333,16 @@ impl Run<'_> {
         let writer = writer::create(self.place(), write, self.dtype(), *threads, state)?;
         let eos = self.eos().map(i128::from);
         let plan = Plan { dtype: self.dtype(), eos, threads: *threads, first_part: progress.part };
-        let base = progress.tokens.count - progress.part_tokens;
-        let cut = Cut { split: *split, drop_empty: *drop_empty };
+        let base = progress.source_tokens - progress.part_tokens;
+        let cut = Cut { choice, split: *split, drop_empty: *drop_empty };
         let mut copier = Copier::new(writer, progress, cut, self.dtype());
         let width = u64::from(self.dtype().bytes());
-        let mut saved_tokens = progress.tokens.count;
+        let (mut saved_tokens, mut position) = (progress.tokens.count, base);
         let parts = self.source.parts().max(1) as f64;
         reading::read(self.source, plan, base, &mut |chunk| {
             let share = chunk.part as f64 / parts;
+            self.check_vocabulary(&chunk, position)?;
+            position += chunk.tokens.len() as u64 / width;
             copier.take(&chunk)?;
             let tokens = copier.tokens();
             if (copier.settled_tokens() - saved_tokens) * width >= *save_bytes {
@@ -323,11 +356,28 @@ impl Run<'_> {
         copier.finish()
     }
 
+    /// Whether the ids of a chunk, which begins at this token of the source, are below the vocabulary.
+    fn check_vocabulary(&self, chunk: &Chunk, position: u64) -> Result<(), Error> {
+        let Some(vocab) = self.job.read.vocabulary else { return Ok(()) };
+        let dtype = self.dtype();
+        match kernel::scan(&chunk.tokens, dtype).range {
+            Some((_, id)) if id >= i128::from(vocab) => {
+                let at = value::positions(&chunk.tokens, dtype, id).first().copied().unwrap_or(0);
+                let (path, position) = (self.source.part_path(chunk.part), position + at as u64);
+                Err(Error::BeyondVocabulary { path, position, id, vocab })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Compares the documents that an id has ended with the manifest that names the id.
     fn check_documents(&self, progress: &Progress) -> Result<(), Error> {
-        let Job { eos: None, split: None, drop_empty: false, .. } = self.job else {
+        let Job { eos: None, split: None, drop_empty: false, selection, .. } = self.job else {
             return Ok(());
         };
+        if !selection.is_empty() {
+            return Ok(());
+        }
         let recorded = self.source.layout().manifest.as_ref().and_then(|found| found.documents);
         match recorded {
             Some(recorded) if self.eos().is_some() && recorded != progress.documents.count => {
@@ -381,6 +431,7 @@ impl Run<'_> {
         &self,
         progress: &Progress,
         census: &Census,
+        dropped: Option<Dropped>,
         resumed_tokens: u64,
     ) -> Result<Summary, Error> {
         let kind = self.job.write.kind;
@@ -413,6 +464,7 @@ impl Run<'_> {
             dtype_origin: layout.origin.to_string(),
             tokens: census.tokens(),
             documents: contents.documents,
+            dropped,
             eos,
             min_id: census.range.map(|(min, _)| min),
             max_id: census.range.map(|(_, max)| max),

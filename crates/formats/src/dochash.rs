@@ -278,6 +278,26 @@ impl ListReader {
     }
 }
 
+/// Reads a whole list of hashes.
+///
+/// # Errors
+/// As [`ListReader`].
+pub fn read_list(path: &Path) -> Result<Vec<u64>, Error> {
+    // Checked before it is opened: opening a pipe waits for a writer.
+    let found = std::fs::metadata(path).map_err(Error::read(path))?;
+    if !found.is_file() {
+        return Err(Error::refused(path, "is not a file", LIST_HINT));
+    }
+    let mut list = ListReader::new(path, File::open(path).map_err(Error::read(path))?)?;
+    let mut all = Vec::new();
+    loop {
+        match list.next(1 << 16)? {
+            hashes if hashes.is_empty() => return Ok(all),
+            hashes => all.extend(hashes),
+        }
+    }
+}
+
 const LIST_HINT: &str = "a list is a .npy of u64, or text with 16 hexadecimal digits in each line, as `dquant documents` shows them; without hashes to filter by, leave filter out";
 
 /// The hash in a line; none in an empty one and in a comment.
@@ -341,10 +361,39 @@ fn shares(documents: &Documents) -> Vec<Range<usize>> {
     shares
 }
 
+/// The hash of a document whose tokens come in pieces.
+#[derive(Clone, Default)]
+pub(crate) struct Hashing {
+    hash: XxHash3_64,
+    wide: Vec<u8>,
+}
+
+impl Hashing {
+    /// Appends tokens of this type.
+    pub(crate) fn write(&mut self, tokens: &[u8], dtype: Dtype) -> io::Result<()> {
+        if dtype == Dtype::U64 {
+            // As the same bits: ids beyond the range of i64 have no other form.
+            self.hash.write(tokens);
+            return Ok(());
+        }
+        self.wide.clear();
+        if value::cast(tokens, dtype, Dtype::I64, &mut self.wide).is_err() {
+            return Err(io::Error::other("an id does not fit 64 bits"));
+        }
+        self.hash.write(&self.wide);
+        Ok(())
+    }
+
+    /// The hash of the document, which ends; the next one begins.
+    pub(crate) fn finish(&mut self) -> u64 {
+        std::mem::take(&mut self.hash).finish()
+    }
+}
+
 #[derive(Default)]
 struct Buffers {
     read: Vec<u8>,
-    wide: Vec<u8>,
+    hasher: Hashing,
 }
 
 impl Buffers {
@@ -353,21 +402,13 @@ impl Buffers {
         let width = u64::from(of.dtype.bytes());
         let (mut at, end) =
             (of.data_offset + tokens.start * width, of.data_offset + tokens.end * width);
-        let mut hash = XxHash3_64::new();
         while at < end {
             self.read.resize(READ_BYTES.min(end - at) as usize, 0);
             file.read_exact_at(&mut self.read, at)?;
             at += self.read.len() as u64;
-            self.wide.clear();
-            if of.dtype == Dtype::U64 {
-                // As the same bits: ids beyond the range of i64 have no other form.
-                self.wide.extend_from_slice(&self.read);
-            } else if value::cast(&self.read, of.dtype, Dtype::I64, &mut self.wide).is_err() {
-                return Err(io::Error::other("an id does not fit 64 bits"));
-            }
-            hash.write(&self.wide);
+            self.hasher.write(&self.read, of.dtype)?;
         }
-        Ok(hash.finish())
+        Ok(self.hasher.finish())
     }
 }
 

@@ -57,6 +57,18 @@ pub enum Error {
         /// The type of the output.
         dtype: Dtype,
     },
+    /// An id is none of the vocabulary's.
+    #[error("{}: token {position} has id {id}, beyond the vocabulary of {vocab}", path.display())]
+    BeyondVocabulary {
+        /// The file that holds it.
+        path: PathBuf,
+        /// Which token of the dataset, counted from 0.
+        position: u64,
+        /// The id.
+        id: i128,
+        /// Ids of the vocabulary.
+        vocab: u64,
+    },
     /// Data read back, or checked against a manifest, differs.
     #[error("{}: {why}", path.display())]
     Differs {
@@ -76,6 +88,9 @@ pub enum Error {
 /// What to do about sequences that belong to no document.
 pub const DOCUMENTLESS_HINT: &str = "Megatron-core refuses it, too: merge the files anew; to stream the tokens without \
                                      documents, move the index away and name the type with --dtype";
+
+/// What to do about ids that are none of the vocabulary's.
+pub const VOCABULARY_HINT: &str = "is it the tokenizer that made the file, and the right --dtype?";
 
 impl Error {
     pub(crate) fn read(path: &Path) -> impl Fn(io::Error) -> Error + Copy + '_ {
@@ -131,6 +146,7 @@ impl Error {
             Error::DoesNotFit { .. } => {
                 "choose a wider type for the output, such as --to-dtype u32"
             }
+            Error::BeyondVocabulary { .. } => VOCABULARY_HINT,
             Error::Differs { .. } => "something else wrote to the files, or the disk is faulty",
             Error::Stopped { .. } => "this is a bug: report it with the command line",
         }
@@ -138,6 +154,9 @@ impl Error {
 
     /// Whether the data itself is the reason, not the command line or the machine.
     pub fn is_about_data(&self) -> bool {
-        matches!(self, Error::DoesNotFit { .. } | Error::Differs { .. })
+        matches!(
+            self,
+            Error::DoesNotFit { .. } | Error::BeyondVocabulary { .. } | Error::Differs { .. }
+        )
     }
 }

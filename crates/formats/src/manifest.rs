@@ -57,10 +57,57 @@ pub struct Manifest {
     /// The id that ends every document and occurs nowhere else.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eos: Option<u64>,
+    /// The other part, where the documents were split into two datasets. Not part of the fingerprint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub split: Option<Split>,
     block_bytes: u64,
     /// The files, in the order of their tokens.
     pub files: Vec<FileSums>,
     fingerprint: String,
+}
+
+/// One of the two parts into which documents were split.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Part {
+    /// What a model is trained on.
+    #[default]
+    Train,
+    /// What is held out.
+    Validation,
+}
+
+impl Part {
+    /// Its name in manifests.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Part::Train => "train",
+            Part::Validation => "validation",
+        }
+    }
+
+    /// The part that holds all other documents.
+    pub const fn other(self) -> Part {
+        match self {
+            Part::Train => Part::Validation,
+            Part::Validation => Part::Train,
+        }
+    }
+}
+
+/// How the documents of two datasets were split, as the manifest of either says it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Split {
+    /// Which part this dataset is.
+    pub part: Part,
+    /// The seed of the split.
+    pub seed: u64,
+    /// The share of documents that is held out, such as `1%`.
+    pub share: String,
+    /// The dataset with the other part, relative to the folder of the manifest.
+    pub other: String,
+    /// Its fingerprint, 16 hexadecimal digits.
+    pub other_fingerprint: String,
 }
 
 /// One file and the CRC-32C of each of its blocks.
@@ -138,6 +185,7 @@ impl Manifest {
             tokenizer: contents.tokenizer,
             documents: contents.documents,
             eos: contents.eos,
+            split: None,
             block_bytes: BLOCK_BYTES,
             files: sums,
             fingerprint: String::new(),
@@ -208,6 +256,13 @@ impl Manifest {
                     "the manifest's checksums do not cover the {bytes} bytes of {name}"
                 ));
             }
+        }
+        if let Some(Split { other_fingerprint, .. }) = &self.split
+            && u64::from_str_radix(other_fingerprint, 16).is_err()
+        {
+            return Err(format!(
+                "the manifest names {other_fingerprint:?} as the fingerprint of the other part"
+            ));
         }
         match u64::from_str_radix(&self.fingerprint, 16) == Ok(self.computed_fingerprint()) {
             true => Ok(()),

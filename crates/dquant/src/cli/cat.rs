@@ -30,7 +30,10 @@ const WAIT_LOOK: Duration = Duration::from_millis(100);
     after_help = "\
 Plans are actions joined by `|`, in any order:
   window(N, overlap=K)    samples of N tokens, K of them also in the sample before; required
+  pack(best, pad=ID)      samples of whole documents, and ID behind them; or pack(first), pack(single)
   shuffle(SEED)           mix samples; blocks=64, block=256KiB set the size of the groups
+  order(megatron, seed=S, samples=N, split=\"A,B,C\")
+                          the samples of Megatron-core's training split, in its order
   blend(NAME=WEIGHT, …)   draw from several datasets in this ratio
   phases(N, …)            from sample N on, the next weights of blend(NAME=W1:W2, …)
   filter(LIST)            drop the documents whose hash is in a list; filter(keep=LIST) keeps them
@@ -41,8 +44,10 @@ Plans are actions joined by `|`, in any order:
   narrow(u16, overflow=P) P is error, saturate(ID), or escape for a plan with widen(u32)
   bitpack(N)              tokens cross the wire in N bits; refuse those that do not fit
   compress(zstd, level=1) blocks cross the wire compressed, with zstd or lz4, where that is faster
+  quantize(int8)          values of floating point cross the wire in 8 bits: int8, e4m3 or e5m2
   widen(i64)              deliver tokens in a larger type: u32, i32 or i64
-  pairs                   inputs and labels, which are one token later
+  pairs                   inputs and labels, which are one token later; pairs(ignore=ID) by document
+  positions               two more rows: where each token is in its document, and which one that is
   batch(N)                samples of a batch [default: 32]
 
 Examples:
@@ -260,4 +265,35 @@ fn copy(
     }
     out.flush().map_err(failed)?;
     Ok((batches, bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+    use xio::plan::Plan;
+
+    use super::*;
+
+    #[derive(Debug, clap::Parser)]
+    struct Program {
+        #[command(flatten)]
+        cat: Cat,
+    }
+
+    /// The parser names all actions when it meets one that it does not know.
+    #[test]
+    fn the_help_lists_every_action_of_plans() {
+        let error = Plan::parse("zzzzzzzz(1)", None).expect_err("no action");
+        let hint = error.hint().expect("the actions");
+        let names = hint.strip_prefix("actions are ").expect("the actions").split(", ");
+        let help = Program::command().render_long_help().to_string();
+        let is_listed = |name: &str| {
+            let entries = help.lines().filter_map(|line| line.strip_prefix("  "));
+            let mut first = entries.map(|entry| entry.split(['(', ' ']).next());
+            first.any(|word| word == Some(name))
+        };
+        let missing: Vec<&str> = names.clone().filter(|name| !is_listed(name)).collect();
+        assert_eq!(missing, [""; 0]);
+        assert!(names.count() >= 18);
+    }
 }

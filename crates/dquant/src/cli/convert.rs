@@ -11,6 +11,7 @@ use serde::Serialize;
 use xio::dataset::Dtype;
 
 use super::datasets::{Bar, note_guess, token_type};
+use super::documents::{Where, selection};
 use super::{Console, Report};
 use crate::exit::{CliError, Exit};
 use crate::units::{self, Bytes, Count};
@@ -36,6 +37,7 @@ Examples:
   dquant convert corpus.npy narrow.bin --to-dtype u16
   dquant convert documents.idx mds/ --to mds --zstd 3
   dquant convert corpus.bin litdata/ --to litdata --split 2049
+  dquant convert web.bin clean.idx --filter short.txt --dedup within
   dquant convert tokenized.parquet corpus.bin --column input_ids --json"
 )]
 pub(super) struct Convert {
@@ -59,7 +61,7 @@ pub(super) struct Convert {
     #[arg(long, value_name = "TYPE", value_parser = token_type)]
     dtype: Option<Dtype>,
 
-    /// Size of the vocabulary: refuse a SRC that is seen to hold larger ids
+    /// Size of the vocabulary: refuse a SRC that holds an id that is not below it
     #[arg(long, value_name = "N")]
     vocab: Option<u64>,
 
@@ -78,6 +80,22 @@ pub(super) struct Convert {
     /// Cut documents into pieces of N tokens; the last one may be shorter
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     split: Option<u64>,
+
+    /// Leave out documents whose hash is in LIST: a .npy of u64, or text, a hash in each line
+    ///
+    /// `dquant documents` shows the hashes.
+    ///
+    /// Documents are those of SRC, or of --eos; --split cuts what is written.
+    #[arg(long, value_name = "LIST")]
+    filter: Option<String>,
+
+    /// Write only documents whose hash is in LIST
+    #[arg(long, value_name = "LIST", conflicts_with = "filter")]
+    keep: Option<String>,
+
+    /// Write the first of documents with the same hash
+    #[arg(long, value_name = "WHERE")]
+    dedup: Option<Where>,
 
     /// Leave out documents without tokens
     #[arg(long)]
@@ -117,19 +135,22 @@ impl Convert {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
         let job = self.job()?;
         let mut bar = Bar::new("converting", 0);
-        let mut verifying = false;
-        let summary = convert::convert(&job, &mut |event| match event {
-            Event::Resumed { tokens } => {
-                console.note(format_args!("going on after {} tokens", Count(tokens)));
-                bar = Bar::new("converting", tokens);
-            }
-            Event::Copied { tokens, share } => bar.show(console, tokens, share),
-            Event::Verified { tokens, share } => {
-                if !verifying {
-                    (bar, verifying) = (Bar::new("verifying ", 0), true);
+        let mut verb = "converting";
+        let summary = convert::convert(&job, &mut |event| {
+            let (now, tokens, share) = match event {
+                Event::Resumed { tokens } => {
+                    console.note(format_args!("going on after {} tokens", Count(tokens)));
+                    (verb, bar) = ("converting", Bar::new("converting", tokens));
+                    return;
                 }
-                bar.show(console, tokens, share);
+                Event::Hashed { tokens, share } => ("hashing   ", tokens, share),
+                Event::Copied { tokens, share } => ("converting", tokens, share),
+                Event::Verified { tokens, share } => ("verifying ", tokens, share),
+            };
+            if now != verb {
+                (verb, bar) = (now, Bar::new(now, 0));
             }
+            bar.show(console, tokens, share);
         })?;
         note_guess(console, job.source.display(), summary.from_dtype, &summary.dtype_origin);
         console.report(&Converted { output: job.output.display().to_string(), summary })?;
@@ -170,6 +191,7 @@ impl Convert {
             eos: self.eos,
             split: self.split,
             drop_empty: self.drop_empty,
+            selection: selection(self.filter, self.keep, self.dedup),
             tokenizer: self.tokenizer,
             threads: self.jobs.map_or_else(all_cores, NonZeroUsize::get),
             save_bytes: self.save_every.max(1),
@@ -217,6 +239,14 @@ impl fmt::Display for Converted {
                 Some(eos) => writeln!(f, ", each ends with id {eos}")?,
                 None => writeln!(f)?,
             }
+        }
+        if let Some(dropped) = &summary.dropped {
+            let of = |documents, tokens| {
+                format!("{} documents with {} tokens", Count(documents), Count(tokens))
+            };
+            let filtered = of(dropped.filtered_documents, dropped.filtered_tokens);
+            let repeated = of(dropped.duplicate_documents, dropped.duplicate_tokens);
+            writeln!(f, "  left out     filter {filtered}, duplicates {repeated}")?;
         }
         if let (Some(min), Some(max)) = (summary.min_id, summary.max_id) {
             writeln!(f, "  ids          {min} to {max}")?;

@@ -12,7 +12,7 @@ use engine::catalog::{find_file, read_list, subject};
 use engine::control::documents::Received;
 use engine::control::target::TargetControl;
 use engine::proto::{DatasetInfo, DatasetRef, DocumentsRequest};
-use engine::selection;
+use engine::selection::apply;
 use formats::dochash;
 use serde::Serialize;
 use xio::documents::{Dedup, Documents, Filter, Selection};
@@ -73,9 +73,23 @@ pub(super) struct DocumentsCommand {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Where {
+pub(super) enum Where {
     Within,
     Across,
+}
+
+/// What a plan with these actions keeps.
+pub(super) fn selection(
+    filter: Option<String>,
+    keep: Option<String>,
+    dedup: Option<Where>,
+) -> Selection {
+    let list = |keep| move |list| Filter { list, keep };
+    let dedup = dedup.map(|place| match place {
+        Where::Within => Dedup::Within,
+        Where::Across => Dedup::Across,
+    });
+    Selection { filter: filter.map(list(false)).or(keep.map(list(true))), dedup }
 }
 
 impl DocumentsCommand {
@@ -92,7 +106,7 @@ impl DocumentsCommand {
             }
             return Ok(Exit::Good);
         }
-        let selection = self.selection();
+        let selection = selection(self.filter.clone(), self.keep.clone(), self.dedup);
         let hashes = self.hashes || !selection.is_empty();
         let (mut infos, mut received) = match host {
             Some(host) => self.fetch(&host, &selection, hashes)?,
@@ -102,23 +116,12 @@ impl DocumentsCommand {
             true => std::mem::take(&mut received.hashes),
             false => Vec::new(),
         };
-        let tables = selection::apply(&selection, None, |_| true, &mut infos, received)?;
+        let tables = apply(&selection, None, |_| true, &mut infos, received)?;
         for (dataset, (info, documents)) in infos.into_iter().zip(tables).enumerate() {
             let hashes = shown.get(dataset).map_or(&[][..], Vec::as_slice);
             console.report(&Listing::new(info, &documents, hashes))?;
         }
         Ok(Exit::Good)
-    }
-
-    fn selection(&self) -> Selection {
-        let filter = |keep| move |list: &String| Filter { list: list.clone(), keep };
-        let dropped = self.filter.as_ref().map(filter(false));
-        let filter = dropped.or(self.keep.as_ref().map(filter(true)));
-        let dedup = self.dedup.map(|place| match place {
-            Where::Within => Dedup::Within,
-            Where::Across => Dedup::Across,
-        });
-        Selection { filter, dedup }
     }
 
     /// The target of all datasets; none for files of this machine.

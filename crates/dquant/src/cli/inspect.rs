@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use formats::convert::{Census, all_cores, census};
-use formats::manifest::Contents;
+use formats::manifest::{Contents, Split};
 use formats::{Layout, Manifest, ReadOptions};
 use serde::Serialize;
 use xio::dataset::{Dtype, Format};
@@ -112,8 +112,7 @@ impl Inspect {
                     "{}: id {max} is beyond the vocabulary of {vocabulary}",
                     self.file.display()
                 );
-                Err(CliError::check_failed(why)
-                    .hint("is it the tokenizer that made the file, and the right --dtype?"))
+                Err(CliError::check_failed(why).hint(formats::VOCABULARY_HINT))
             }
             _ => Ok(()),
         }
@@ -203,6 +202,9 @@ struct Holding {
     digest: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     tokenizer: Option<String>,
+    /// The other part, of documents that were split, as the manifest says it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    split: Option<Split>,
     #[serde(skip_serializing_if = "Option::is_none")]
     manifest: Option<String>,
 }
@@ -240,6 +242,7 @@ impl Holding {
             fits_u16: found.range.is_none_or(|(min, max)| min >= 0 && max <= i128::from(u16::MAX)),
             digest: found.digest(),
             tokenizer: recorded.and_then(|manifest| manifest.tokenizer.clone()),
+            split: recorded.and_then(|manifest| manifest.split.clone()),
             manifest,
         }
     }
@@ -273,6 +276,14 @@ impl fmt::Display for Holding {
         }
         if let Some(tokenizer) = &self.tokenizer {
             writeln!(f, "  tokenizer    {tokenizer}")?;
+        }
+        if let Some(Split { part, seed, share, other, other_fingerprint }) = &self.split {
+            let (part, rest) = (part.name(), part.other().name());
+            writeln!(
+                f,
+                "  split        {part} part, {share} held out by seed {seed}; {rest} part: {other}, fingerprint \
+                 {other_fingerprint}"
+            )?;
         }
         if let Some(manifest) = &self.manifest {
             writeln!(f, "  manifest     {manifest}")?;

@@ -12,8 +12,8 @@ use serde::Serialize;
 use super::{Console, Report};
 use crate::exit::{CliError, Exit, on_end_signal};
 use crate::tokenize::{
-    self, Encoding, Eos, Event, Format, Job, Leftovers, Noted, Outcome, Reason, TokenType,
-    TokenizeError, Totals, VocabularyName, skipped,
+    self, Encoding, Eos, Event, Format, HeldOut, Holdout, Job, Leftovers, Noted, Outcome, Reason,
+    Rule, Share, TokenType, TokenizeError, Totals, VocabularyName, holdout, skipped,
 };
 use crate::units::{self, Bytes, Count, Wait};
 
@@ -29,6 +29,10 @@ use crate::units::{self, Bytes, Count, Wait};
 ///
 /// The output is a Megatron pair: NAME.bin holds the ids, NAME.idx the boundaries of documents. The
 /// manifest NAME.bin.dquant.json says which vocabulary made them.
+///
+/// With --holdout, a share of the documents goes to a second output for validation. The text of a document
+/// and the seed decide, so documents of one text are all in one part, whatever their order and the
+/// vocabulary.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
@@ -40,6 +44,8 @@ Examples:
   dquant tokenize web.jsonl.zst --field text --encoding cl100k_base -o web.bin --resume
   dquant tokenize part-*.parquet --field content --tokenizer llama/tokenizer.json -o code.bin
   dquant tokenize new.jsonl --encoding cl100k_base -o web.bin --append
+  dquant tokenize web.jsonl --encoding r50k_base -o web.bin --holdout 1%    # and web-valid.bin
+  dquant tokenize web.jsonl --encoding r50k_base -o web.bin --holdout 0.5% --seed 7 --force
   zcat dump.gz | dquant tokenize - --format jsonl --encoding o200k_base -o dump.bin --json"
 )]
 pub(super) struct Tokenize {
@@ -79,9 +85,25 @@ pub(super) struct Tokenize {
     #[arg(long)]
     flat: bool,
 
+    /// Share of the documents to hold out for validation, in an output of their own, such as 1%
+    #[arg(long, value_name = "SHARE")]
+    holdout: Option<Share>,
+
+    /// With --holdout: which documents are held out; another seed holds out others
+    #[arg(long, value_name = "N", requires = "holdout", default_value_t = 0)]
+    seed: u64,
+
+    /// With --holdout: the file for them [default: NAME-valid.bin beside NAME.bin]
+    #[arg(long, value_name = "NAME", requires = "holdout")]
+    holdout_output: Option<PathBuf>,
+
     /// Add to the output of that name, if there is one
-    #[arg(long)]
+    #[arg(long, conflicts_with = "force")]
     append: bool,
+
+    /// Replace an output that exists
+    #[arg(long)]
+    force: bool,
 
     /// Continue an interrupted run of the same arguments; if this one is interrupted, keep it
     #[arg(long)]
@@ -90,6 +112,10 @@ pub(super) struct Tokenize {
     /// How an id is stored, little-endian [default: u32]
     #[arg(long, value_enum)]
     dtype: Option<TokenType>,
+
+    /// Size of the model's vocabulary: an id that is not below it is an error
+    #[arg(long, value_name = "N")]
+    vocab: Option<u64>,
 
     /// Text handed to a core at once, 64KiB to 64MiB; bounds memory
     #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = chunk_bytes)]
@@ -112,6 +138,10 @@ impl Tokenize {
             (Some(encoding), _) => VocabularyName::Encoding(encoding),
             (None, path) => VocabularyName::File(path.unwrap_or_default()),
         };
+        let holdout = self.holdout.map(|share| Holdout {
+            rule: Rule { share, seed: self.seed },
+            output: self.holdout_output.unwrap_or_else(|| holdout::beside(&self.output)),
+        });
         let job = Job {
             inputs: &self.inputs,
             format: self.format,
@@ -119,11 +149,14 @@ impl Tokenize {
             strict: self.strict,
             output: &self.output,
             with_index: !self.flat,
+            holdout,
             append: self.append,
+            force: self.force,
             resume: self.resume,
             vocabulary,
             eos: self.eos.unwrap_or_default(),
             dtype: self.dtype,
+            vocab: self.vocab,
             chunk_bytes: self.chunk,
             checkpoint_bytes: self.checkpoint,
             threads: threads.map_or(1, NonZeroUsize::get),
@@ -271,6 +304,11 @@ fn explain(error: TokenizeError) -> CliError {
         TokenizeError::DoesNotFit { .. } => CliError::check_failed(&error).hint(
             "write u32 (--dtype u32), or use an encoding below 65,536 ids (r50k_base, p50k_base)",
         ),
+        TokenizeError::BeyondVocabulary { .. } => CliError::check_failed(&error)
+            .hint("is it the vocabulary of the model? Without --vocab, every id is written"),
+        TokenizeError::EmptyPart { .. } => CliError::check_failed(&error)
+            .hint("nothing was written; choose another --holdout, or another --seed"),
+        TokenizeError::Split { hint, .. } => CliError::usage(&error).hint(hint),
         TokenizeError::NoDocuments { broken: 1.., .. } => CliError::check_failed(&error)
             .hint("nothing was written; --field names the field or column of the text"),
         TokenizeError::NoDocuments { .. } => CliError::check_failed(&error).hint(
@@ -309,6 +347,8 @@ fn hint(error: &TokenizeError) -> &'static str {
         TokenizeError::OutputIsInput { .. } | TokenizeError::OutputNotAFile { .. } => {
             "choose another name with -o"
         }
+        TokenizeError::Exists { .. } => "--force replaces it, --append adds to it",
+        TokenizeError::SameOutput { .. } => "name another file with --holdout-output",
         TokenizeError::NoIndexName { .. } => {
             "end the name with .bin, or give --flat to write ids without the boundaries of documents"
         }
@@ -329,7 +369,7 @@ fn hint(error: &TokenizeError) -> &'static str {
         TokenizeError::Parquet { .. } => "the file may be incomplete: copy it again",
         TokenizeError::Column { .. } => "name a column of strings with --field",
         TokenizeError::Index { .. } => {
-            "`dquant inspect` shows what is in it; without --append it is replaced"
+            "`dquant inspect` shows what is in it; --force instead of --append replaces it"
         }
         TokenizeError::OtherType { .. } => "leave --dtype out to write the type of the output",
         TokenizeError::Resume { .. } => {
@@ -361,6 +401,8 @@ struct Summary {
     bytes_per_token: f64,
     max_id: u32,
     fits_u16: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    held_out: Option<Validation>,
     skipped_not_utf8: u64,
     skipped_empty: u64,
     skipped_broken: u64,
@@ -371,10 +413,54 @@ struct Summary {
     megabytes_per_second: f64,
 }
 
+/// What went to the output of held-out documents.
+#[derive(Debug, Serialize)]
+struct Validation {
+    output: String,
+    share: String,
+    seed: u64,
+    documents: u64,
+    text_bytes: u64,
+    tokens: u64,
+    /// Tokens that were in the output before; not part of the others.
+    tokens_before: u64,
+    max_id: u32,
+}
+
+impl Validation {
+    fn new(holdout: &Holdout, HeldOut { totals, tokens_before }: HeldOut) -> Validation {
+        Validation {
+            output: holdout.output.display().to_string(),
+            share: holdout.rule.share.to_string(),
+            seed: holdout.rule.seed,
+            documents: totals.documents,
+            text_bytes: totals.text_bytes,
+            tokens: totals.tokens,
+            tokens_before,
+            max_id: totals.max_id,
+        }
+    }
+}
+
+impl fmt::Display for Validation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Validation { output, share, seed, tokens_before, .. } = self;
+        let (documents, tokens) = (Count(self.documents), Count(self.tokens));
+        write!(f, "{output}: {documents} documents, {tokens} tokens, {share} by seed {seed}")?;
+        if let before @ 1.. = *tokens_before {
+            write!(f, "; appended to {} tokens", Count(before))?;
+        }
+        Ok(())
+    }
+}
+
 impl Summary {
     fn new(job: &Job<'_>, outcome: Outcome, elapsed: Duration, bytes_before: u64) -> Summary {
         let totals = outcome.totals;
-        let done = totals.text_bytes.saturating_sub(bytes_before);
+        let held_out = job.holdout.as_ref().zip(outcome.held_out);
+        let held_out = held_out.map(|(holdout, found)| Validation::new(holdout, found));
+        let text_bytes = totals.text_bytes + held_out.as_ref().map_or(0, |part| part.text_bytes);
+        let done = text_bytes.saturating_sub(bytes_before);
         Summary {
             output: job.output.display().to_string(),
             encoding: outcome.vocabulary,
@@ -387,6 +473,7 @@ impl Summary {
             bytes_per_token: totals.text_bytes as f64 / totals.tokens.max(1) as f64,
             max_id: totals.max_id,
             fits_u16: totals.max_id <= u32::from(u16::MAX),
+            held_out,
             skipped_not_utf8: totals.skipped_not_utf8,
             skipped_empty: totals.skipped_empty,
             skipped_broken: totals.skipped_broken,
@@ -426,6 +513,9 @@ impl fmt::Display for Summary {
             self.bytes_per_token
         )?;
         writeln!(f, "  largest id   {}, {fits}", Count(self.max_id.into()))?;
+        if let Some(held_out) = &self.held_out {
+            writeln!(f, "  held out     {held_out}")?;
+        }
         let (not_utf8, empty) = (self.skipped_not_utf8, self.skipped_empty);
         let skipped = skipped(not_utf8, empty, self.skipped_broken, "");
         if !skipped.is_empty() {

@@ -6,6 +6,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use formats::manifest::Part;
+
 use super::checkpoint::Position;
 use super::vocabulary::Vocabulary;
 
@@ -36,6 +38,8 @@ pub(super) struct Segment {
     /// End of its text in the batch.
     pub(super) end: usize,
     pub(super) after: After,
+    /// The part that the document goes to.
+    pub(super) part: Part,
 }
 
 /// Why a document is left out.
@@ -77,8 +81,8 @@ pub(super) struct Batch {
 
 impl Batch {
     /// Ends a segment at the end of the text.
-    pub(super) fn segment(&mut self, place: Place, after: After) {
-        self.segments.push(Segment { place, end: self.text.len(), after });
+    pub(super) fn segment(&mut self, place: Place, after: After, part: Part) {
+        self.segments.push(Segment { place, end: self.text.len(), after, part });
     }
 
     pub(super) fn leave_out(&mut self, place: Place, reason: Reason) {

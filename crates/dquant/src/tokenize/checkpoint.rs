@@ -8,6 +8,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use formats::manifest::Part;
 use serde::{Deserialize, Serialize};
 
 use super::manifest::Described;
@@ -18,6 +19,12 @@ const VERSION: u32 = 1;
 
 /// The entry of the identity that tells which output is extended.
 pub(super) const EXTENDED: &str = "extended output";
+
+/// The entry that tells which documents are held out, and where they go. States of earlier versions have none.
+pub(super) const HELD_OUT: &str = "held-out share";
+
+/// The value of an entry for nothing.
+pub(super) const NOTHING: &str = "nothing";
 
 /// A place in the inputs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,6 +37,9 @@ pub(super) struct Position {
     pub(super) bytes: u64,
     /// CRC-32C of those bytes.
     pub(super) crc: u32,
+    /// The part of the document at this place, where the place is inside one.
+    #[serde(default)]
+    pub(super) part: Part,
 }
 
 /// How much of the unfinished output counts.
@@ -43,6 +53,32 @@ pub(super) struct Marks {
     pub(super) document_start: u64,
 }
 
+/// What a run has written to one output.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Written {
+    pub(super) marks: Marks,
+    pub(super) totals: Totals,
+    /// What the manifest will say.
+    pub(super) described: Described,
+}
+
+impl Written {
+    /// Nothing yet: `marks` are those of an output that is extended.
+    pub(super) fn new(marks: Marks, described: Described) -> Written {
+        Written { marks, totals: Totals::default(), described }
+    }
+
+    /// Tokens that were in the output before.
+    pub(super) fn tokens_before(&self) -> u64 {
+        self.marks.tokens - self.totals.tokens
+    }
+
+    /// Whether no document is known to be in the output.
+    pub(super) fn is_empty(&self) -> bool {
+        self.totals.documents == 0 && self.described.starts_empty()
+    }
+}
+
 /// Everything a run knows between two batches.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct State {
@@ -52,10 +88,12 @@ pub(super) struct State {
     /// Whether all tokens are written and only names are missing.
     pub(super) complete: bool,
     pub(super) position: Position,
-    pub(super) marks: Marks,
-    pub(super) totals: Totals,
-    /// What the manifest will say.
-    pub(super) described: Described,
+    /// The output, or that of the training documents. Counts documents that are left out, too.
+    #[serde(flatten)]
+    pub(super) train: Written,
+    /// The output of held-out documents.
+    #[serde(default)]
+    pub(super) validation: Option<Written>,
     /// The part of the totals that belongs to a document that has not ended.
     pub(super) document: Totals,
 }
@@ -64,19 +102,37 @@ impl State {
     /// The state at the beginning of a run.
     pub(super) fn new(
         identity: BTreeMap<String, String>,
-        marks: Marks,
-        described: Described,
+        train: Written,
+        validation: Option<Written>,
     ) -> State {
         State {
             version: VERSION,
             identity,
             complete: false,
             position: Position::default(),
-            marks,
-            totals: Totals::default(),
-            described,
+            train,
+            validation,
             document: Totals::default(),
         }
+    }
+
+    /// What was written of one part; without a split, of all documents.
+    pub(super) fn part(&mut self, part: Part) -> &mut Written {
+        match (part, &mut self.validation) {
+            (Part::Validation, Some(validation)) => validation,
+            _ => &mut self.train,
+        }
+    }
+
+    /// What was written to each output.
+    pub(super) fn written(&self) -> impl Iterator<Item = &Written> {
+        [&self.train].into_iter().chain(&self.validation)
+    }
+
+    /// The totals of all outputs.
+    pub(super) fn totals(&self) -> Totals {
+        let held_out = self.validation.as_ref().map(|written| &written.totals);
+        held_out.map_or_else(|| self.train.totals.clone(), |totals| self.train.totals.plus(totals))
     }
 
     /// Reads a state; `None` when there is none.
@@ -102,7 +158,8 @@ impl State {
         let compared =
             identity.iter().filter(|(name, _)| !(state.complete && name.as_str() == EXTENDED));
         for (name, now) in compared {
-            let then = state.identity.get(name).map_or("unknown", String::as_str);
+            let unnamed = if name == HELD_OUT { NOTHING } else { "unknown" };
+            let then = state.identity.get(name).map_or(unnamed, String::as_str);
             if then != now {
                 return Err(refused(format!("its {name} was {then}, and is {now} now")));
             }
@@ -114,6 +171,13 @@ impl State {
     pub(super) fn type_in(path: &Path) -> Option<String> {
         let state: State = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
         state.identity.get("type").cloned()
+    }
+
+    /// Whether the state of an interrupted run says that only names are missing.
+    pub(super) fn is_complete_in(path: &Path) -> bool {
+        let state =
+            fs::read(path).ok().and_then(|bytes| serde_json::from_slice::<State>(&bytes).ok());
+        state.is_some_and(|state| state.complete)
     }
 
     /// Makes this the state that the next run finds.

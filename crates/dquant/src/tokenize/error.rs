@@ -83,6 +83,38 @@ pub enum TokenizeError {
         /// The output.
         path: PathBuf,
     },
+    /// The output exists, and nobody said that it may be replaced.
+    #[error("{} exists", path.display())]
+    Exists {
+        /// The output, or its index.
+        path: PathBuf,
+    },
+    /// The two outputs are not two.
+    #[error("{} and {} cannot both be outputs", output.display(), other.display())]
+    SameOutput {
+        /// The output.
+        output: PathBuf,
+        /// That of held-out documents.
+        other: PathBuf,
+    },
+    /// Outputs that are to be extended are not the parts of this split.
+    #[error("cannot append: {}: {reason}", path.display())]
+    Split {
+        /// The output.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+        /// The next thing to try.
+        hint: String,
+    },
+    /// One part of a split has no documents.
+    #[error("none of {documents} documents went to {}", path.display())]
+    EmptyPart {
+        /// The output of the part.
+        path: PathBuf,
+        /// Documents of the run.
+        documents: u64,
+    },
     /// Another run writes this output.
     #[error("another run is writing {}", path.display())]
     Busy {
@@ -157,6 +189,20 @@ pub enum TokenizeError {
         id: u32,
         /// The wanted type.
         dtype: TokenType,
+    },
+    /// A token is none of those that the model has.
+    #[error(
+        "{place}: token {position} of the document has id {id}, beyond the vocabulary of {vocab}"
+    )]
+    BeyondVocabulary {
+        /// Which document.
+        place: String,
+        /// Which token of the document, counted from 0; the end-of-text token counts.
+        position: u64,
+        /// The id.
+        id: u32,
+        /// Ids of the model.
+        vocab: u64,
     },
     /// The vocabulary in this binary cannot be loaded.
     #[error("the encoding {encoding} cannot be loaded: {reason}")]

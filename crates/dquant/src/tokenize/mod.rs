@@ -21,6 +21,7 @@
 //! | [`encoding`], [`bpe`] | the four built-in encodings |
 //! | `hugging_face` | vocabularies in a `tokenizer.json` |
 //! | `guard` | panics of libraries as errors |
+//! | [`holdout`] | which documents are held out for validation |
 //! | `batch` | what passes between the threads |
 //! | [`pipeline`] | reader, encoders and writer, connected by bounded queues |
 //! | `checkpoint` | what a killed run needs to go on |
@@ -34,6 +35,7 @@ pub mod encoding;
 mod error;
 #[cfg(any(feature = "hugging-face", feature = "parquet"))]
 mod guard;
+pub mod holdout;
 #[cfg(feature = "hugging-face")]
 mod hugging_face;
 pub mod index;
@@ -55,6 +57,7 @@ use serde::{Deserialize, Serialize};
 pub use batch::Reason;
 pub use encoding::Encoding;
 pub use error::TokenizeError;
+pub use holdout::{Holdout, Rule, Share};
 pub use pipeline::run;
 pub use sink::{Leftovers, TokenType};
 pub use sources::{Format, Noted};
@@ -75,8 +78,12 @@ pub struct Job<'a> {
     pub output: &'a Path,
     /// Whether the lengths of documents are written beside it.
     pub with_index: bool,
+    /// The documents that are held out for validation, and their output.
+    pub holdout: Option<Holdout>,
     /// Whether an output of that name is extended.
     pub append: bool,
+    /// Whether an output of that name is replaced.
+    pub force: bool,
     /// Whether an interrupted run is continued, and this one kept when it is interrupted.
     pub resume: bool,
     /// The vocabulary.
@@ -85,6 +92,8 @@ pub struct Job<'a> {
     pub eos: Eos,
     /// How an id is stored; as in the output that is extended, or else u32, when not given.
     pub dtype: Option<TokenType>,
+    /// Ids of the model: one that is not below this number is an error.
+    pub vocab: Option<u64>,
     /// Text per task of an encoder, in bytes.
     pub chunk_bytes: usize,
     /// Text between two states from which a killed run can go on, in bytes.
@@ -118,11 +127,39 @@ pub struct Totals {
     pub forced_cuts: u64,
 }
 
+impl Totals {
+    /// These and others together.
+    pub(crate) fn plus(&self, others: &Totals) -> Totals {
+        Totals {
+            documents: self.documents + others.documents,
+            text_bytes: self.text_bytes + others.text_bytes,
+            tokens: self.tokens + others.tokens,
+            max_id: self.max_id.max(others.max_id),
+            skipped_not_utf8: self.skipped_not_utf8 + others.skipped_not_utf8,
+            skipped_empty: self.skipped_empty + others.skipped_empty,
+            skipped_broken: self.skipped_broken + others.skipped_broken,
+            first_broken: self.first_broken.clone().or_else(|| others.first_broken.clone()),
+            forced_cuts: self.forced_cuts + others.forced_cuts,
+        }
+    }
+}
+
+/// What went to the output of held-out documents.
+#[derive(Clone, Debug)]
+pub struct HeldOut {
+    /// What was written.
+    pub totals: Totals,
+    /// Tokens that were in the output before.
+    pub tokens_before: u64,
+}
+
 /// How a run ended.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// What was written, by the interrupted run too if this one continued it.
+    /// What was written to the output, by the interrupted run too if this one continued it; and all that was left out.
     pub totals: Totals,
+    /// What was written to the output of held-out documents.
+    pub held_out: Option<HeldOut>,
     /// How an id is stored.
     pub dtype: TokenType,
     /// The name of the vocabulary, and its hash if it is a file.

@@ -15,21 +15,23 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
+use formats::manifest::Part;
+
 use super::batch::{After, Batch, Encoded, Place, Reason, Segment, Shared};
-use super::checkpoint::{EXTENDED, Marks, Position, State};
+use super::checkpoint::{EXTENDED, HELD_OUT, Marks, NOTHING, Position, State, Written};
 use super::index::Existing;
 use super::input::BytesRead;
-use super::manifest::Described;
+use super::manifest::{self, Described};
 use super::readers::{Reader, Stop};
 use super::sink::{Names, Sink, SinkError};
 use super::sources::{self, Format, Source};
 use super::vocabulary::Vocabulary;
-use super::{Event, Job, Outcome, TokenType, TokenizeError, Totals};
+use super::{Event, HeldOut, Holdout, Job, Outcome, TokenType, TokenizeError, Totals};
 
 /// Ordered items that may wait, per encoder.
 const ITEMS_PER_THREAD: usize = 2;
@@ -54,32 +56,35 @@ enum Item {
 /// # Errors
 /// On an error there is no output; an earlier one of that name is unchanged.
 pub fn run(job: &Job<'_>, watch: &mut dyn FnMut(Event<'_>)) -> Result<Outcome, TokenizeError> {
-    let names = Names::new(job.output)?;
-    let outputs = [names.output.clone(), names.index.clone(), names.manifest.clone()];
+    let outputs = outputs(job)?;
+    let written =
+        |names: &Names| [names.output.clone(), names.index.clone(), names.manifest.clone()];
+    let written: Vec<_> = outputs.iter().flat_map(written).collect();
     let mut note = |path: &Path, noted| watch(Event::Noted { path, noted });
-    let sources = sources::list(job.inputs, job.format, &outputs, &mut note)?;
-    if job.with_index && job.output.extension().is_none_or(|end| end != "bin") {
-        return Err(TokenizeError::NoIndexName { path: names.output });
+    let sources = sources::list(job.inputs, job.format, &written, &mut note)?;
+    for Names { output, .. } in &outputs {
+        if job.with_index && output.extension().is_none_or(|end| end != "bin") {
+            return Err(TokenizeError::NoIndexName { path: output.clone() });
+        }
     }
+    refuse_existing(job, &outputs)?;
     let vocabulary = Vocabulary::load(&job.vocabulary)?;
     let eos = vocabulary.end_of_document(&job.eos)?;
-    let dtype = dtype(job, &names)?;
+    let dtype = dtype(job, &outputs[0])?;
     let identity = identity(job, &sources, &vocabulary, eos, dtype);
-    let spool = names.spool();
-    let mut sink = Sink::open(names, dtype, job.with_index, job.leftovers.clone())?;
+    let spool = outputs[0].spool();
+    let rule = job.holdout.as_ref().map(|holdout| holdout.rule);
+    let mut sink = Sink::open(outputs, dtype, job.with_index, rule, job.leftovers.clone())?;
     if job.resume {
         sink.keep();
     }
     let described =
         Described::new(vocabulary.identity(), eos.filter(|eos| vocabulary.is_special(*eos)));
     let state = begin(job, &mut sink, identity, described, watch)?;
-    let outcome = |totals: Totals, marks: Marks| {
-        let tokens_before = marks.tokens - totals.tokens;
-        Outcome { totals, dtype, vocabulary: vocabulary.identity(), eos, tokens_before }
-    };
+    let outcome = |state: State| outcome(state, dtype, vocabulary.identity(), eos);
     if state.complete {
-        sink.finish_killed(&state)?;
-        return Ok(outcome(state.totals, state.marks));
+        sink.finish(&state)?;
+        return Ok(outcome(state));
     }
     let threads = job.threads.max(1);
     let (item_sender, items) = sync_channel(threads * ITEMS_PER_THREAD);
@@ -96,7 +101,59 @@ pub fn run(job: &Job<'_>, watch: &mut dyn FnMut(Event<'_>)) -> Result<Outcome, T
         });
         Writer { sink, job, sources, dtype, watch, state, unsaved_bytes: 0 }.write_all(items)
     });
-    written.map(|state| outcome(state.totals, state.marks))
+    written.map(outcome)
+}
+
+fn outcome(state: State, dtype: TokenType, vocabulary: String, eos: Option<u32>) -> Outcome {
+    let held_out = state
+        .validation
+        .map(|written| HeldOut { tokens_before: written.tokens_before(), totals: written.totals });
+    let tokens_before = state.train.tokens_before();
+    Outcome { totals: state.train.totals, held_out, dtype, vocabulary, eos, tokens_before }
+}
+
+/// The files of the output, and of that of held-out documents.
+fn outputs(job: &Job<'_>) -> Result<Vec<Names>, TokenizeError> {
+    let first = Names::new(job.output)?;
+    let Some(Holdout { output, .. }) = &job.holdout else {
+        return Ok(vec![first]);
+    };
+    let second = Names::new(output)?;
+    let files =
+        |names: &Names| [&names.output, &names.index, &names.manifest].map(|path| place(path));
+    let (firsts, seconds) = (files(&first), files(&second));
+    // A flat output of any name removes the index of that name.
+    if firsts.contains(&seconds[0]) || seconds.contains(&firsts[0]) {
+        let (output, other) = (first.output, second.output);
+        return Err(TokenizeError::SameOutput { output, other });
+    }
+    Ok(vec![first, second])
+}
+
+/// Where a file lies that may not exist yet.
+fn place(path: &Path) -> PathBuf {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = fs::canonicalize(folder.unwrap_or(Path::new(".")));
+    folder.map_or_else(
+        |_| path.to_owned(),
+        |folder| folder.join(path.file_name().unwrap_or_default()),
+    )
+}
+
+/// Refuses outputs that exist, unless they are to be replaced or extended, or belong to a killed run that had begun to
+/// name them.
+fn refuse_existing(job: &Job<'_>, outputs: &[Names]) -> Result<(), TokenizeError> {
+    let is_file = |path: &Path| fs::symlink_metadata(path).is_ok_and(|found| found.is_file());
+    let is_extended = job.append && outputs.iter().any(|names| is_file(&names.output));
+    if job.force || is_extended || job.resume && State::is_complete_in(&outputs[0].state) {
+        return Ok(());
+    }
+    // An index alone is that of another file, such as a `.npy`.
+    let mut paths = outputs.iter().flat_map(|names| [&names.output, &names.index]);
+    match paths.find(|path| is_file(path)) {
+        Some(path) => Err(TokenizeError::Exists { path: path.clone() }),
+        None => Ok(()),
+    }
 }
 
 /// The type of ids: as wanted, as in the interrupted run, as in the output that is extended, or u32.
@@ -121,10 +178,19 @@ fn identity(
     eos: Option<u32>,
     dtype: TokenType,
 ) -> BTreeMap<String, String> {
-    let output = fs::metadata(job.output).ok().filter(|_| job.append);
-    let extended = output.map_or(String::from("nothing"), |found| {
-        format!("{} bytes of {}.{:09}", found.len(), found.mtime(), found.mtime_nsec())
-    });
+    let extended = |output: &Path| {
+        let output = fs::metadata(output).ok().filter(|_| job.append);
+        output.map_or(String::from(NOTHING), |found| {
+            format!("{} bytes of {}.{:09}", found.len(), found.mtime(), found.mtime_nsec())
+        })
+    };
+    let (mut extends, mut held_out) = (extended(job.output), String::from(NOTHING));
+    if let Some(Holdout { rule, output }) = &job.holdout {
+        if job.append {
+            extends = format!("{extends}, {}", extended(output));
+        }
+        held_out = format!("{rule} in {}", output.display());
+    }
     let entries = [
         ("inputs", sources::fingerprint(sources)),
         ("vocabulary", vocabulary.identity()),
@@ -134,7 +200,8 @@ fn identity(
         ("field", job.field.to_owned()),
         // Where text has no place to cut, the cuts follow from the size of a chunk.
         ("chunk", format!("{} bytes", job.chunk_bytes)),
-        (EXTENDED, extended),
+        (EXTENDED, extends),
+        (HELD_OUT, held_out),
     ];
     entries.map(|(name, value)| (name.to_owned(), value)).into()
 }
@@ -150,22 +217,32 @@ fn begin(
     if job.resume
         && let Some(state) = State::load(sink.state_path(), &identity)?
     {
-        watch(Event::Resumed(&state.totals));
+        watch(Event::Resumed(&state.totals()));
         if !state.complete {
-            sink.resume(state.marks)?;
+            sink.resume(&state)?;
         }
         return Ok(state);
     }
-    if sink.state_path().exists() {
+    if sink.has_state() {
         watch(Event::StartedAnew);
     }
     sink.start_anew()?;
-    if job.append && job.output.exists() {
-        let marks = sink.append()?;
-        let described = described.extends(job.output, job.with_index)?;
-        return Ok(State::new(identity, marks, described));
+    let validation = job.holdout.as_ref().map(|holdout| holdout.output.as_path());
+    let is_extended = job.append && (job.output.exists() || validation.is_some_and(Path::exists));
+    if is_extended {
+        manifest::check_split(job.output, job.holdout.as_ref())?;
     }
-    Ok(State::new(identity, Marks::default(), described))
+    let mut written = |part, output: &Path| {
+        if !is_extended {
+            return Ok::<_, TokenizeError>(Written::new(Marks::default(), described.clone()));
+        }
+        let marks = sink.append(part)?;
+        let described = described.clone().extends(output, job.with_index)?;
+        Ok(Written::new(marks, described))
+    };
+    let train = written(Part::Train, job.output)?;
+    let validation = validation.map(|output| written(Part::Validation, output)).transpose()?;
+    Ok(State::new(identity, train, validation))
 }
 
 fn encode_all(vocabulary: &Vocabulary, eos: Option<u32>, tasks: &Mutex<Receiver<Task>>) {
@@ -198,6 +275,7 @@ fn read_all(
     let mut reader = Reader {
         sources,
         field: job.field,
+        rule: job.holdout.as_ref().map(|holdout| holdout.rule),
         cuts,
         chunk_bytes: job.chunk_bytes,
         spool,
@@ -243,7 +321,7 @@ impl Writer<'_> {
                 }
             };
             self.state.position = batch.position;
-            let (totals, input_bytes) = (&self.state.totals, batch.input_bytes);
+            let (totals, input_bytes) = (&self.state.totals(), batch.input_bytes);
             (self.watch)(Event::Progress { totals, input_bytes, input_total });
             self.unsaved_bytes += batch.text.len() as u64;
             if self.unsaved_bytes >= self.job.checkpoint_bytes {
@@ -251,14 +329,25 @@ impl Writer<'_> {
                 self.unsaved_bytes = 0;
             }
         }
+        self.check_parts()?;
+        self.sink.commit(&mut self.state)?;
+        Ok(self.state)
+    }
+
+    /// Whether there is something in each output.
+    fn check_parts(&self) -> Result<(), TokenizeError> {
         let Totals { documents, skipped_not_utf8, skipped_empty, skipped_broken, .. } =
-            self.state.totals;
+            self.state.totals();
         if documents == 0 {
             let (not_utf8, empty, broken) = (skipped_not_utf8, skipped_empty, skipped_broken);
             return Err(TokenizeError::NoDocuments { not_utf8, empty, broken });
         }
-        self.sink.commit(&mut self.state)?;
-        Ok(self.state)
+        let validation = self.job.holdout.as_ref().map(|holdout| holdout.output.as_path());
+        let outputs = [self.job.output].into_iter().chain(validation);
+        match self.state.written().zip(outputs).find(|(written, _)| written.is_empty()) {
+            Some((_, path)) => Err(TokenizeError::EmptyPart { path: path.to_owned(), documents }),
+            None => Ok(()),
+        }
     }
 
     fn first_place(&self, batch: &Batch) -> String {
@@ -285,10 +374,10 @@ impl Writer<'_> {
             }
             let text_bytes = segment.end - text_start;
             let written = self.segment(segment, &encoded.tokens[start..*end], text_bytes as u64);
-            written.map_err(|error| self.explain(error, segment.place))?;
+            written.map_err(|error| self.explain(error, segment))?;
             (text_start, start) = (segment.end, *end);
             if segment.after == After::End {
-                self.end_document(segment.place)?;
+                self.end_document(segment)?;
             }
         }
         for (_, place, reason) in left_out {
@@ -309,23 +398,29 @@ impl Writer<'_> {
             // before it. So the position and the totals of the state are still those of the batch's beginning, and
             // a run that resumes there meets the rest of the document and discards that.
             *document = Totals::default();
-            return self.sink.discard_document(&mut self.state);
+            return self.sink.discard_document(segment.part, &mut self.state);
         }
         document.tokens += tokens.len() as u64;
         document.text_bytes += text_bytes;
         document.max_id = tokens.iter().copied().fold(document.max_id, u32::max);
         document.forced_cuts += u64::from(segment.after == After::More { forced: true });
-        self.sink.push(tokens)
+        if let Some(vocab) = self.job.vocab.filter(|vocab| u64::from(document.max_id) >= *vocab) {
+            let beyond = tokens.iter().zip(0..).find(|(id, _)| u64::from(**id) >= vocab);
+            if let Some((&id, index)) = beyond {
+                return Err(SinkError::BeyondVocabulary { index, id });
+            }
+        }
+        self.sink.push(segment.part, tokens)
     }
 
-    fn end_document(&mut self, place: Place) -> Result<(), TokenizeError> {
+    fn end_document(&mut self, segment: &Segment) -> Result<(), TokenizeError> {
         let document = std::mem::take(&mut self.state.document);
         if document.tokens == 0 {
-            return self.leave_out(place, &Reason::Empty);
+            return self.leave_out(segment.place, &Reason::Empty);
         }
-        let ended = self.sink.end_document();
-        ended.map_err(|error| self.explain(error, place))?;
-        let totals = &mut self.state.totals;
+        let ended = self.sink.end_document(segment.part);
+        ended.map_err(|error| self.explain(error, segment))?;
+        let totals = &mut self.state.part(segment.part).totals;
         totals.documents += 1;
         totals.tokens += document.tokens;
         totals.text_bytes += document.text_bytes;
@@ -334,15 +429,19 @@ impl Writer<'_> {
         Ok(())
     }
 
-    fn explain(&self, error: SinkError, place: Place) -> TokenizeError {
+    fn explain(&mut self, error: SinkError, segment: &Segment) -> TokenizeError {
+        let place = self.name(segment.place);
+        let mut position = |index: usize| self.sink.document_tokens(segment.part) + index as u64;
         match error {
             SinkError::Io(error) => TokenizeError::io("write", self.job.output)(error),
-            SinkError::DoesNotFit { index, id } => TokenizeError::DoesNotFit {
-                place: self.name(place),
-                position: self.sink.document_tokens() + index as u64,
-                id,
-                dtype: self.dtype,
-            },
+            SinkError::DoesNotFit { index, id } => {
+                let position = position(index);
+                TokenizeError::DoesNotFit { place, position, id, dtype: self.dtype }
+            }
+            SinkError::BeyondVocabulary { index, id } => {
+                let (position, vocab) = (position(index), self.job.vocab.unwrap_or(0));
+                TokenizeError::BeyondVocabulary { place, position, id, vocab }
+            }
         }
     }
 
@@ -351,7 +450,7 @@ impl Writer<'_> {
         if self.job.strict && *reason != Reason::Empty {
             return Err(TokenizeError::Strict { place: name, reason: reason.to_string() });
         }
-        let totals = &mut self.state.totals;
+        let totals = &mut self.state.train.totals;
         match reason {
             Reason::NotUtf8 { .. } => totals.skipped_not_utf8 += 1,
             Reason::Empty => totals.skipped_empty += 1,

@@ -1,17 +1,20 @@
 //! The reading side of a run: documents from the inputs, in order, as batches.
 //!
 //! Each input is read once, from front to back. A document that turns out to be invalid after part of it was sent is
-//! withdrawn ([`After::Discard`]). A run that goes on where another was killed reads the part of the input that is
+//! withdrawn ([`After::Discard`]). Which part a document goes to is known when its first text is sent. A run that goes on where another was killed reads the part of the input that is
 //! done once more, without encoding it, and compares its checksum: standard input and compressed files cannot be
 //! entered in the middle, and an input that has changed is noticed. Parquet files are entered at the row.
 
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Cursor, Read};
 use std::path::Path;
+
+use formats::manifest::Part;
 
 use super::TokenizeError;
 use super::batch::{After, Batch, Place, Reason, Segment};
 use super::checkpoint::Position;
 use super::cut::{ChunkReader, ReadError};
+use super::holdout::{DECIDING_BYTES, Rule};
 use super::input::{self, Bytes, BytesRead};
 use super::jsonl::Field;
 use super::sources::{Format, Source};
@@ -38,6 +41,8 @@ pub(super) struct Reader<'a> {
     pub(super) sources: &'a [Source],
     /// The field or column that holds the text.
     pub(super) field: &'a str,
+    /// Which documents are held out.
+    pub(super) rule: Option<Rule>,
     /// Whether documents may be sent in parts.
     pub(super) cuts: bool,
     pub(super) chunk_bytes: usize,
@@ -70,6 +75,11 @@ impl Reader<'_> {
 
     fn place(&self) -> Place {
         Place { source: self.position.source, record: self.position.record }
+    }
+
+    /// The part of a document with this text.
+    fn part(&self, text: &[u8]) -> Part {
+        self.rule.map_or(Part::Train, |rule| rule.part(text))
     }
 
     fn flush_if_full(&mut self) -> Result<(), Stop> {
@@ -115,18 +125,25 @@ impl Reader<'_> {
 
     /// One document of plain text.
     fn text(&mut self, source: &Source) -> Result<(), Stop> {
-        let bytes = self.open(source)?;
+        let mut bytes = self.open(source)?;
+        if self.rule.is_some() && self.position.bytes == 0 {
+            let mut beginning = Vec::new();
+            let read = bytes.by_ref().take(DECIDING_BYTES as u64).read_to_end(&mut beginning);
+            read.map_err(TokenizeError::io("read", &source.path))?;
+            self.position.part = self.part(&beginning);
+            bytes = Box::new(Cursor::new(beginning).chain(bytes));
+        }
         if !self.cuts {
             return self.whole_text(source, bytes);
         }
         let place = self.place();
-        let begun = self.position.bytes;
+        let (begun, part) = (self.position.bytes, self.position.part);
         let mut chunks = ChunkReader::new(bytes, self.chunk_bytes);
         loop {
             match chunks.next_chunk() {
                 Ok(Some(chunk)) => {
                     self.batch.text += &chunk.text;
-                    self.batch.segment(place, After::More { forced: chunk.forced_cut });
+                    self.batch.segment(place, After::More { forced: chunk.forced_cut }, part);
                     self.advance(chunk.text.as_bytes());
                     self.flush_if_full()?;
                 }
@@ -135,12 +152,12 @@ impl Reader<'_> {
                     return Ok(());
                 }
                 Ok(None) => {
-                    self.batch.segment(place, After::End);
+                    self.batch.segment(place, After::End, part);
                     return Ok(());
                 }
                 Err(ReadError::Io(error)) => Err(TokenizeError::io("read", &source.path)(error))?,
                 Err(ReadError::NotUtf8 { valid_bytes }) => {
-                    self.batch.segment(place, After::Discard);
+                    self.batch.segment(place, After::Discard, part);
                     let valid_bytes = begun + valid_bytes;
                     self.batch.leave_out(place, Reason::NotUtf8 { valid_bytes });
                     return Ok(());
@@ -162,7 +179,7 @@ impl Reader<'_> {
             }
             Ok(text) => {
                 self.batch.text += text;
-                self.batch.segment(place, After::End);
+                self.batch.segment(place, After::End, self.position.part);
             }
             Err(error) => {
                 let valid_bytes = error.valid_up_to() as u64;
@@ -206,7 +223,10 @@ impl Reader<'_> {
             match result {
                 Err(reason) => self.batch.leave_out(place, Reason::Broken(reason)),
                 Ok(()) if end == start => self.batch.leave_out(place, Reason::Empty),
-                Ok(()) => self.batch.segments.push(Segment { place, end, after: After::End }),
+                Ok(()) => {
+                    let part = self.part(&text.as_bytes()[start..]);
+                    self.batch.segments.push(Segment { place, end, after: After::End, part });
+                }
             }
             start = end;
         });
@@ -263,7 +283,7 @@ impl Reader<'_> {
             Some(Ok("")) => Reason::Empty,
             Some(Ok(text)) if text.len() as u64 <= MAX_WHOLE_BYTES => {
                 self.batch.text += text;
-                return self.batch.segment(place, After::End);
+                return self.batch.segment(place, After::End, self.part(text.as_bytes()));
             }
             Some(Ok(_)) => Reason::Broken(too_long()),
             Some(Err(error)) => {

@@ -1,4 +1,5 @@
-//! The output: a flat little-endian file of ids, with an index of documents beside it.
+//! The outputs: a flat little-endian file of ids, with an index of documents beside it; and another such pair for
+//! documents that are held out.
 //!
 //! Ids and the lengths of documents go to hidden files in the same folder. [`Sink::commit`] flushes them to the disk,
 //! makes the index of the lengths, and renames both, so the output under its name is always complete and always
@@ -6,7 +7,7 @@
 //!
 //! A pair cannot be replaced in one step. The old `.bin` is removed first, and the new one gets its name last: a reader
 //! in between finds no dataset, never one of two halves. A run that is killed there leaves a state that says so,
-//! and `--resume` renames what is left.
+//! and `--resume` renames what is left. One state counts what is in both outputs, so it is never that of one alone.
 //!
 //! The file of ids is locked while a run writes it, so two runs cannot write one output at the same time. Whoever can open a
 //! file can lock it, so it is closed to other users until it gets its name.
@@ -20,12 +21,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use clap::ValueEnum;
+use formats::manifest::Part;
 use xio::dataset::Dtype;
 
 use super::TokenizeError;
 use super::checkpoint::{self, Marks, State};
+use super::holdout::Rule;
 use super::index::{self, Existing};
-use super::manifest::Described;
+use super::manifest;
 
 /// How an id is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -76,6 +79,13 @@ impl fmt::Display for TokenType {
 pub enum SinkError {
     /// An id is too large for the type.
     DoesNotFit {
+        /// Index among the tokens of the call, counted from 0.
+        index: usize,
+        /// The id.
+        id: u32,
+    },
+    /// An id is none of the model's.
+    BeyondVocabulary {
         /// Index among the tokens of the call, counted from 0.
         index: usize,
         /// The id.
@@ -178,125 +188,28 @@ impl Leftovers {
 
 /// A token file that is being written.
 #[derive(Debug)]
-pub(super) struct Sink {
+struct Output {
     tokens: BufWriter<File>,
     lengths: BufWriter<File>,
-    dtype: TokenType,
-    with_index: bool,
     names: Names,
     marks: Marks,
     /// Tokens that the state on the disk counts.
     saved_tokens: u64,
-    leftovers: Leftovers,
-    encoded: Vec<u8>,
 }
 
-impl Sink {
-    /// Locks the unfinished files of an output; what an earlier run left in them is still there.
-    ///
-    /// # Errors
-    /// When the folder does not exist or cannot be written, or another run writes the same output.
-    pub(super) fn open(
-        names: Names,
-        dtype: TokenType,
-        with_index: bool,
-        leftovers: Leftovers,
-    ) -> Result<Sink, TokenizeError> {
-        // Renaming over a device or a link would replace it: such an output is a mistake.
-        if fs::symlink_metadata(&names.output).is_ok_and(|found| !found.is_file()) {
-            return Err(TokenizeError::OutputNotAFile { path: names.output });
-        }
-        // A signal that arrives here waits until the files that it must remove are known.
-        let mut unfinished = leftovers.lock();
-        let tokens = lock(&names)?;
-        unfinished.paths = names.hidden();
+impl Output {
+    fn open(names: Names, tokens: File) -> Result<Output, TokenizeError> {
         let lengths =
             open(&names.lengths, USUAL).map_err(TokenizeError::io("create", &names.lengths))?;
-        drop(unfinished);
         let buffered = |file| BufWriter::with_capacity(1 << 20, file);
         let (tokens, lengths) = (buffered(tokens), buffered(lengths));
-        let (marks, saved_tokens, encoded) = (Marks::default(), 0, Vec::new());
-        Ok(Sink {
-            tokens,
-            lengths,
-            dtype,
-            with_index,
-            names,
-            marks,
-            saved_tokens,
-            leftovers,
-            encoded,
-        })
-    }
-
-    /// The state that an earlier run left.
-    pub(super) fn state_path(&self) -> &Path {
-        &self.names.state
-    }
-
-    /// Forgets what an earlier run left.
-    ///
-    /// # Errors
-    /// When the files cannot be written.
-    pub(super) fn start_anew(&mut self) -> Result<(), TokenizeError> {
-        let state = &self.names.state;
-        remove_if_there(state).map_err(TokenizeError::io("write", state))?;
-        let path = self.names.tokens.clone();
-        self.truncate(Marks::default()).map_err(TokenizeError::io("write", &path))
-    }
-
-    /// Copies the output of that name, and the lengths of its sequences, to the beginning.
-    ///
-    /// # Errors
-    /// When the output cannot be read, is broken, or is of another type.
-    pub(super) fn append(&mut self) -> Result<Marks, TokenizeError> {
-        let path = &self.names.output;
-        let unreadable = || TokenizeError::io("read", path);
-        let mut old = File::open(path).map_err(TokenizeError::io("open", path))?;
-        let bytes = old.metadata().map_err(unreadable())?.len();
-        let mut lengths = 0;
-        if self.with_index {
-            let existing = Existing::open(path)?;
-            let found = existing.dtype()?;
-            if found != self.dtype {
-                let (path, dtype) = (path.clone(), self.dtype);
-                return Err(TokenizeError::OtherType { path, found, dtype });
-            }
-            lengths = existing.import(bytes, &mut self.lengths)?;
-        }
-        if !bytes.is_multiple_of(self.dtype.bytes()) {
-            let reason = format!("{bytes} bytes are no whole number of {} ids", self.dtype);
-            return Err(TokenizeError::Index { path: path.clone(), reason });
-        }
-        let (from, to) = (&mut old, self.tokens.get_mut());
-        io::copy(from, to).map_err(TokenizeError::io("write", &self.names.tokens))?;
-        let tokens = bytes / self.dtype.bytes();
-        self.marks = Marks { tokens, lengths, document_start: tokens };
-        Ok(self.marks)
-    }
-
-    /// Goes on where an earlier run was.
-    ///
-    /// # Errors
-    /// When the files hold less than the state counts.
-    pub(super) fn resume(&mut self, marks: Marks) -> Result<(), TokenizeError> {
-        let path = &self.names.tokens;
-        let found = |file: &BufWriter<File>| file.get_ref().metadata().map(|found| found.len());
-        let have = found(&self.tokens).map_err(TokenizeError::io("read", path))?;
-        let have_lengths = found(&self.lengths).map_err(TokenizeError::io("read", path))?;
-        if have < marks.tokens * self.dtype.bytes() || have_lengths < marks.lengths * 4 {
-            let reason = format!("{} holds less than was written", path.display());
-            return Err(TokenizeError::Resume { reason });
-        }
-        let path = path.clone();
-        self.saved_tokens = marks.tokens;
-        self.truncate(marks).map_err(TokenizeError::io("write", &path))
+        Ok(Output { tokens, lengths, names, marks: Marks::default(), saved_tokens: 0 })
     }
 
     /// Cuts both files, which must hold at least as much.
-    fn truncate(&mut self, marks: Marks) -> io::Result<()> {
+    fn truncate(&mut self, marks: Marks, dtype: TokenType) -> io::Result<()> {
         for (file, end) in [
-            (&mut self.tokens, marks.tokens * self.dtype.bytes()),
+            (&mut self.tokens, marks.tokens * dtype.bytes()),
             (&mut self.lengths, marks.lengths * 4),
         ] {
             file.flush()?;
@@ -307,43 +220,201 @@ impl Sink {
         Ok(())
     }
 
-    /// Appends tokens of the current document.
+    /// Copies the output of that name, and the lengths of its sequences, to the beginning.
+    fn append(&mut self, dtype: TokenType, with_index: bool) -> Result<Marks, TokenizeError> {
+        let path = &self.names.output;
+        let unreadable = || TokenizeError::io("read", path);
+        let mut old = File::open(path).map_err(TokenizeError::io("open", path))?;
+        let bytes = old.metadata().map_err(unreadable())?.len();
+        let mut lengths = 0;
+        if with_index {
+            let existing = Existing::open(path)?;
+            let found = existing.dtype()?;
+            if found != dtype {
+                return Err(TokenizeError::OtherType { path: path.clone(), found, dtype });
+            }
+            lengths = existing.import(bytes, &mut self.lengths)?;
+        }
+        if !bytes.is_multiple_of(dtype.bytes()) {
+            let reason = format!("{bytes} bytes are no whole number of {dtype} ids");
+            return Err(TokenizeError::Index { path: path.clone(), reason });
+        }
+        let (from, to) = (&mut old, self.tokens.get_mut());
+        io::copy(from, to).map_err(TokenizeError::io("write", &self.names.tokens))?;
+        let tokens = bytes / dtype.bytes();
+        self.marks = Marks { tokens, lengths, document_start: tokens };
+        Ok(self.marks)
+    }
+
+    /// Goes on where an earlier run was.
+    fn resume(&mut self, marks: Marks, dtype: TokenType) -> Result<(), TokenizeError> {
+        let path = &self.names.tokens;
+        let found = |file: &BufWriter<File>| file.get_ref().metadata().map(|found| found.len());
+        let have = found(&self.tokens).map_err(TokenizeError::io("read", path))?;
+        let have_lengths = found(&self.lengths).map_err(TokenizeError::io("read", path))?;
+        if have < marks.tokens * dtype.bytes() || have_lengths < marks.lengths * 4 {
+            let reason = format!("{} holds less than was written", path.display());
+            return Err(TokenizeError::Resume { reason });
+        }
+        let path = path.clone();
+        self.saved_tokens = marks.tokens;
+        self.truncate(marks, dtype).map_err(TokenizeError::io("write", &path))
+    }
+
+    fn document_tokens(&self) -> u64 {
+        self.marks.tokens - self.marks.document_start
+    }
+
+    /// Puts what was written on the disk.
+    fn sync(&mut self) -> io::Result<()> {
+        for file in [&mut self.tokens, &mut self.lengths] {
+            file.flush()?;
+            file.get_ref().sync_data()?;
+        }
+        Ok(())
+    }
+}
+
+/// The outputs of a run.
+#[derive(Debug)]
+pub(super) struct Sink {
+    /// The output, and that of held-out documents. The state of both lies beside the first.
+    outputs: Vec<Output>,
+    dtype: TokenType,
+    with_index: bool,
+    /// What splits documents into two outputs.
+    rule: Option<Rule>,
+    leftovers: Leftovers,
+    encoded: Vec<u8>,
+}
+
+impl Sink {
+    /// Locks the unfinished files of the outputs, of which there is at least one; what an earlier run left in them is
+    /// still there.
+    ///
+    /// # Errors
+    /// When the folder does not exist or cannot be written, or another run writes the same output.
+    pub(super) fn open(
+        all: Vec<Names>,
+        dtype: TokenType,
+        with_index: bool,
+        rule: Option<Rule>,
+        leftovers: Leftovers,
+    ) -> Result<Sink, TokenizeError> {
+        for names in &all {
+            // Renaming over a device or a link would replace it: such an output is a mistake.
+            if fs::symlink_metadata(&names.output).is_ok_and(|found| !found.is_file()) {
+                return Err(TokenizeError::OutputNotAFile { path: names.output.clone() });
+            }
+        }
+        // A signal that arrives here waits until the files that it must remove are known.
+        let mut unfinished = leftovers.lock();
+        let files = lock_all(&all)?;
+        // Those of the first output go last: as long as its locked file exists, no other run begins.
+        unfinished.paths = all.iter().rev().flat_map(Names::hidden).collect();
+        let outputs = all.into_iter().zip(files).map(|(names, file)| Output::open(names, file));
+        let outputs = outputs.collect::<Result<Vec<_>, _>>()?;
+        drop(unfinished);
+        Ok(Sink { outputs, dtype, with_index, rule, leftovers, encoded: Vec::new() })
+    }
+
+    fn first(&self) -> &Names {
+        // There is at least one.
+        &self.outputs[0].names
+    }
+
+    /// The output of a part; without a split, the one output.
+    fn output(&mut self, part: Part) -> &mut Output {
+        let last = self.outputs.len() - 1;
+        &mut self.outputs[if part == Part::Validation { last } else { 0 }]
+    }
+
+    /// The state that an earlier run left.
+    pub(super) fn state_path(&self) -> &Path {
+        &self.first().state
+    }
+
+    /// Whether an earlier run left a state of any of the outputs.
+    pub(super) fn has_state(&self) -> bool {
+        self.outputs.iter().any(|output| output.names.state.exists())
+    }
+
+    /// Forgets what an earlier run left.
+    ///
+    /// # Errors
+    /// When the files cannot be written.
+    pub(super) fn start_anew(&mut self) -> Result<(), TokenizeError> {
+        for output in &mut self.outputs {
+            let state = &output.names.state;
+            remove_if_there(state).map_err(TokenizeError::io("write", state))?;
+            let path = output.names.tokens.clone();
+            let truncated = output.truncate(Marks::default(), self.dtype);
+            truncated.map_err(TokenizeError::io("write", &path))?;
+        }
+        Ok(())
+    }
+
+    /// Copies the output of a part, and the lengths of its sequences, to the beginning.
+    ///
+    /// # Errors
+    /// When the output cannot be read, is broken, or is of another type.
+    pub(super) fn append(&mut self, part: Part) -> Result<Marks, TokenizeError> {
+        let (dtype, with_index) = (self.dtype, self.with_index);
+        self.output(part).append(dtype, with_index)
+    }
+
+    /// Goes on where an earlier run was.
+    ///
+    /// # Errors
+    /// When the files hold less than the state counts.
+    pub(super) fn resume(&mut self, state: &State) -> Result<(), TokenizeError> {
+        let mut outputs = self.outputs.iter_mut().zip(state.written());
+        outputs.try_for_each(|(output, written)| output.resume(written.marks, self.dtype))
+    }
+
+    /// Appends tokens of the current document, which goes to this part.
     ///
     /// # Errors
     /// Names the first id that does not fit; what came before it may have been written.
-    pub(super) fn push(&mut self, tokens: &[u32]) -> Result<(), SinkError> {
-        self.encoded.clear();
+    pub(super) fn push(&mut self, part: Part, tokens: &[u32]) -> Result<(), SinkError> {
+        let mut encoded = std::mem::take(&mut self.encoded);
+        encoded.clear();
         match self.dtype {
-            TokenType::U32 => self.encoded.extend(tokens.iter().flat_map(|id| id.to_le_bytes())),
+            TokenType::U32 => encoded.extend(tokens.iter().flat_map(|id| id.to_le_bytes())),
             TokenType::U16 => {
                 for (index, &id) in tokens.iter().enumerate() {
                     let narrow =
                         u16::try_from(id).map_err(|_| SinkError::DoesNotFit { index, id })?;
-                    self.encoded.extend(narrow.to_le_bytes());
+                    encoded.extend(narrow.to_le_bytes());
                 }
             }
         }
-        self.marks.tokens += tokens.len() as u64;
-        self.tokens.write_all(&self.encoded).map_err(SinkError::Io)
+        let output = self.output(part);
+        output.marks.tokens += tokens.len() as u64;
+        let written = output.tokens.write_all(&encoded).map_err(SinkError::Io);
+        self.encoded = encoded;
+        written
     }
 
     /// Tokens of the current document so far.
-    pub(super) fn document_tokens(&self) -> u64 {
-        self.marks.tokens - self.marks.document_start
+    pub(super) fn document_tokens(&mut self, part: Part) -> u64 {
+        self.output(part).document_tokens()
     }
 
     /// Ends the current document.
     ///
     /// # Errors
     /// When the disk is full or fails.
-    pub(super) fn end_document(&mut self) -> Result<(), SinkError> {
-        if self.with_index {
-            for length in index::lengths(self.document_tokens()) {
-                self.lengths.write_all(&length.to_le_bytes()).map_err(SinkError::Io)?;
-                self.marks.lengths += 1;
+    pub(super) fn end_document(&mut self, part: Part) -> Result<(), SinkError> {
+        let with_index = self.with_index;
+        let output = self.output(part);
+        if with_index {
+            for length in index::lengths(output.document_tokens()) {
+                output.lengths.write_all(&length.to_le_bytes()).map_err(SinkError::Io)?;
+                output.marks.lengths += 1;
             }
         }
-        self.marks.document_start = self.marks.tokens;
+        output.marks.document_start = output.marks.tokens;
         Ok(())
     }
 
@@ -353,17 +424,24 @@ impl Sink {
     ///
     /// # Errors
     /// When the disk is full or fails.
-    pub(super) fn discard_document(&mut self, state: &mut State) -> Result<(), SinkError> {
-        if self.document_tokens() == 0 {
+    pub(super) fn discard_document(
+        &mut self,
+        part: Part,
+        state: &mut State,
+    ) -> Result<(), SinkError> {
+        let dtype = self.dtype;
+        let output = self.output(part);
+        if output.document_tokens() == 0 {
             return Ok(());
         }
-        self.marks.tokens = self.marks.document_start;
-        if self.marks.tokens < self.saved_tokens {
+        output.marks.tokens = output.marks.document_start;
+        if output.marks.tokens < output.saved_tokens {
             let leftovers = self.leftovers.clone();
             let _no_removal_meanwhile = leftovers.lock();
             self.save_locked(state).map_err(SinkError::Io)?;
         }
-        self.truncate(self.marks).map_err(SinkError::Io)
+        let output = self.output(part);
+        output.truncate(output.marks, dtype).map_err(SinkError::Io)
     }
 
     /// Saves a state from which a killed run can go on.
@@ -374,26 +452,28 @@ impl Sink {
         let leftovers = self.leftovers.clone();
         let _no_removal_meanwhile = leftovers.lock();
         let saved = self.save_locked(state);
-        saved.map_err(TokenizeError::io("write", &self.names.tokens))
+        saved.map_err(TokenizeError::io("write", &self.first().tokens))
     }
 
     fn save_locked(&mut self, state: &mut State) -> io::Result<()> {
-        for file in [&mut self.tokens, &mut self.lengths] {
-            file.flush()?;
-            file.get_ref().sync_data()?;
+        for (part, output) in [Part::Train, Part::Validation].into_iter().zip(&mut self.outputs) {
+            output.sync()?;
+            state.part(part).marks = output.marks;
         }
-        state.marks = self.marks;
-        state.save(&self.names.state)?;
-        self.saved_tokens = state.marks.tokens;
-        sync_folder(&self.names.output)
+        state.save(self.state_path())?;
+        for output in &mut self.outputs {
+            output.saved_tokens = output.marks.tokens;
+            sync_folder(&output.names.output)?;
+        }
+        Ok(())
     }
 
     /// From the first saved state on, keeps the files for a later run if this one fails.
     pub(super) fn keep(&mut self) {
-        self.leftovers.lock().wanted = Some(self.names.state.clone());
+        self.leftovers.lock().wanted = Some(self.first().state.clone());
     }
 
-    /// Makes the output appear under its name, on the disk and not only in memory.
+    /// Makes the outputs appear under their names, on the disk and not only in memory.
     ///
     /// # Errors
     /// When the disk is full or fails; then there is no output.
@@ -401,7 +481,7 @@ impl Sink {
         let leftovers = self.leftovers.clone();
         let mut unfinished = leftovers.lock();
         let prepared = self.prepare(state);
-        prepared.map_err(TokenizeError::io("write", &self.names.tokens))?;
+        prepared.map_err(TokenizeError::io("write", &self.first().tokens))?;
         self.finish(state)?;
         unfinished.paths.clear();
         Ok(())
@@ -409,47 +489,52 @@ impl Sink {
 
     /// Puts everything on the disk, and then a state that says so.
     fn prepare(&mut self, state: &mut State) -> io::Result<()> {
-        self.lengths.flush()?;
-        if self.with_index {
-            index::write(&self.names.lengths, &self.names.next_index, self.dtype)?;
+        for output in &mut self.outputs {
+            output.lengths.flush()?;
+            if self.with_index {
+                index::write(&output.names.lengths, &output.names.next_index, self.dtype)?;
+            }
         }
         state.complete = true;
         self.save_locked(state)
     }
 
-    /// Finishes a commit that was killed.
+    /// Gives complete files their names and describes them. It may be repeated after a kill between two steps.
     ///
     /// # Errors
     /// When neither the unfinished files nor the output are as long as the state says.
-    pub(super) fn finish_killed(self, state: &State) -> Result<(), TokenizeError> {
+    pub(super) fn finish(&self, state: &State) -> Result<(), TokenizeError> {
         let length = |path: &Path| fs::metadata(path).map_or(0, |found| found.len());
-        let expected = state.marks.tokens * self.dtype.bytes();
-        if length(&self.names.tokens) == expected {
-            return self.finish(state);
+        let mut unnamed = Vec::new();
+        let mut complete = Vec::new();
+        for (Output { names, .. }, written) in self.outputs.iter().zip(state.written()) {
+            let expected = written.marks.tokens * self.dtype.bytes();
+            if length(&names.tokens) == expected {
+                unnamed.push(names);
+            } else if length(&names.output) != expected {
+                let reason = format!("{} holds less than was written", names.tokens.display());
+                return Err(TokenizeError::Resume { reason });
+            }
+            complete.push((names.output.as_path(), written));
         }
-        if length(&self.names.output) == expected {
-            Described::write(&self.names.output, self.dtype, state)?;
-            self.leftovers.lock().wanted = None;
-            return Ok(());
+        // All old outputs go first: nobody finds an old part and a new one.
+        for names in &unnamed {
+            remove_old(names).map_err(TokenizeError::io("rename", &names.output))?;
         }
-        let reason = format!("{} holds less than was written", self.names.tokens.display());
-        Err(TokenizeError::Resume { reason })
+        for names in &unnamed {
+            self.rename(names).map_err(TokenizeError::io("rename", &names.output))?;
+        }
+        manifest::write(&complete, self.dtype, self.rule)?;
+        for Output { names, .. } in self.outputs.iter().rev() {
+            remove(&names.hidden());
+            let output = &names.output;
+            sync_folder(output).map_err(TokenizeError::io("write", output))?;
+        }
+        Ok(())
     }
 
-    /// Gives complete files their names and describes them.
-    fn finish(&self, state: &State) -> Result<(), TokenizeError> {
-        let output = &self.names.output;
-        self.rename().map_err(TokenizeError::io("rename", output))?;
-        Described::write(output, self.dtype, state)?;
-        remove(&self.names.hidden());
-        sync_folder(output).map_err(TokenizeError::io("write", output))
-    }
-
-    /// May be repeated after a kill between two steps.
-    fn rename(&self) -> io::Result<()> {
-        let Names { output, index, manifest, tokens, lengths, next_index, .. } = &self.names;
-        remove_if_there(output)?;
-        remove_if_there(manifest)?;
+    fn rename(&self, names: &Names) -> io::Result<()> {
+        let Names { output, index, tokens, lengths, next_index, .. } = names;
         if !self.with_index {
             remove_if_there(index)?;
         } else if next_index.exists() {
@@ -461,6 +546,11 @@ impl Sink {
         fs::rename(tokens, output)?;
         sync_folder(output)
     }
+}
+
+fn remove_old(names: &Names) -> io::Result<()> {
+    remove_if_there(&names.output)?;
+    remove_if_there(&names.manifest)
 }
 
 impl Drop for Sink {
@@ -484,6 +574,26 @@ fn open(path: &Path, mode: u32) -> io::Result<File> {
 /// Modes of files that only this user can open, and of others, which the umask narrows.
 const PRIVATE: u32 = 0o600;
 const USUAL: u32 = 0o666;
+
+/// Opens and locks the files of ids of all outputs.
+fn lock_all(all: &[Names]) -> Result<Vec<File>, TokenizeError> {
+    let mut files: Vec<File> = Vec::new();
+    for names in all {
+        match lock(names) {
+            Ok(file) => files.push(file),
+            Err(error) => {
+                for (file, Names { tokens, .. }) in files.iter().zip(all) {
+                    // What an earlier run left is kept.
+                    if file.metadata().is_ok_and(|found| found.len() == 0) {
+                        remove(std::slice::from_ref(tokens));
+                    }
+                }
+                return Err(error);
+            }
+        }
+    }
+    Ok(files)
+}
 
 /// Opens and locks the file of ids.
 fn lock(names: &Names) -> Result<File, TokenizeError> {
@@ -518,6 +628,8 @@ fn sync_folder(path: &Path) -> io::Result<()> {
 mod tests {
     use std::collections::BTreeMap;
 
+    use super::super::checkpoint::Written;
+    use super::super::manifest::Described;
     use super::*;
 
     struct Folder(PathBuf);
@@ -544,8 +656,8 @@ mod tests {
         }
 
         fn sink(&self, dtype: TokenType) -> Result<Sink, TokenizeError> {
-            let names = Names::new(&self.path("a.bin"))?;
-            let mut sink = Sink::open(names, dtype, true, Leftovers::default())?;
+            let names = vec![Names::new(&self.path("a.bin"))?];
+            let mut sink = Sink::open(names, dtype, true, None, Leftovers::default())?;
             sink.start_anew()?;
             Ok(sink)
         }
@@ -558,7 +670,8 @@ mod tests {
     }
 
     fn state() -> State {
-        State::new(BTreeMap::new(), Marks::default(), Described::new(String::from("test"), None))
+        let described = Described::new(String::from("test"), None);
+        State::new(BTreeMap::new(), Written::new(Marks::default(), described), None)
     }
 
     #[test]
@@ -567,8 +680,8 @@ mod tests {
         let link = folder.path("link.bin");
         std::os::unix::fs::symlink("/dev/null", &link).unwrap();
         for path in [Path::new("/dev/null"), &link, Path::new("/tmp")] {
-            let names = Names::new(path).unwrap();
-            let refused = Sink::open(names, TokenType::U32, true, Leftovers::default());
+            let names = vec![Names::new(path).unwrap()];
+            let refused = Sink::open(names, TokenType::U32, true, None, Leftovers::default());
             assert!(matches!(refused, Err(TokenizeError::OutputNotAFile { .. })), "{path:?}");
         }
         assert_eq!(folder.names(), ["link.bin"]);
@@ -578,8 +691,8 @@ mod tests {
     fn an_output_appears_only_when_committed() {
         let folder = Folder::new("commit");
         let mut sink = folder.sink(TokenType::U32).unwrap();
-        sink.push(&[1, 0x0102_0304]).unwrap();
-        sink.end_document().unwrap();
+        sink.push(Part::Train, &[1, 0x0102_0304]).unwrap();
+        sink.end_document(Part::Train).unwrap();
         assert!(!folder.path("a.bin").exists());
         assert!(matches!(folder.sink(TokenType::U32), Err(TokenizeError::Busy { .. })));
         sink.commit(&mut state()).unwrap();
@@ -599,8 +712,8 @@ mod tests {
         fs::set_permissions(&part, Permissions::from_mode(0o644)).unwrap();
         let mut sink = folder.sink(TokenType::U32).unwrap();
         assert_eq!(mode(&part), PRIVATE);
-        sink.push(&[1]).unwrap();
-        sink.end_document().unwrap();
+        sink.push(Part::Train, &[1]).unwrap();
+        sink.end_document(Part::Train).unwrap();
         sink.commit(&mut state()).unwrap();
         // The output is for whoever may read others of this user.
         fs::write(folder.path("other"), "").unwrap();
@@ -611,8 +724,8 @@ mod tests {
     fn an_id_beyond_16_bits_is_named_and_not_wrapped() {
         let folder = Folder::new("narrow");
         let mut sink = folder.sink(TokenType::U16).unwrap();
-        sink.push(&[0, 65_535]).unwrap();
-        let error = sink.push(&[7, 65_536]).unwrap_err();
+        sink.push(Part::Train, &[0, 65_535]).unwrap();
+        let error = sink.push(Part::Train, &[7, 65_536]).unwrap_err();
         assert!(matches!(error, SinkError::DoesNotFit { index: 1, id: 65_536 }));
     }
 
@@ -623,9 +736,14 @@ mod tests {
         // More than the buffer of the file.
         let large = vec![3; 2_000_000];
         for (ids, discarded) in [(&[1, 2][..], false), (&large, true), (&[4], false)] {
-            sink.push(ids).unwrap();
+            sink.push(Part::Train, ids).unwrap();
             let state = &mut state();
-            if discarded { sink.discard_document(state) } else { sink.end_document() }.unwrap();
+            if discarded {
+                sink.discard_document(Part::Train, state)
+            } else {
+                sink.end_document(Part::Train)
+            }
+            .unwrap();
         }
         sink.commit(&mut state()).unwrap();
         assert_eq!(fs::read(folder.path("a.bin")).unwrap(), [1, 0, 2, 0, 4, 0]);
@@ -638,23 +756,24 @@ mod tests {
             let folder = Folder::new(&format!("discard-saved-{killed_after}"));
             let mut sink = folder.sink(TokenType::U16).unwrap();
             sink.keep();
-            sink.push(&[1, 2]).unwrap();
-            sink.end_document().unwrap();
-            sink.push(&[3, 3, 3]).unwrap();
+            sink.push(Part::Train, &[1, 2]).unwrap();
+            sink.end_document(Part::Train).unwrap();
+            sink.push(Part::Train, &[3, 3, 3]).unwrap();
             sink.save(&mut state()).unwrap();
-            sink.push(&[3]).unwrap();
-            sink.discard_document(&mut state()).unwrap();
-            sink.push(&vec![4; killed_after]).unwrap();
+            sink.push(Part::Train, &[3]).unwrap();
+            sink.discard_document(Part::Train, &mut state()).unwrap();
+            sink.push(Part::Train, &vec![4; killed_after]).unwrap();
             // What a kill leaves is in the file, not in the buffer.
-            sink.tokens.flush().unwrap();
+            sink.outputs[0].tokens.flush().unwrap();
             drop(sink);
             let names = Names::new(&folder.path("a.bin")).unwrap();
             let mut state = State::load(&names.state, &BTreeMap::new()).unwrap().unwrap();
-            let mut sink = Sink::open(names, TokenType::U16, true, Leftovers::default()).unwrap();
+            let mut sink =
+                Sink::open(vec![names], TokenType::U16, true, None, Leftovers::default()).unwrap();
             sink.keep();
-            sink.resume(state.marks).unwrap();
-            sink.push(&[5]).unwrap();
-            sink.end_document().unwrap();
+            sink.resume(&state).unwrap();
+            sink.push(Part::Train, &[5]).unwrap();
+            sink.end_document(Part::Train).unwrap();
             sink.commit(&mut state).unwrap();
             assert_eq!(fs::read(folder.path("a.bin")).unwrap(), [1, 0, 2, 0, 5, 0]);
         }
@@ -670,8 +789,8 @@ mod tests {
             fs::write(folder.path("a.idx"), "old index").unwrap();
             let mut sink = folder.sink(TokenType::U32).unwrap();
             sink.keep();
-            sink.push(&[5, 6, 7]).unwrap();
-            sink.end_document().unwrap();
+            sink.push(Part::Train, &[5, 6, 7]).unwrap();
+            sink.end_document(Part::Train).unwrap();
             sink.prepare(&mut state()).unwrap();
             drop(sink);
             let index = fs::read(folder.path(".a.bin.index")).unwrap();
@@ -687,9 +806,10 @@ mod tests {
             let names = Names::new(&folder.path("a.bin")).unwrap();
             let state = State::load(&names.state, &BTreeMap::new()).unwrap().unwrap();
             assert!(state.complete);
-            let mut sink = Sink::open(names, TokenType::U32, true, Leftovers::default()).unwrap();
+            let mut sink =
+                Sink::open(vec![names], TokenType::U32, true, None, Leftovers::default()).unwrap();
             sink.keep();
-            sink.finish_killed(&state).unwrap();
+            sink.finish(&state).unwrap();
             assert_eq!(
                 folder.names(),
                 ["a.bin", "a.bin.dquant.json", "a.idx"],
@@ -698,5 +818,80 @@ mod tests {
             assert_eq!(fs::read(folder.path("a.bin")).unwrap().len(), 12);
             assert_eq!(fs::read(folder.path("a.idx")).unwrap(), index);
         }
+    }
+
+    /// Of two outputs, a kill between any two steps leaves no old part beside a new one, and a run that resumes
+    /// finishes both.
+    #[test]
+    fn a_killed_commit_of_two_parts_is_finished() {
+        let rule = Some(Rule { share: "1%".parse().unwrap(), seed: 7 });
+        let both = ["a", "v"];
+        for steps_done in 0..=9 {
+            let folder = Folder::new(&format!("killed-parts-{steps_done}"));
+            let open = || {
+                let names = both.map(|name| Names::new(&folder.path(&format!("{name}.bin"))));
+                let names = names.into_iter().map(Result::unwrap).collect();
+                let mut sink =
+                    Sink::open(names, TokenType::U32, true, rule, Leftovers::default()).unwrap();
+                sink.keep();
+                sink
+            };
+            for name in both {
+                fs::write(folder.path(&format!("{name}.bin")), "old").unwrap();
+                fs::write(folder.path(&format!("{name}.idx")), "old index").unwrap();
+            }
+            let mut sink = open();
+            for (part, ids) in [(Part::Train, &[5, 6, 7][..]), (Part::Validation, &[8])] {
+                sink.push(part, ids).unwrap();
+                sink.end_document(part).unwrap();
+            }
+            let mut written = state();
+            written.validation = Some(written.train.clone());
+            sink.prepare(&mut written).unwrap();
+            drop(sink);
+            let step = |step: usize| {
+                let path = |name: &str| folder.path(name);
+                match step {
+                    0 => fs::remove_file(path("a.bin")),
+                    1 => fs::remove_file(path("v.bin")),
+                    2 => fs::rename(path(".a.bin.index"), path("a.idx")),
+                    3 => fs::rename(path(".a.bin.part"), path("a.bin")),
+                    4 => fs::rename(path(".v.bin.index"), path("v.idx")),
+                    5 => fs::rename(path(".v.bin.part"), path("v.bin")),
+                    6 => fs::write(path("a.bin.dquant.json"), "half of it"),
+                    7 => fs::remove_file(path(".v.bin.lengths")),
+                    _ => fs::remove_file(path(".a.bin.lengths")),
+                }
+            };
+            (0..steps_done).for_each(|done| step(done).unwrap());
+            let sink = open();
+            let state = State::load(sink.state_path(), &BTreeMap::new()).unwrap().unwrap();
+            assert!(state.complete);
+            sink.finish(&state).unwrap();
+            drop(sink);
+            let files = both
+                .map(|name| [".bin", ".bin.dquant.json", ".idx"].map(|end| format!("{name}{end}")));
+            assert_eq!(folder.names(), files.concat(), "after {steps_done} steps");
+            let ids = both.map(|name| fs::read(folder.path(&format!("{name}.bin"))).unwrap());
+            assert_eq!(ids.map(|ids| ids.len()), [12, 4]);
+            let split = |name: &str| {
+                formats::Manifest::load(&folder.path(name)).unwrap().unwrap().split.unwrap().other
+            };
+            assert_eq!([split("a.bin"), split("v.bin")], ["v.bin", "a.bin"]);
+        }
+    }
+
+    /// A second output that another run writes leaves nothing of the first.
+    #[test]
+    fn a_busy_part_leaves_no_file_of_the_other() {
+        let folder = Folder::new("busy-part");
+        let names = |name: &str| Names::new(&folder.path(name)).unwrap();
+        let open = |names| Sink::open(names, TokenType::U32, true, None, Leftovers::default());
+        let busy = open(vec![names("v.bin")]).unwrap();
+        let refused = open(vec![names("a.bin"), names("v.bin")]);
+        assert!(matches!(refused, Err(TokenizeError::Busy { path }) if path.ends_with("v.bin")));
+        assert!(folder.names().iter().all(|name| name.starts_with(".v.")), "{:?}", folder.names());
+        drop(busy);
+        assert_eq!(folder.names(), [""; 0]);
     }
 }

@@ -72,7 +72,17 @@ fn what_cannot_be_converted_is_named() {
     run(&["web.bin", "somewhere"]).failed(2, "somewhere tells no format", "--to");
     run(&["none", "a.bin"]).failed(2, "none", "exists");
     run(&["web.bin", "a.bin", "--dtype", "u16"]).failed(2, "is not u16 but u32", "--dtype");
+    // Seen in the samples, and where no sample shows it.
     run(&["web.bin", "a.bin", "--vocab", "60000"]).failed(2, "web.bin", "");
+    let mut rare = ids(400_000);
+    rare[100_001] = 50_300;
+    folder.write("rare.bin", stored(&rare, 4));
+    run(&["rare.bin", "a.npy", "--vocab", "50257"]).failed(
+        1,
+        "rare.bin: token 100001 has id 50300, beyond the vocabulary of 50257",
+        "tokenizer",
+    );
+    std::fs::remove_file(folder.0.join("rare.bin")).expect("written");
     run(&["word.txt", "a.bin"]).failed(2, "text", "--dtype");
     run(&["web.bin", "a.bin", "--zstd", "3"]).failed(2, "--zstd does not go with flat", "mds");
     let left = std::fs::read_dir(&folder.0).expect("readable").count();
@@ -185,4 +195,91 @@ fn tokenize_writes_a_manifest() {
     }
     let report = folder.run(&["convert", "t.bin", "again.idx", "--json"]).good().json();
     assert_eq!((&report["documents"], &report["eos"]), (&2.into(), &50_256.into()));
+}
+
+/// The hashes that `dquant documents` shows, of all documents.
+fn hashes(folder: &Folder, name: &str) -> Vec<String> {
+    folder.run(&["documents", name, "--hash"]).good();
+    let listing = folder.run(&["documents", name, "--hashes", "--json"]).good().json();
+    serde_json::from_value(listing["hashes"].clone()).expect("digits")
+}
+
+/// What a plan with `filter`, `filter(keep=)` and `dedup` keeps is what `convert` writes.
+#[test]
+fn only_the_wanted_documents_are_written() {
+    let folder = Folder::new("convert-choice");
+    let mut ids = ids(30_000);
+    // The documents of 500 tokens from 10 on are those before, once more.
+    let (first, second) = ids.split_at_mut(5_000);
+    second[..5_000].copy_from_slice(first);
+    folder.write("all.bin", stored(&ids, 2));
+    let run = |args: &[&str]| folder.run(&[&["convert"], args, &["--json"]].concat());
+    run(&["all.bin", "web.idx", "--eos", "50256", "--tokenizer", "r50k_base"]).good();
+    let all = hashes(&folder, "web.bin");
+    assert_eq!((all.len(), &all[..10]), (60, &all[10..20]));
+    let listed: Vec<usize> = (0..60).filter(|document| document % 7 == 3).collect();
+    let lines: Vec<String> = listed.iter().map(|document| all[*document].clone() + "\n").collect();
+    folder.write("list.txt", lines.concat());
+    let in_list = |document: &usize| listed.iter().any(|other| all[*other] == all[*document]);
+    let is_first = |document: &usize| !all[..*document].contains(&all[*document]);
+    let every: Vec<usize> = (0..60).collect();
+    let only = |wanted: &dyn Fn(&usize) -> bool| -> Vec<usize> {
+        every.iter().copied().filter(|document| wanted(document)).collect()
+    };
+    for (name, args, wanted) in [
+        ("keep", &["--keep", "list.txt"][..], only(&in_list)),
+        ("filter", &["--filter", "list.txt"], only(&|document| !in_list(document))),
+        ("dedup", &["--dedup", "within"], only(&is_first)),
+        (
+            "both",
+            &["--keep", "list.txt", "--dedup", "within"],
+            only(&|document| in_list(document) && is_first(document)),
+        ),
+    ] {
+        let output = format!("{name}.idx");
+        let summary = run(&[&["web.bin", &output][..], args].concat()).good().json();
+        let tokens = wanted.iter().flat_map(|document| &ids[500 * document..][..500]);
+        let expected: Vec<u32> = tokens.copied().collect();
+        let output = format!("{name}.bin");
+        assert!(folder.read(&output) == stored(&expected, 2), "{name}: other documents");
+        let expected: Vec<&String> = wanted.iter().map(|document| &all[*document]).collect();
+        assert_eq!(hashes(&folder, &output).iter().collect::<Vec<_>>(), expected, "{name}");
+        assert_eq!(summary["documents"], wanted.len());
+        // As the listing counts them.
+        let listing = folder.run(&[&["documents", "web.bin", "--json"], args].concat()).good();
+        let counts =
+            ["filtered_documents", "filtered_tokens", "duplicate_documents", "duplicate_tokens"];
+        for count in counts {
+            assert_eq!(summary[count], listing.json()[count], "{name}: {count}");
+        }
+        let report = folder.run(&["inspect", &output, "--verify", "--json"]).good().json();
+        assert_eq!(
+            (&report["tokenizer"], report["documents"].as_u64()),
+            (&"r50k_base".into(), Some(wanted.len() as u64))
+        );
+    }
+    // From a flat file, into another format, cut.
+    let cut = ["all.bin", "lit", "--to", "litdata", "--eos", "50256", "--split", "100"];
+    let summary = run(&[&cut[..], &["--filter", "list.txt"]].concat()).good().json();
+    let left = only(&|document| !in_list(document)).len();
+    assert_eq!(summary["documents"], 5 * left);
+    std::fs::remove_file(folder.0.join("web.bin")).expect("written");
+    run(&["all.bin", "a.idx", "--keep", "list.txt"]).failed(2, "no documents to choose", "--eos");
+}
+
+#[test]
+fn lists_that_leave_nothing_or_are_none_are_refused() {
+    let folder = Folder::new("convert-choice-refused");
+    folder.write("web.bin", stored(&ids(5_000), 2));
+    folder.write("none.txt", "0000000000000000\n");
+    folder.write("bad.txt", "0xff\n");
+    let run = |args: &[&str]| {
+        folder.run(&[&["convert", "web.bin", "out.idx", "--eos", "50256"], args].concat())
+    };
+    run(&["--keep", "none.txt"]).failed(2, "none of its 10 documents is kept", "documents");
+    run(&["--keep", "bad.txt"]).failed(2, "bad.txt: line 1 is not a hash", "16 hexadecimal");
+    run(&["--filter", "no.txt"]).failed(2, "no.txt", "exists");
+    run(&["--filter", "."]).failed(2, "is not a file", "a list is");
+    run(&["--filter", "none.txt", "--keep", "none.txt"]).failed(2, "cannot be used with", "");
+    assert_eq!(std::fs::read_dir(&folder.0).expect("readable").count(), 3, "nothing is left");
 }

@@ -26,6 +26,7 @@ mod sim;
 mod skip;
 mod subnet;
 mod tokenize;
+mod tokenize_holdout;
 mod tokenize_ids;
 mod tokenize_inputs;
 mod tokenize_resume;

@@ -28,7 +28,8 @@ fn known_text_gives_known_ids_and_an_end_of_text() {
         ("cl100k_base", [15339, 1917, 100257]),
         ("o200k_base", [24912, 2375, 199999]),
     ] {
-        folder.run(&["tokenize", "a.txt", "--encoding", encoding, "-o", "a.bin"]).good();
+        let args = ["tokenize", "a.txt", "--encoding", encoding, "-o", "a.bin", "--force"];
+        folder.run(&args).good();
         assert_eq!(words(&folder.read("a.bin")), ids, "{encoding}");
     }
 }
@@ -41,7 +42,7 @@ fn the_summary_counts_what_was_written() {
     let args = ["tokenize", "a.txt", "b.txt", "--encoding", "r50k_base", "-o", "ab.bin"];
     let text = folder.run(&args).good();
     assert!(text.stdout.starts_with("ab.bin: 5 u32 tokens, r50k_base\n"), "{text:?}");
-    let summary = folder.run(&[&args[..], &["--json"]].concat()).good().json();
+    let summary = folder.run(&[&args[..], &["--json", "--force"]].concat()).good().json();
     assert_eq!(summary["schema"], "dquant.tokenize/1");
     assert_eq!(summary["documents"], 2);
     assert_eq!(summary["text_bytes"], 16);
@@ -67,7 +68,7 @@ fn an_id_beyond_sixteen_bits_is_refused_with_file_and_position() {
     folder.write("out.bin", "what was there before");
     let args =
         ["tokenize", "a.txt", "--encoding", "cl100k_base", "--dtype", "u16", "-o", "out.bin"];
-    let ran = folder.run(&args);
+    let ran = folder.run(&[&args[..], &["--force"]].concat());
     ran.failed(
         1,
         "a.txt: token 2 of the document has id 100257, which does not fit u16",
@@ -76,6 +77,50 @@ fn an_id_beyond_sixteen_bits_is_refused_with_file_and_position() {
     assert_eq!(folder.read("out.bin"), b"what was there before");
     let names: Vec<_> = fs::read_dir(&folder.0).expect("readable").collect();
     assert_eq!(names.len(), 2, "nothing unfinished is left: {names:?}");
+}
+
+#[test]
+fn an_output_that_exists_is_replaced_only_when_that_is_wanted() {
+    let folder = Folder::new("tokenize-exists");
+    folder.write("a.txt", "hello world");
+    let run = |name: &str, more: &[&str]| {
+        let args = ["tokenize", "a.txt", "--encoding", "r50k_base", "-o", name];
+        folder.run(&[&args[..], more].concat())
+    };
+    folder.write("a.bin", "precious");
+    for more in [&[][..], &["--resume"], &["--flat"]] {
+        run("a.bin", more).failed(2, "a.bin exists", "--force replaces it, --append adds to it");
+    }
+    assert_eq!(folder.read("a.bin"), b"precious");
+    run("a.bin", &["--force"]).good();
+    assert_eq!(words(&folder.read("a.bin")), [31373, 995, 50256]);
+    run("a.bin", &["--append"]).good();
+    assert_eq!(words(&folder.read("a.bin")).len(), 6);
+    // The index of another file of that name.
+    folder.write("b.idx", "precious");
+    for more in [&[][..], &["--append"]] {
+        run("b.bin", more).failed(2, "b.idx exists", "--force");
+    }
+    assert_eq!(folder.read("b.idx"), b"precious");
+    run("a.bin", &["--force", "--append"]).failed(2, "cannot be used with", "");
+}
+
+#[test]
+fn an_id_beyond_the_vocabulary_of_the_model_is_refused_with_file_and_position() {
+    let folder = Folder::new("tokenize-vocab");
+    folder.write("a.txt", "hello world");
+    let run = |vocab: &str| {
+        let args = ["tokenize", "a.txt", "--encoding", "r50k_base", "-o", "a.bin", "--vocab"];
+        folder.run(&[&args[..], &[vocab]].concat())
+    };
+    run("50256").failed(
+        1,
+        "a.txt: token 2 of the document has id 50256, beyond the vocabulary of 50256",
+        "--vocab",
+    );
+    run("31373").failed(1, "a.txt: token 0 of the document has id 31373", "");
+    assert!(!folder.0.join("a.bin").exists());
+    run("50257").good();
 }
 
 #[test]
@@ -95,7 +140,8 @@ fn folders_are_read_in_the_order_of_their_paths() {
     // One-letter ids of this vocabulary: '!' is 0, so 'a' is 64, 'b' 65, 'z' 89.
     assert_eq!(letters, [89, 50256, 64, 50256, 65, 50256]);
     // The output is in the folder now; a second run must not read it.
-    folder.run(&["tokenize", "t", "--encoding", "r50k_base", "-o", "t/out.bin"]).good();
+    let args = ["tokenize", "t", "--encoding", "r50k_base", "-o", "t/out.bin", "--force"];
+    folder.run(&args).good();
     assert_eq!(words(&folder.read("t/out.bin")), letters);
 }
 
@@ -132,6 +178,7 @@ fn the_tokens_do_not_depend_on_chunks_or_cores() {
                 chunk,
                 "--jobs",
                 jobs,
+                "--force",
                 "-o",
                 name,
             ];
@@ -165,13 +212,14 @@ fn inputs_without_any_text_are_an_error_and_leave_no_output() {
     folder.write("t/b.jpg", b"text\xff\xd8");
     folder.write("t/c.txt", "");
     folder.write("out.bin", "what was there before");
-    let ran = folder.run(&["tokenize", "t", "--encoding", "r50k_base", "-o", "out.bin"]);
+    let args = ["tokenize", "t", "--encoding", "r50k_base", "-o", "out.bin", "--force"];
+    let ran = folder.run(&args);
     assert_eq!(ran.exit, Some(1), "{ran:?}");
     assert!(ran.stderr.contains("no file holds text: 1 are not UTF-8, 1 are empty"), "{ran:?}");
     assert_eq!(folder.read("out.bin"), b"what was there before");
     // A reason that did not occur is not named.
     folder.write("t/b.jpg", "");
-    let ran = folder.run(&["tokenize", "t", "--encoding", "r50k_base", "-o", "out.bin"]);
+    let ran = folder.run(&args);
     assert!(ran.stderr.contains("no file holds text: 2 are empty"), "{ran:?}");
 }
 

@@ -38,7 +38,7 @@ fn the_ids_are_those_of_the_libraries() {
     folder.write("golden.jsonl", lines.concat());
     for (name, [flag, value]) in vocabularies() {
         let args = ["tokenize", "golden.jsonl", &flag, &value, "--eos", "none", "-o", "a.bin"];
-        folder.run(&args).good();
+        folder.run(&[&args[..], &["--force"]].concat()).good();
         let expected: Vec<Vec<u32>> =
             serde_json::from_value(golden["ids"][&name].clone()).expect("ids");
         let found = documents(&folder, "a.bin");
@@ -77,7 +77,7 @@ fn the_libraries_agree_on_random_text() {
     let output = folder.0.join("a.bin");
     for (name, [flag, value]) in vocabularies() {
         let args = ["tokenize", "random.jsonl", &flag, &value, "--eos", "0", "-o", "a.bin"];
-        folder.run(&args).good();
+        folder.run(&[&args[..], &["--force"]].concat()).good();
         let paths = [source.to_str().expect("UTF-8"), output.to_str().expect("UTF-8")];
         ask(TEST, &["compare", &name, paths[0], paths[1]]);
     }
@@ -100,7 +100,7 @@ mod hugging_face {
         let base = ["tokenize", "a.txt", "--tokenizer", "tokenizer.json", "-o", "a.bin"];
         folder.run(&base).failed(2, "does not say which token ends a document", "--eos '</s>'");
         let last = |more: &[&str]| {
-            folder.run(&[&base[..], more].concat()).good();
+            folder.run(&[&base[..], &["--force"], more].concat()).good();
             *documents(&folder, "a.bin")[0].last().expect("a token")
         };
         assert_eq!(last(&["--eos", "</s>"]), 1);
@@ -109,7 +109,8 @@ mod hugging_face {
         folder.write("tokenizer_config.json", r#"{"eos_token":{"content":"</s>"}}"#);
         assert_eq!(last(&[]), 1);
         for (eos, why) in [("<eos>", "no token `<eos>`"), ("500", "no token with id 500")] {
-            folder.run(&[&base[..], &["--eos", eos]].concat()).failed(2, why, "--eos none");
+            let args = [&base[..], &["--force", "--eos", eos]].concat();
+            folder.run(&args).failed(2, why, "--eos none");
         }
     }
 

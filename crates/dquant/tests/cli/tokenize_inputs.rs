@@ -134,7 +134,7 @@ fn random_lines_become_their_documents() {
             .collect();
         folder.write("a.jsonl", file_of(&lines, &mut random));
         let args = ["tokenize", "a.jsonl", "--encoding", "r50k_base", "-o", "a.bin", "--json"];
-        let jobs = ["--jobs", "3", "--chunk", "64KiB"];
+        let jobs = ["--force", "--jobs", "3", "--chunk", "64KiB"];
         let ran = folder.run(&[&args[..], &jobs].concat());
         if wanted.is_empty() {
             assert_eq!(ran.exit, Some(1), "{ran:?}");
@@ -150,7 +150,7 @@ fn random_lines_become_their_documents() {
         let first = lines.iter().position(|(_, text)| text.is_err());
         let place = first.map(|at| format!("a.jsonl:{}: ", at + 1)).unwrap_or_default();
         assert!(summary["first_broken"].as_str().unwrap_or("").starts_with(&place));
-        let strict = folder.run(&[&args[..], &["--strict"]].concat());
+        let strict = folder.run(&[&args[..], &["--force", "--strict"]].concat());
         match first {
             Some(_) => strict.failed(1, &place, "without --strict"),
             None => drop(strict.good()),
@@ -191,7 +191,7 @@ fn random_files_become_their_documents() {
         assert!(documents(&folder, "a.bin") == wanted, "seed {seed}: other documents");
         assert_eq!(summary["skipped_not_utf8"], not_utf8);
         assert_eq!(summary["skipped_empty"], empty);
-        let ran = folder.run(&[&args[..], &["--strict"]].concat());
+        let ran = folder.run(&[&args[..], &["--force", "--strict"]].concat());
         assert_eq!(ran.exit, Some(i32::from(not_utf8 > 0)), "{ran:?}");
     }
 }
@@ -217,7 +217,7 @@ fn standard_input_is_text_or_what_the_user_says() {
     piped(&folder, &args, b"hello world").good();
     assert_eq!(documents(&folder, "a.bin"), [[31373, 995, 50256]]);
     let lines = b"{\"body\":\"hello\"}\n{\"body\":\"hello world\"}\n";
-    let args = [&args[..], &["--format", "jsonl", "--field", "body"]].concat();
+    let args = [&args[..], &["--force", "--format", "jsonl", "--field", "body"]].concat();
     piped(&folder, &args, lines).good();
     assert_eq!(documents(&folder, "a.bin"), [&[31373, 50256][..], &[31373, 995, 50256]]);
     let ran = piped(&folder, &[&args[..], &["-"]].concat(), b"");
@@ -230,12 +230,12 @@ fn the_end_of_a_document_can_be_left_out_or_chosen() {
     folder.write("a.txt", "hello");
     let base = ["tokenize", "a.txt", "--encoding", "cl100k_base", "-o", "a.bin", "--json"];
     for (eos, id) in [("none", None), ("7", Some(7)), ("<|fim_prefix|>", Some(100_258))] {
-        let summary = folder.run(&[&base[..], &["--eos", eos]].concat()).good().json();
+        let summary = folder.run(&[&base[..], &["--force", "--eos", eos]].concat()).good().json();
         assert_eq!(summary["eos"], serde_json::to_value(id).expect("a number"));
         let ids: Vec<u32> = [15339].into_iter().chain(id).collect();
         assert_eq!(documents(&folder, "a.bin"), [ids]);
     }
-    let ran = folder.run(&[&base[..], &["--eos", "</s>"]].concat());
+    let ran = folder.run(&[&base[..], &["--force", "--eos", "</s>"]].concat());
     ran.failed(2, "cl100k_base has no token `</s>`", "--eos");
 }
 
@@ -251,7 +251,7 @@ fn an_output_without_index_is_asked_for() {
     // An index of an earlier output would not match.
     folder.run(&[&args[..], &["a.bin"]].concat()).good();
     assert!(folder.0.join("a.idx").exists());
-    folder.run(&[&args[..], &["a.bin", "--flat"]].concat()).good();
+    folder.run(&[&args[..], &["a.bin", "--flat", "--force"]].concat()).good();
     assert!(!folder.0.join("a.idx").exists());
 }
 
@@ -306,18 +306,18 @@ fn the_manifest_describes_the_output_and_what_was_appended() {
     check(2, Some("cl100k_base"), Some(100_257));
     let before = folder.read("a.bin");
     let ran = run("b.txt", "r50k_base", &["--append"]);
-    ran.failed(2, "a.bin.dquant.json: the ids are those of cl100k_base", "without --append");
+    ran.failed(2, "a.bin.dquant.json: the ids are those of cl100k_base", "--force");
     let ran = run("b.txt", "cl100k_base", &["--append", "--eos", "none"]);
-    ran.failed(2, "end with id 100257 there, and with no id of their own now", "without --append");
+    ran.failed(2, "end with id 100257 there, and with no id of their own now", "--force");
     assert_eq!(folder.read("a.bin"), before);
     // What is not known of the old part is not said of the whole.
     fs::remove_file(folder.0.join("a.bin.dquant.json")).expect("there");
     run("b.txt", "cl100k_base", &["--append"]).good();
     check(3, None, None);
     // An id that occurs in text marks no end.
-    run("a.txt", "cl100k_base", &["--eos", "7"]).good();
+    run("a.txt", "cl100k_base", &["--eos", "7", "--force"]).good();
     check(1, Some("cl100k_base"), None);
-    run("a.txt", "cl100k_base", &["--flat"]).good();
+    run("a.txt", "cl100k_base", &["--flat", "--force"]).good();
     check(1, Some("cl100k_base"), Some(100_257));
     run("b.txt", "cl100k_base", &["--flat", "--append"]).good();
     check(2, Some("cl100k_base"), Some(100_257));
@@ -386,7 +386,7 @@ mod compressed {
             ("d.JSONL.ZST", zst(&plain)),
         ];
         folder.write("a.jsonl", &plain);
-        let args = ["--encoding", "r50k_base", "-o", "a.bin"];
+        let args = ["--encoding", "r50k_base", "-o", "a.bin", "--force"];
         let run = |name: &str| folder.run(&[&["tokenize", name][..], &args].concat()).good();
         run("a.jsonl");
         let (ids, index) = (folder.read("a.bin"), folder.read("a.idx"));
@@ -478,7 +478,7 @@ pub(super) mod parquet_files {
             let codecs = [Compression::UNCOMPRESSED, Compression::SNAPPY, Compression::LZ4_RAW];
             let file = parquet(&rows, 1 + random.below(400), codecs[random.below(3)]);
             folder.write("a.parquet", &file);
-            let args = ["--encoding", "r50k_base", "-o", "a.bin", "--json"];
+            let args = ["--encoding", "r50k_base", "-o", "a.bin", "--force", "--json"];
             let ran = folder.run(&[&["tokenize", "a.parquet"][..], &args].concat()).good();
             let texts = rows.iter().flatten().filter_map(|row| str::from_utf8(row).ok());
             let wanted: Vec<Vec<u32>> =
@@ -505,7 +505,7 @@ pub(super) mod parquet_files {
         let file = parquet(&[Some(b"hello".to_vec())], 1, Compression::UNCOMPRESSED);
         let run = |field: &str| {
             let args = ["tokenize", "a.parquet", "--encoding", "r50k_base", "-o", "a.bin"];
-            folder.run(&[&args[..], &["--field", field]].concat())
+            folder.run(&[&args[..], &["--force", "--field", field]].concat())
         };
         folder.write("a.parquet", &file);
         run("body").failed(2, "no text column `body`: the columns are id, text", "--field");

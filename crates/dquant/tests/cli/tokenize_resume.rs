@@ -68,45 +68,98 @@ fn names(folder: &Folder) -> Vec<String> {
     names
 }
 
+/// What belongs to an output of this name.
+fn files(name: &str) -> [String; 3] {
+    [".bin", ".bin.dquant.json", ".idx"].map(|end| format!("{name}{end}"))
+}
+
 /// A run that was never interrupted.
 struct Whole {
     summary: serde_json::Value,
     duration: Duration,
-    ids: Vec<u8>,
-    index: Vec<u8>,
+    /// The ids and the index of each output.
+    outputs: Vec<[Vec<u8>; 2]>,
+    /// The arguments that name the outputs, and their names.
+    more: &'static [&'static str],
+    names: &'static [&'static str],
 }
 
-/// Kills some runs at any instant and resumes them; returns whether the last one found something to go on from.
-fn kill_and_resume(folder: &Folder, seed: u64, whole: &Whole) -> bool {
-    let mut random = Random::new(seed);
-    let more = ["--resume", "-o", "part.bin"];
-    for _ in 0..=random.below(4) {
-        let mut child = start(folder, &more);
-        let micros = whole.duration.as_micros() as usize;
-        std::thread::sleep(Duration::from_micros(random.below(micros) as u64));
-        child.kill().expect("our child");
-        child.wait().expect("our child");
-        let (has_ids, has_index) =
-            (folder.0.join("part.bin").exists(), folder.0.join("part.idx").exists());
-        assert!(!has_ids || has_index, "ids appear last");
-        assert!(!has_ids || folder.read("part.bin") == whole.ids, "a part under the name");
+impl Whole {
+    /// Runs with `whole_args` into `whole_names`; the runs to be killed have the other arguments and names.
+    fn new(
+        folder: &Folder,
+        (whole_args, whole_names): (&[&str], &[&str]),
+        (more, names): (&'static [&'static str], &'static [&'static str]),
+    ) -> Whole {
+        let started = Instant::now();
+        let summary = folder.run(&[ARGS, whole_args, &["--json"]].concat()).good().json();
+        let duration = started.elapsed();
+        let pair = |name: &&str| ["bin", "idx"].map(|end| folder.read(&format!("{name}.{end}")));
+        let outputs = whole_names.iter().map(pair).collect();
+        Whole { summary, duration, outputs, more, names }
     }
-    let ran = folder.run(&[ARGS, &more, &["--json"]].concat()).good();
-    assert!(folder.read("part.bin") == whole.ids, "seed {seed}: other ids");
-    assert!(folder.read("part.idx") == whole.index, "seed {seed}: other documents");
-    let again = ran.json();
-    for counted in ["documents", "tokens", "text_bytes", "max_id", "skipped_broken", "first_broken"]
-    {
-        assert_eq!(again[counted], whole.summary[counted], "{counted}");
+
+    /// Kills some runs at any instant and resumes them; returns whether the last one found something to go on from.
+    fn kill_and_resume(&self, folder: &Folder, seed: u64, others: &[String]) -> bool {
+        let mut random = Random::new(seed);
+        // A run that ended before it was killed is begun anew.
+        let more = [&["--resume", "--force"], self.more].concat();
+        for _ in 0..=random.below(4) {
+            let mut child = start(folder, &more);
+            let micros = self.duration.as_micros() as usize;
+            std::thread::sleep(Duration::from_micros(random.below(micros) as u64));
+            child.kill().expect("our child");
+            child.wait().expect("our child");
+            for (name, [ids, _]) in self.names.iter().zip(&self.outputs) {
+                let exists = |end: &str| folder.0.join(format!("{name}{end}")).exists();
+                let (has_ids, has_index) = (exists(".bin"), exists(".idx"));
+                assert!(!has_ids || has_index, "ids appear last");
+                assert!(
+                    !has_ids || folder.read(&format!("{name}.bin")) == *ids,
+                    "a part under the name"
+                );
+            }
+        }
+        let ran = folder.run(&[ARGS, &more, &["--json"]].concat()).good();
+        let mut left = others.to_vec();
+        for (name, [ids, index]) in self.names.iter().zip(&self.outputs) {
+            let read = |end: &str| folder.read(&format!("{name}.{end}"));
+            assert!(read("bin") == *ids, "seed {seed}: other ids");
+            assert!(read("idx") == *index, "seed {seed}: other documents");
+            folder.run(&["inspect", &format!("{name}.bin"), "--verify"]).good();
+            left.extend(files(name));
+        }
+        left.sort();
+        assert_eq!(names(folder), left, "nothing unfinished is left");
+        let again = ran.json();
+        let counted =
+            ["documents", "tokens", "text_bytes", "max_id", "skipped_broken", "first_broken"];
+        for counted in counted {
+            assert_eq!(again[counted], self.summary[counted], "{counted}");
+            let held_out = |of: &serde_json::Value| of["held_out"][counted].clone();
+            assert_eq!(held_out(&again), held_out(&self.summary), "{counted}");
+        }
+        for name in self.names.iter().flat_map(|name| files(name)) {
+            fs::remove_file(folder.0.join(name)).expect("there");
+        }
+        ran.stderr.contains("resumed after")
     }
-    let part = ["part.bin", "part.bin.dquant.json", "part.idx"];
-    let left = [&part[..], &["whole.bin", "whole.bin.dquant.json", "whole.idx"]].concat();
-    assert_eq!(names(folder), left, "nothing unfinished is left");
-    folder.run(&["inspect", "part.bin", "--verify"]).good();
-    for name in part {
-        fs::remove_file(folder.0.join(name)).expect("there");
+
+    /// Does so for some seeds, of which at least one has to hit a run.
+    fn survives(&self, test: &'static str, folder: &Folder) {
+        let others = names(folder);
+        let is_replay = std::env::var_os("DQUANT_SEED").is_some();
+        let mut resumed_runs = 0;
+        // On a busy machine more kills miss: it goes on until one has hit a run.
+        for seed in seeds(0..6).chain(6..100) {
+            if seed >= 6 && (resumed_runs > 0 || is_replay) {
+                break;
+            }
+            let _replay = Replay { test, seed };
+            resumed_runs += usize::from(self.kill_and_resume(folder, seed, &others));
+        }
+        assert!(resumed_runs > 0 || is_replay, "no kill hit a run");
     }
-    ran.stderr.contains("resumed after")
 }
 
 /// Whatever instant a run is killed at, the output is absent, and the run that resumes it writes the same bytes as
@@ -115,22 +168,52 @@ fn kill_and_resume(folder: &Folder, seed: u64, whole: &Whole) -> bool {
 fn a_killed_run_is_resumed_to_the_same_bytes() {
     let folder = Folder::new("tokenize-killed");
     inputs(&folder);
-    let started = Instant::now();
-    let summary = folder.run(&[ARGS, &["-o", "whole.bin"], &["--json"]].concat()).good().json();
-    let duration = started.elapsed();
-    let (ids, index) = (folder.read("whole.bin"), folder.read("whole.idx"));
-    let whole = Whole { summary, duration, ids, index };
-    let is_replay = std::env::var_os("DQUANT_SEED").is_some();
-    let mut resumed_runs = 0;
-    // On a busy machine more kills miss: it goes on until one has hit a run.
-    for seed in seeds(0..6).chain(6..100) {
-        if seed >= 6 && (resumed_runs > 0 || is_replay) {
-            break;
-        }
-        let _replay = Replay { test: "a_killed_run_is_resumed_to_the_same_bytes", seed };
-        resumed_runs += usize::from(kill_and_resume(&folder, seed, &whole));
+    let (whole, killed) = ((&["-o", "whole.bin"][..], &["whole"][..]), &["-o", "part.bin"][..]);
+    let whole = Whole::new(&folder, whole, (killed, &["part"]));
+    whole.survives("a_killed_run_is_resumed_to_the_same_bytes", &folder);
+}
+
+/// The same of two outputs: both are those of a run that was never interrupted.
+#[test]
+fn a_killed_run_with_a_holdout_is_resumed_to_the_same_parts() {
+    let folder = Folder::new("tokenize-killed-holdout");
+    inputs(&folder);
+    let args = ["--holdout", "30%", "--seed", "5", "-o", "whole.bin"];
+    let killed =
+        &["--holdout", "30%", "--seed", "5", "-o", "part.bin", "--holdout-output", "rest.bin"];
+    let outputs = (&args[..], &["whole", "whole-valid"][..]);
+    let whole = Whole::new(&folder, outputs, (killed, &["part", "rest"]));
+    whole.survives("a_killed_run_with_a_holdout_is_resumed_to_the_same_parts", &folder);
+}
+
+/// A text file that is longer than what decides about it is killed in its middle: the part of it is kept.
+#[test]
+fn a_long_text_stays_in_its_part_when_it_is_resumed() {
+    let folder = Folder::new("tokenize-long-holdout");
+    let mut random = Random::new(21);
+    for name in ["in/a.txt", "in/b.txt", "in/c.txt"] {
+        folder.write(name, random.text(60_000));
     }
-    assert!(resumed_runs > 0 || is_replay, "no kill hit a run");
+    for seed in ["0", "1", "2", "3"] {
+        let args = ["--holdout", "50%", "--seed", seed, "-o"];
+        let ran = folder.run(&[ARGS, &args, &["whole.bin", "--force"]].concat());
+        if ran.exit == Some(1) {
+            continue;
+        }
+        ran.good();
+        interrupted(&folder, &[&args[..], &["part.bin"]].concat(), Signal::KILL);
+        folder.run(&[ARGS, &args, &["part.bin", "--resume"]].concat()).good();
+        for (whole, part) in [("whole", "part"), ("whole-valid", "part-valid")] {
+            for end in ["bin", "idx"] {
+                let read = |name: &str| folder.read(&format!("{name}.{end}"));
+                assert!(read(whole) == read(part), "seed {seed}: {part}.{end}");
+            }
+        }
+        for name in ["part", "part-valid"].iter().flat_map(|name| files(name)) {
+            fs::remove_file(folder.0.join(name)).expect("there");
+        }
+    }
+    assert!(folder.0.join("whole.bin").exists(), "one of four seeds has both parts");
 }
 
 /// Runs until the first state is saved, then ends it with this signal.
@@ -174,6 +257,11 @@ fn a_run_that_would_write_other_bytes_does_not_resume() {
     );
     resume(&["--dtype", "u16"]).failed(2, "its type was u32, and is u16 now", hint);
     resume(&["--flat"]).failed(2, "its index was written, and is left out now", hint);
+    resume(&["--holdout", "1%"]).failed(
+        2,
+        "its held-out share was nothing, and is 1% by seed 0 in a-valid.bin now",
+        hint,
+    );
     resume(&["--format", "text"]).failed(2, "its inputs was", hint);
     folder.write("in/new.txt", "hello");
     resume(&[]).failed(2, "its inputs was", hint);
@@ -235,7 +323,8 @@ fn standard_input_is_resumed_when_it_begins_with_the_same_bytes() {
     let resumed = Ran::new(&resumed.expect("it ends")).good();
     assert!(resumed.stderr.contains("resumed after"), "{resumed:?}");
     let ids = folder.read("a.bin");
-    Ran::new(&piped(&folder, &[], text.as_bytes()).wait_with_output().expect("it ends")).good();
+    let anew = piped(&folder, &["--force"], text.as_bytes()).wait_with_output();
+    Ran::new(&anew.expect("it ends")).good();
     assert!(folder.read("a.bin") == ids);
 }
 

@@ -22,7 +22,7 @@ fn documents(folder: &Folder, name: &str) -> u64 {
 }
 
 fn tokenize(folder: &Folder, inputs: &[&str], more: &[&str]) -> Ran {
-    let args = ["--encoding", "r50k_base", "-o", "out.bin"];
+    let args = ["--encoding", "r50k_base", "-o", "out.bin", "--force"];
     folder.run(&[&["tokenize"], inputs, &args, more].concat())
 }
 

@@ -345,9 +345,9 @@ fn hashes_and_lists_that_do_not_fit_are_refused() {
     Cat::through(&world, &dpu, &target.url("a"), &plan).finish().failed(
         2,
         &[refused],
-        "dquant documents",
+        "dquant convert FILE NEW.idx",
     );
-    Cat::local(&world, "a", &plan).finish().failed(2, &[refused], "dquant documents");
+    Cat::local(&world, "a", &plan).finish().failed(2, &[refused], "dquant convert FILE NEW.idx");
     world.run(&["documents", &target.url("a"), "--hash"]).failed(
         2,
         &["where the file is"],

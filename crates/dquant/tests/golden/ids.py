@@ -157,7 +157,7 @@ def race(documents, program):
     megabytes = sum(len(text.encode()) for text in texts) / 1e6
     with tempfile.TemporaryDirectory() as folder:
         output = os.path.join(folder, "a.bin")
-        line = [program, "tokenize", documents, "--encoding", "cl100k_base", "--jobs", "2", "-o", output]
+        line = [program, "tokenize", documents, "--encoding", "cl100k_base", "--jobs", "2", "--force", "-o", output]
         for _ in range(5):
             start = time.perf_counter()
             batch(texts)

@@ -4,15 +4,18 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use xio::dataset::Dtype;
 
+use super::choice::Choice;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::reading::Chunk;
 use crate::value;
 use crate::writer::{Settled, Writer};
 
-/// How documents are cut.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Cut {
+/// Which documents are written, and how they are cut.
+#[derive(Clone, Copy)]
+pub(super) struct Cut<'a> {
+    /// These alone.
+    pub(super) choice: Option<&'a Choice>,
     /// Into pieces of this many tokens.
     pub(super) split: Option<u64>,
     /// Leave out those without tokens.
@@ -26,6 +29,9 @@ pub(super) struct Progress {
     pub(super) part: u64,
     pub(super) part_tokens: u64,
     part_ends: u64,
+    /// Tokens and documents of the source, those that are not written included.
+    pub(super) source_tokens: u64,
+    source_documents: u64,
     /// Tokens since the last end of a document, in the source and in the output.
     source_document: u64,
     document: u64,
@@ -50,9 +56,9 @@ impl Progress {
 }
 
 /// Writes chunks.
-pub(super) struct Copier {
+pub(super) struct Copier<'a> {
     writer: Box<dyn Writer>,
-    cut: Cut,
+    cut: Cut<'a>,
     dtype: Dtype,
     progress: Progress,
     /// Where the current document of the output begins.
@@ -64,13 +70,13 @@ pub(super) struct Copier {
     skip_ends: u64,
 }
 
-impl Copier {
+impl Copier<'_> {
     pub(super) fn new(
         writer: Box<dyn Writer>,
         progress: Progress,
-        cut: Cut,
+        cut: Cut<'_>,
         dtype: Dtype,
-    ) -> Copier {
+    ) -> Copier<'_> {
         let Progress { part_tokens, part_ends, .. } = progress;
         Copier {
             writer,
@@ -113,9 +119,21 @@ impl Copier {
         self.put(&chunk.tokens[at * width..])
     }
 
+    /// Whether the current document of the source is written.
+    fn writes(&self) -> bool {
+        let document = self.progress.source_documents;
+        self.cut.choice.is_none_or(|choice| choice.keeps(document))
+    }
+
     /// Tokens of one document of the source.
     fn put(&mut self, mut bytes: &[u8]) -> Result<(), Error> {
         let width = u64::from(self.dtype.bytes());
+        if !self.writes() {
+            let count = bytes.len() as u64 / width;
+            self.progress.part_tokens += count;
+            self.progress.source_tokens += count;
+            return Ok(());
+        }
         while !bytes.is_empty() {
             let room = self.cut.split.map_or(u64::MAX, |split| split - self.progress.document);
             let len = (bytes.len() as u64).min(room.saturating_mul(width)) as usize;
@@ -124,6 +142,7 @@ impl Copier {
             let settled = self.writer.tokens(piece)?;
             self.progress.tokens.extend(piece, self.dtype);
             self.progress.part_tokens += count;
+            self.progress.source_tokens += count;
             self.progress.source_document += count;
             self.progress.document += count;
             self.progress.last = value::last(piece, self.dtype);
@@ -138,12 +157,14 @@ impl Copier {
 
     /// The document of the source ends.
     fn end_in_source(&mut self) -> Result<(), Error> {
+        let is_written = self.writes();
         self.progress.part_ends += 1;
+        self.progress.source_documents += 1;
         let tokens = std::mem::take(&mut self.progress.source_document);
         // What was cut into whole pieces has ended already.
         let ended = self.progress.document == 0 && tokens > 0;
         let dropped = tokens == 0 && self.cut.drop_empty;
-        if ended || dropped {
+        if ended || dropped || !is_written {
             return Ok(());
         }
         self.end_in_output()

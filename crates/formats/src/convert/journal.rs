@@ -26,12 +26,18 @@ pub(super) struct Identity {
     eos: Option<u64>,
     split: Option<u64>,
     drop_empty: bool,
+    /// Which documents are written; none when all are.
+    choice: Option<String>,
     /// Name, length, inode, and time of change of every file of the source.
     files: Vec<(PathBuf, u64, u64, i64, i64)>,
 }
 
 impl Identity {
-    pub(super) fn new(job: &Job, source: &dyn Source) -> Result<Identity, Error> {
+    pub(super) fn new(
+        job: &Job,
+        source: &dyn Source,
+        choice: Option<String>,
+    ) -> Result<Identity, Error> {
         let layout = source.layout();
         let mut files = Vec::with_capacity(layout.files.len());
         for name in &layout.files {
@@ -50,6 +56,7 @@ impl Identity {
             eos: job.eos.or(layout.manifest.as_ref().and_then(|manifest| manifest.eos)),
             split: job.split,
             drop_empty: job.drop_empty,
+            choice,
             files,
         })
     }

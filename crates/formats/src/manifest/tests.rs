@@ -83,6 +83,37 @@ fn invalid_manifests_are_refused_with_the_field() {
     }
 }
 
+/// A split is said beside the fields that decide what is read, so a dataset is the same with and without it.
+#[test]
+fn a_split_names_the_other_part_and_changes_no_fingerprint() {
+    let folder = Folder::new("split");
+    let plain = folder.manifest(&[1; 4_000]);
+    let split = Split {
+        part: Part::Validation,
+        seed: u64::MAX,
+        share: "0.5%".into(),
+        other: "web.bin".into(),
+        other_fingerprint: "00000000000000ff".into(),
+    };
+    let parted = Manifest { split: Some(split), ..plain.clone() };
+    let text = serde_json::to_string(&parted).unwrap();
+    assert_eq!(Manifest::parse(text.as_bytes()).unwrap(), parted);
+    assert_eq!(parted.fingerprint(), plain.fingerprint());
+    let old = serde_json::to_string(&plain).unwrap();
+    assert!(!old.contains("split"), "{old}");
+    assert_eq!(Manifest::parse(old.as_bytes()).unwrap().split, None);
+    for (from, to, part) in [
+        ("\"validation\"", "\"test\"", "unknown variant `test`"),
+        ("00000000000000ff", "none", "\"none\" as the fingerprint of the other part"),
+        ("18446744073709551615", "-1", "invalid"),
+    ] {
+        let changed = text.replacen(from, to, 1);
+        assert_ne!(changed, text, "{from}");
+        let why = Manifest::parse(changed.as_bytes()).unwrap_err();
+        assert!(why.contains(part), "{from} to {to}: {why}");
+    }
+}
+
 proptest! {
     #[test]
     fn no_mutation_of_a_manifest_panics(at in 0_usize..400, byte in any::<u8>()) {

@@ -7,6 +7,7 @@ use std::process;
 use formats::convert::{self, Job, Summary};
 use formats::source::Sink;
 use formats::{Error, Kind, ReadOptions, Source, WriteOptions};
+use xio::documents::Selection;
 
 /// A folder that is removed with the test.
 pub(crate) struct Folder(PathBuf);
@@ -70,6 +71,7 @@ pub(crate) fn job(source: &Path, output: &Path, kind: Kind) -> Job {
         eos: None,
         split: None,
         drop_empty: false,
+        selection: Selection::default(),
         tokenizer: None,
         threads: 2,
         save_bytes: 1 << 20,

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use formats::Kind;
 use formats::convert::{self, Event, Job};
+use xio::documents::{Filter, Selection};
 
 use super::kit::{Folder, flat, job, kinds, made, name_of, run};
 
@@ -77,6 +78,46 @@ fn every_format_goes_on_where_it_was_stopped() {
         assert_eq!(whole.len(), stopped.len(), "{kind}");
     }
     assert!(!folder.names().iter().any(|name| name.starts_with('.')), "{:?}", folder.names());
+}
+
+/// Documents that are not written are passed over on both sides of a stop, and a list with other hashes is another job.
+#[test]
+fn a_run_that_chooses_documents_goes_on_where_it_was_stopped() {
+    let folder = Folder::new("resume-choice");
+    let documents = made(3_000, 4_000);
+    flat(&folder.path("made.bin"), &documents);
+    let hash = |document: &Vec<u16>| {
+        let ids: Vec<u8> = document.iter().flat_map(|id| i64::from(*id).to_le_bytes()).collect();
+        format!("{:016x}\n", twox_hash::XxHash3_64::oneshot(&ids))
+    };
+    let list = |name: &str, step: usize| {
+        let lines: String = documents.iter().step_by(step).map(hash).collect();
+        fs::write(folder.path(name), lines).expect("writable");
+        let list = folder.path(name).to_str().expect("UTF-8").to_owned();
+        Selection { filter: Some(Filter { list, keep: false }), dedup: None }
+    };
+    let prepare = |name: &str| {
+        let mut job = job(&folder.path("made.bin"), &folder.path(name), Kind::Megatron);
+        (job.eos, job.save_bytes) = (Some(50_256), 300_000);
+        job.selection = list("list.txt", 3);
+        job
+    };
+    let whole = run(&prepare("whole.idx"));
+    assert_eq!(whole.documents, Some(2_000));
+    let stopped = prepare("stopped.idx");
+    stop_after(&stopped, whole.tokens / 3);
+    stop_after(&stopped, 2 * whole.tokens / 3);
+    let summary = run(&stopped);
+    assert!(summary.resumed_tokens > whole.tokens / 4, "{summary:?}");
+    assert_eq!((&summary.digest, summary.dropped), (&whole.digest, whole.dropped));
+    let read = |name: &str| {
+        ["bin", "idx"].map(|end| fs::read(folder.path(name).with_extension(end)).expect("written"))
+    };
+    assert!(read("whole") == read("stopped"));
+    let mut other = prepare("other.idx");
+    stop_after(&other, whole.tokens / 3);
+    other.selection = list("list.txt", 2);
+    assert_eq!(run(&other).resumed_tokens, 0);
 }
 
 #[test]
