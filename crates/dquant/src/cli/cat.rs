@@ -33,11 +33,14 @@ Plans are actions joined by `|`, in any order:
   pack(best, pad=ID)      samples of whole documents, and ID behind them; or pack(first), pack(single)
   shuffle(SEED)           mix samples; blocks=64, block=256KiB set the size of the groups
   order(megatron, seed=S, samples=N, split=\"A,B,C\")
-                          the samples of Megatron-core's training split, in its order
+                          the samples of a split of Megatron-core, in its order; part=valid
   blend(NAME=WEIGHT, …)   draw from several datasets in this ratio
   phases(N, …)            from sample N on, the next weights of blend(NAME=W1:W2, …)
+  tokenizers(any)         blend datasets although manifests name different tokenizers
   filter(LIST)            drop the documents whose hash is in a list; filter(keep=LIST) keeps them
   dedup                   keep the first of documents with one hash; dedup(across) of all datasets
+  split(\"98,1,1\", part=valid)
+                          one part of every dataset, of train, valid and test
   remap(TABLE)            replace each token by its entry in a table of u32 beside the datasets
   wasm(MODULE, sha256=HEX) map each token by a WebAssembly module beside the datasets
   narrow(u16)             deliver tokens in this type, u16 or u32; refuse those that do not fit

@@ -40,7 +40,7 @@ pub(super) struct DpuCommand {
     #[arg(long, value_name = "PATH", env = "DQUANT_DPU")]
     socket: Option<PathBuf>,
 
-    /// Who may connect to it: 0600 this user, 0660 its group too, 0666 every user [default: 0600]
+    /// Who may connect to it: 0600 this user, 0660 its group too, 0666 everyone [default: 0600]
     ///
     /// With --socket-group the default is 0660. Whoever may connect shares the memory of this DPU;
     /// each stream uses the token of the trainer that opens it. A trainer sends its token to a DPU of
