@@ -103,8 +103,13 @@ extern "C" fn on_fault(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc:
         unsafe { libc::write(libc::STDERR_FILENO, line.bytes.as_ptr().cast(), line.len) };
     }
     // SAFETY: `watch` has filled it. The instruction runs again after this, and faults under the earlier handler, which
-    // is the default one, or Python's `faulthandler`.
+    // is the default one, or Python's `faulthandler`. That ends the watching: a process that goes on has a handler of its own.
     unsafe { libc::sigaction(libc::SIGSEGV, (&raw const BEFORE).cast(), ptr::null_mut()) };
+    if code <= 0 {
+        // Nothing faults again: somebody sent the signal, and has to send it to the earlier handler.
+        // SAFETY: `raise` may be called in a handler; the signal is blocked until this one returns.
+        unsafe { libc::raise(libc::SIGSEGV) };
+    }
 }
 
 /// An access that the rights of the page do not allow.

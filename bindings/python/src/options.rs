@@ -109,6 +109,8 @@ impl Request {
         let mut request = self.clone();
         if self.passes.epochs.is_some() || self.passes.epoch > 0 {
             request.options.rank.group = None;
+            // As little memory as there is: nothing is read from it.
+            (request.options.slots, request.options.slot_bytes) = (2, 0);
         }
         request
     }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -75,6 +75,8 @@ pub(crate) struct Stream {
     shift: AtomicU32,
     /// The last batch was delivered before the position was loaded.
     finished: AtomicBool,
+    /// A position was loaded, and nothing was iterated over since.
+    loaded: AtomicBool,
     /// Batches that are not delivered: those that were given, and those of a loaded position.
     left_out: Mutex<LeaveOut>,
 }
@@ -98,20 +100,27 @@ impl Stream {
         }
         let form = Form::new(&opened, request.slice)?;
         let (shift, finished) = (AtomicU32::new(0), AtomicBool::new(false));
+        let loaded = AtomicBool::new(false);
         let samples = u64::from(opened.batch_samples);
         let given = request.options.leave_out.iter();
         let given = given
             .map(|range| range.start.saturating_mul(samples)..range.end.saturating_mul(samples));
         let left_out = Mutex::new(left_out(given)?);
-        Ok(Stream { source, request, opened, form, shift, finished, left_out })
+        Ok(Stream { source, request, opened, form, shift, finished, loaded, left_out })
     }
 
     /// The stream itself, which goes on where it is; one that evaluates begins again.
     fn __iter__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
         let stream = slf.get();
         let first = stream.request.options.first_batch;
-        if stream.request.passes.evaluate && stream.source.next_batch() != first {
-            stream.source.reopen(slf.py(), &stream.request)?;
+        let goes_on = stream.loaded.swap(false, Ordering::Relaxed);
+        let is_begun =
+            stream.source.next_batch() != first || stream.shift.load(Ordering::Relaxed) != 0;
+        if stream.request.passes.evaluate && is_begun && !goes_on {
+            let mut request = stream.request.clone();
+            let begin = first.saturating_mul(u64::from(stream.opened.batch_samples));
+            request.options.leave_out = stream.in_batches(&stream.left_out(), begin, 0)?;
+            stream.source.reopen(slf.py(), &request)?;
             stream.shift.store(0, Ordering::Relaxed);
             stream.finished.store(false, Ordering::Relaxed);
         }
@@ -275,6 +284,7 @@ impl Stream {
         let left_out = left_out(before.ranges().iter().cloned().chain(theirs))
             .map_err(|error| refuse(&[error.to_string()]))?;
         let finished_before = self.finished.load(Ordering::Relaxed);
+        self.loaded.store(true, Ordering::Relaxed);
         let here = next_sample == self.next_sample() && !finished_before && left_out == before;
         if here && !self.source.is_closed(py)? {
             return Ok(());
@@ -481,7 +491,15 @@ fn dataset_difference(
 
 /// Whether the caller says that a dataset of the state has another name now.
 fn is_renamed(rename: &HashMap<PathBuf, PathBuf>, then: &str, now: &str) -> bool {
-    rename.get(Path::new(then)).is_some_and(|new| new == Path::new(now))
+    rename.iter().any(|(old, new)| is_same(old, then) && is_same(new, now))
+}
+
+/// Whether a path is a name, but for `./`, which stands before the names of a blend of local files.
+fn is_same(path: &Path, name: &str) -> bool {
+    let plain = |path: &Path| -> PathBuf {
+        path.components().filter(|part| *part != Component::CurDir).collect()
+    };
+    plain(path) == plain(Path::new(name))
 }
 
 /// Refuses a renaming of what is not there.
@@ -490,11 +508,15 @@ fn check_renames(
     theirs: &[Bound<'_, PyDict>],
     ours: &[DatasetInfo],
 ) -> PyResult<()> {
-    let name = |state: &Bound<'_, PyDict>| state.as_any().get_item("name")?.extract::<String>();
+    if rename.is_empty() {
+        return Ok(());
+    }
+    let name =
+        |state: &Bound<'_, PyDict>| saved::<String>("name", &state.as_any().get_item("name")?);
     let theirs = theirs.iter().map(name).collect::<PyResult<Vec<String>>>()?;
     let is_used = |old: &Path, new: &Path| {
         let pairs = || theirs.iter().zip(ours);
-        pairs().any(|(then, now)| Path::new(then) == old && Path::new(&now.name) == new)
+        pairs().any(|(then, now)| is_same(old, then) && is_same(new, &now.name))
     };
     match rename.iter().find(|(old, new)| !is_used(old, new)) {
         None => Ok(()),

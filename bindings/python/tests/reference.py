@@ -137,7 +137,7 @@ def proportional(samples):
     parts = 1_000_000 - len(samples)
     if sum(exact) <= parts:
         return exact
-    return without_common_divisor([max(1, one * parts // sum(samples)) for one in samples])
+    return without_common_divisor([max(1, one * parts // sum(samples)) if one else 0 for one in samples])
 
 
 def floor_to_power(number):

@@ -1,5 +1,6 @@
 """Tensors of frameworks over the ring, and streams as datasets of PyTorch. Skipped where torch or JAX is missing."""
 
+import copy
 import gc
 import multiprocessing
 import os
@@ -443,6 +444,61 @@ class Torch(World):
         )
         for item, (x, _) in zip(loader, whole, strict=False):
             numpy.testing.assert_array_equal(item["input_ids"], x + 1)
+
+    def test_a_loaded_position_counts_once_with_workers_too(self):
+        whole = self.items(self.dataset(batches=30))
+        first = self.dataset(batches=10)
+        iterator = iter(first)
+        for _ in range(3):
+            next(iterator)
+        state = first.state_dict()
+        iterator.close()
+        for workers in (0, 1):
+            dataset = self.dataset(batches=10)
+            loader = DataLoader(dataset, batch_size=None, num_workers=workers)
+            dataset.load_state_dict(state)
+            self.same(self.items(loader), whole[3:10])
+            self.same(self.items(loader), whole[10:20])
+            # The position of the loop, though a worker iterates.
+            iterator = iter(loader)
+            for _ in range(4):
+                next(iterator)
+            self.assertEqual(dataset.state_dict()["next_batch"], 24)
+            del iterator
+
+    def test_copies_of_a_dataset_have_passes_of_their_own(self):
+        whole = self.items(self.dataset(batches=20))
+        dataset = self.dataset(batches=10)
+        for copied in (copy.deepcopy(dataset), copy.copy(dataset), pickle.loads(pickle.dumps(dataset))):
+            loader = DataLoader(copied, batch_size=None, num_workers=1)
+            self.same(self.items(loader), whole[:10])
+            self.same(self.items(loader), whole[10:])
+        self.same(self.items(dataset), whole[:10])
+
+    def test_a_loop_that_stops_early_goes_on_there(self):
+        whole = self.items(self.dataset(batches=9))
+        for workers in (0, 1):
+            dataset = self.dataset()
+            more = {"prefetch_factor": 8} if workers else {}
+            loader = DataLoader(dataset, batch_size=None, num_workers=workers, **more)
+            found = []
+            for _ in range(3):
+                iterator = iter(loader)
+                found += [[row.numpy().copy() for row in next(iterator)] for _ in range(3)]
+                del iterator
+            self.same(found, whole)
+
+    def test_an_evaluation_is_the_same_each_time(self):
+        dataset = TokenDataset(
+            self.url, **self.options(seq_len=64, batch_size=10, split="99,1", part="valid", evaluate=True)
+        )
+        self.assertEqual(len(dataset), 16)
+        loader = DataLoader(dataset, batch_size=None)
+        runs = [[item.numpy().copy() for item in loader] for _ in range(3)]
+        for run in runs:
+            numpy.testing.assert_array_equal(run, runs[0])
+        with self.assertRaises(dquant.InvalidError):
+            dataset.set_epoch(-1)
 
     def test_a_loader_that_stacks_batches_is_refused(self):
         for workers in (0, 1):

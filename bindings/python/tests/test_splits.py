@@ -144,6 +144,31 @@ class Parts(Folder):
                     with self.assertRaises(dquant.StateError):
                         another.load_state_dict(state)
 
+    def test_a_part_may_have_nothing_of_one_of_many_files(self):
+        for name, documents in (("a.bin", 400), ("b.bin", 20)):
+            self.write(name, 40 * documents, lengths=[40] * documents)
+        for pack in ({}, {"pack": "best"}):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                batches = self.batches(
+                    self.path("*.bin"), seq_len=40, batch_size=1, split="98,1,1", part="valid", epochs=1, dtype=None, **pack
+                )
+            self.assertEqual(len(batches), 4)
+
+    def test_both_parts_of_a_hold_out_are_refused_together(self):
+        with open(self.path("text.txt"), "w") as text:
+            text.write("\n".join(f"line {at} of a text" for at in range(3000)))
+        for at in range(40):
+            with open(self.path(f"text{at}.txt"), "w") as text:
+                text.write(f"text {at} " * 200)
+        texts = [self.path(f"text{at}.txt") for at in range(40)]
+        run = [os.environ["DQUANT"], "tokenize", *texts, "--encoding", "r50k_base", "--holdout", "20%", "-o", self.path("web.bin")]
+        subprocess.run(run, check=True, capture_output=True)
+        with self.assertRaisesRegex(dquant.InvalidError, "two parts of one hold-out"):
+            dquant.Stream(self.path("web*.bin"), seq_len=16)
+        for name in ("web.bin", "web-valid.bin"):
+            dquant.Stream(self.path(name), seq_len=16).close()
+
     def test_what_cannot_be_is_refused(self):
         self.write("web.bin", 160)
         for options, word in (
@@ -205,8 +230,16 @@ class Epochs(Folder):
             runs = [[bytes(batch) for batch in stream] for _ in range(3)]
             self.assertEqual([len(run) for run in runs], [12] * 3)
             self.assertEqual(runs[0], runs[2])
-            next(iter(stream))
+            iterator = iter(stream)
+            for _ in range(3):
+                next(iterator)
+            state = stream.state_dict()
             self.assertEqual([bytes(batch) for batch in stream], runs[0], "also where one was broken off")
+            stream.load_state_dict(state)
+            self.assertEqual([bytes(batch) for batch in stream], runs[0][3:], "but not at a loaded position")
+            stream.load_state_dict({**state, "leave_out": [[40, 56]]})
+            self.assertEqual([bytes(batch) for batch in stream], runs[0][3:5] + runs[0][7:])
+            self.assertEqual([bytes(batch) for batch in stream], runs[0][:5] + runs[0][7:], "what is left out stays so")
 
     def test_wrong_epochs(self):
         self.write("web.bin", 16 * 10)
@@ -364,6 +397,7 @@ class Moves(Folder):
                 self.goes_on(moved, state, dtype="u16")
             old = state["datasets"][0]["name"]
             self.assertEqual(self.goes_on(moved, state, {old: moved}, dtype="u16"), want)
+            self.assertEqual(self.goes_on(moved, state, {f"./{old}" if old[0] != "/" else old: moved}, dtype="u16"), want)
             with self.assertRaisesRegex(dquant.StateError, "rename says"):
                 self.goes_on(moved, state, {"other": moved}, dtype="u16")
         self.write("moved/short.bin", 8_000)
@@ -568,6 +602,11 @@ print("goes on", flush=True)
                 self.assertIn("batch 2 was written to", ran.stderr)
                 self.assertIn("batch.torch(copy=True)", ran.stderr)
                 self.assertEqual("Fatal Python error" in ran.stderr, bool(handler))
+
+    def test_a_signal_that_was_sent_is_not_swallowed(self):
+        script = "import dquant, sys, os, signal; s = dquant.Stream(sys.argv[1], 'window(64)', dtype='u32'); os.kill(os.getpid(), signal.SIGSEGV)"
+        ran = subprocess.run([sys.executable, "-c", script, self.path("web.bin")], capture_output=True, text=True, timeout=60, check=False)
+        self.assertEqual((ran.returncode, "dquant" in ran.stderr), (-signal.SIGSEGV, False))
 
     def test_another_fault_is_not_ours(self):
         script = "import dquant, sys, ctypes; s = dquant.Stream(sys.argv[1], 'window(64)', dtype='u32'); b = next(s); ctypes.memset(8, 1, 1)"

@@ -529,6 +529,7 @@ fn describe(
         dtype_origin: origin.to_string(),
         tokenizer: ids.and_then(|manifest| manifest.tokenizer.clone()).unwrap_or_default(),
         max_id: ids.and_then(|manifest| u64::try_from(manifest.max_id?).ok()),
+        other_part: manifest.as_ref().and_then(|manifest| manifest.other_part()).unwrap_or(0),
         content: manifest.map_or(0, |manifest| manifest.fingerprint()),
         record_bytes,
         documents: if request.documents { documents.value() } else { 0 },

@@ -201,7 +201,8 @@ fn documents_of(
         ..Received::default()
     };
     let draws = |dataset| plan.draws(dataset);
-    selection::apply(selection, plan.document_split(), draws, infos, received)
+    let is_one_of_many = plan.blend().is_empty() && infos.len() > 1;
+    selection::apply(selection, plan.document_split(), draws, is_one_of_many, infos, received)
 }
 
 /// Whether the files can hold the ids of a table.

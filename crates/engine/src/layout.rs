@@ -1,6 +1,8 @@
 //! From a request to a stream: checks names and plan, compiles the plan to stages, computes the order of
 //! samples.
 
+use std::collections::HashMap;
+
 use host::ring::MAX_READERS;
 use xio::dataset::{BYTES, Dtype, Format, TokenFile};
 use xio::documents::Documents;
@@ -204,6 +206,7 @@ pub fn divide(
     }
     check_selection(plan)?;
     check_tokenizers(plan, infos)?;
+    check_parts(plan, infos)?;
     let is_one_of_many = plan.blend().is_empty() && infos.len() > 1;
     let mut layouts = Vec::with_capacity(infos.len());
     for (dataset, (info, asked)) in infos.iter().zip(asked).enumerate() {
@@ -396,10 +399,33 @@ fn check_tokenizers(plan: &Plan, infos: &[DatasetInfo]) -> Result<(), Error> {
     }
 }
 
+/// Two parts of one hold-out in a stream would let a model learn what it is to be evaluated on.
+fn check_parts(plan: &Plan, infos: &[DatasetInfo]) -> Result<(), Error> {
+    let drawn = infos.iter().enumerate().filter(|(dataset, _)| plan.draws(*dataset));
+    let drawn: Vec<&DatasetInfo> = drawn.map(|(_, info)| info).collect();
+    let contents: HashMap<u64, &DatasetInfo> =
+        drawn.iter().filter(|info| info.content != 0).map(|info| (info.content, *info)).collect();
+    let pair = drawn.iter().find_map(|info| {
+        Some((*info, *contents.get(&info.other_part).filter(|_| info.other_part != 0)?))
+    });
+    match pair {
+        None => Ok(()),
+        Some((one, other)) => {
+            let text = format!(
+                "{} and {} are the two parts of one hold-out: training on both is training on the validation data",
+                one.name, other.name
+            );
+            Err(Error::invalid(text)
+                .hint("give the validation part weight 0, or name the files one by one"))
+        }
+    }
+}
+
 /// Manifests tell the largest id, so a plan that cannot deliver it is refused now and not at the block that has it. A
 /// table, a module or a selection may leave it out.
 fn check_ids(plan: &Plan, infos: &[DatasetInfo]) -> Result<(), Error> {
-    if plan.remap().is_some() || plan.wasm().is_some() || !plan.selection().is_empty() {
+    let may_lack_it = !plan.selection().is_empty() || plan.split().is_some();
+    if plan.remap().is_some() || plan.wasm().is_some() || may_lack_it {
         return Ok(());
     }
     for (dataset, info) in infos.iter().enumerate() {

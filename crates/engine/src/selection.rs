@@ -30,6 +30,8 @@ pub fn apply(
     selection: &Selection,
     split: Option<Split>,
     draws: impl Fn(usize) -> bool,
+    // Of several files that are blended by their samples, one may be left without any.
+    is_one_of_many: bool,
     infos: &mut [DatasetInfo],
     received: Received,
 ) -> Result<Vec<Documents>, Error> {
@@ -48,7 +50,7 @@ pub fn apply(
     let kept = select(selection, &|documents| part_of(split, documents), &list, &datasets)
         .map_err(Error::invalid)?;
     for (info, (kept, dataset)) in infos.iter_mut().zip(kept.iter().zip(&datasets)) {
-        if dataset.drawn && kept.documents.tokens() == 0 && info.tokens > 0 {
+        if dataset.drawn && !is_one_of_many && kept.documents.tokens() == 0 && info.tokens > 0 {
             return Err(nothing_left(&info.name, split));
         }
         describe(info, kept);
@@ -123,15 +125,17 @@ mod tests {
     fn descriptions_tell_what_was_dropped() {
         let across = Selection { filter: None, dedup: Some(Dedup::Across) };
         let mut described = infos();
-        let error = apply(&across, None, |_| true, &mut described, received()).expect_err("empty");
+        let error =
+            apply(&across, None, |_| true, false, &mut described, received()).expect_err("empty");
         assert!(error.parts().0.contains("b.bin: filter and dedup leave no token"));
         let mut described = infos();
-        let left = apply(&across, None, |dataset| dataset == 1, &mut described, received());
+        let left = apply(&across, None, |dataset| dataset == 1, false, &mut described, received());
         assert_eq!(left.expect("what is not drawn displaces nothing")[1].len(), 1);
         let within = Selection { filter: None, dedup: Some(Dedup::Within) };
         let mut same = received();
         same.hashes[0] = vec![8, 8];
-        let left = apply(&within, None, |_| true, &mut described, same).expect("something is left");
+        let left =
+            apply(&within, None, |_| true, false, &mut described, same).expect("something is left");
         assert_eq!((left[0].len(), left[0].range(0)), (1, 0..3));
         let [a, b] = &described[..] else { panic!("two") };
         assert_eq!((a.duplicate_documents, a.duplicate_tokens, a.document_count), (1, 4, 1));
@@ -142,7 +146,7 @@ mod tests {
     #[test]
     fn without_a_selection_nothing_changes() {
         let mut described = infos();
-        let all = apply(&Selection::default(), None, |_| true, &mut described, received());
+        let all = apply(&Selection::default(), None, |_| true, false, &mut described, received());
         assert_eq!((all.expect("all").len(), described), (2, infos()));
     }
 }

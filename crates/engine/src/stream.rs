@@ -298,7 +298,7 @@ fn documents_of(
     let mut received = context.runtime.block_on(control.documents(asked, infos, budget))?;
     let leases = std::iter::once(tables).chain(received.list_lease.take()).collect();
     let draws = |dataset| plan.draws(dataset);
-    Ok((selection::apply(selection, plan.document_split(), draws, infos, received)?, leases))
+    Ok((selection::apply(selection, plan.document_split(), draws, false, infos, received)?, leases))
 }
 
 /// Plans the stream, starts it in the engine, and connects it to its target.

@@ -272,6 +272,12 @@ impl Manifest {
         }
     }
 
+    /// The fingerprint of the manifest of the other part, where documents were held out.
+    pub fn other_part(&self) -> Option<u64> {
+        // Checked by `Manifest::parse`.
+        self.split.as_ref().and_then(|split| u64::from_str_radix(&split.other_fingerprint, 16).ok())
+    }
+
     /// Type of the tokens.
     pub fn dtype(&self) -> Dtype {
         // Checked by `Manifest::parse`.

@@ -116,7 +116,7 @@ impl DocumentsCommand {
             true => std::mem::take(&mut received.hashes),
             false => Vec::new(),
         };
-        let tables = apply(&selection, None, |_| true, &mut infos, received)?;
+        let tables = apply(&selection, None, |_| true, false, &mut infos, received)?;
         for (dataset, (info, documents)) in infos.into_iter().zip(tables).enumerate() {
             let hashes = shown.get(dataset).map_or(&[][..], Vec::as_slice);
             console.report(&Listing::new(info, &documents, hashes))?;

@@ -287,7 +287,7 @@ impl Problem {
                 &"as in Megatron, the shares of training, validation and test: split=\"969,30,1\""
             }
             Problem::SplitShares { .. } => {
-                &"up to three numbers, for training, validation and test: split(\"98,1,1\", part=train)"
+                &"two or three numbers, for training, validation and test: split(\"98,1,1\", part=train)"
             }
             Problem::SplitPart { .. } => &"parts are train, valid and test",
             Problem::MegatronOverlap { .. } => {

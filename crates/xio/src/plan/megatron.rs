@@ -21,18 +21,23 @@ impl Decimal {
     /// Digits with at most one point among them and perhaps an exponent, or a fraction of two such numbers, which is
     /// rounded.
     pub(super) fn parse(text: &str) -> Option<Decimal> {
-        if let Some((above, below)) = text.split_once('/') {
-            let value = Decimal::parse(above)?.0 / Decimal::parse(below)?.0;
-            return Some(value).filter(|value| value.is_finite()).map(Decimal);
-        }
-        let legal = text.starts_with(|c: char| c.is_ascii_digit() || c == '.');
-        text.parse().ok().filter(|value: &f64| legal && value.is_finite()).map(Decimal)
+        let value = match text.split_once('/') {
+            Some((above, below)) => number(above)? / number(below)?,
+            None => number(text)?,
+        };
+        Some(value).filter(|value| value.is_finite()).map(Decimal)
     }
 
     /// The number.
     pub fn value(self) -> f64 {
         self.0
     }
+}
+
+/// One number, without a sign.
+fn number(text: &str) -> Option<f64> {
+    let is_legal = text.starts_with(|c: char| c.is_ascii_digit() || c == '.');
+    text.parse().ok().filter(|value: &f64| is_legal && value.is_finite())
 }
 
 impl fmt::Display for Decimal {

@@ -614,7 +614,7 @@ fn split(action: &Action, default_seed: Option<u64>) -> Result<Split, PlanError>
     let numbers = shares.text.split(',').map(|share| Weight::parse(share.trim()).ok());
     let mut numbers: Vec<Weight> = numbers
         .collect::<Option<Vec<Weight>>>()
-        .filter(|numbers| numbers.len() <= 3)
+        .filter(|numbers| (2..=3).contains(&numbers.len()))
         .ok_or_else(|| {
             PlanError::new(Problem::SplitShares { found: shares.describe() }, shares.span.clone())
         })?;

@@ -296,6 +296,8 @@ const SPLIT: &[(&str, &str, &str)] = &[
     ("window(4) | split('9,x', part=train)", "'9,x'", "cannot divide datasets"),
     ("window(4) | split('0,0', part=train)", "'0,0'", "cannot divide datasets"),
     ("window(4) | split('1,1,1,1', part=train)", "'1,1,1,1'", "cannot divide datasets"),
+    ("window(4) | split('99/1', part=train)", "'99/1'", "cannot divide datasets"),
+    ("window(4) | split('0.99', part=train)", "'0.99'", "cannot divide datasets"),
     ("window(4) | split('9,1', part=train) | split('9,1', part=valid)", "split", "a second time"),
     (
         "window(4) | order(megatron, seed=1) | split('9,1', part=train)",
@@ -423,6 +425,20 @@ fn the_order_of_a_plan_is_frozen() {
         parts.iter().fold(digest, |digest, part| (digest ^ part).wrapping_mul(0x100_0000_01b3))
     });
     assert_eq!(digest, 12_849_016_044_387_688_526);
+}
+
+/// A text of slashes is no number, and costs no more than its length.
+#[test]
+fn a_plan_of_slashes_is_refused() {
+    let slashes = format!("1{}", "/1".repeat(400_000));
+    for text in [
+        format!("window(8) | order(megatron, seed=1, samples=9, split=\"{slashes}\")"),
+        format!("window(8) | order(megatron, seed=1, samples=9) | blend(a={slashes})"),
+        format!("window(8) | blend(a={slashes})"),
+        format!("window(8) | split(\"{slashes}\", part=train)"),
+    ] {
+        assert!(Plan::parse(&text, None).is_err());
+    }
 }
 
 /// Every way to write weights, and the weights that are printed back, which are kept from then on.

@@ -142,9 +142,11 @@ impl Phase {
     fn fractions(&self, limit: u32) -> Option<Vec<u128>> {
         let shift = (u128::BITS - self.sum.leading_zeros()).saturating_sub(u64::BITS);
         let limit = u128::from(limit);
-        let fraction = |part: &u128| match part {
-            0 => Some((0, 1)),
-            part => simplest(part >> shift, self.sum >> shift, limit),
+        let fraction = |part: &u128| match (part, part >> shift) {
+            (0, _) => Some((0, 1)),
+            // Far below a part of the limit.
+            (_, 0) => None,
+            (_, part) => simplest(part, self.sum >> shift, limit),
         };
         let fractions: Vec<_> = self.parts.iter().map(fraction).collect::<Option<_>>()?;
         let common = fractions.iter().try_fold(1, |all, (_, below)| {
@@ -228,6 +230,7 @@ mod tests {
             (&["6972290", "3291033"], &[282_573, 133_379]),
             (&["6972290", "3291033", "77"], &[679_333, 320_656, 7]),
             (&["1000000000000", "1"], &[999_997, 1]),
+            (&["1e12", "1e-12"], &[999_997, 1]),
         ] {
             assert_eq!(parts(texts), expected, "{texts:?}");
         }
