@@ -34,9 +34,9 @@ pub(super) struct StreamArgs {
     #[arg(long, value_name = "PATH", env = "DQUANT_DPU")]
     dpu: Option<PathBuf>,
 
-    /// User of the DPU, by name or number, who may have the token [default: this user or root]
+    /// Another user whose DPU may have the token, by name or number
     ///
-    /// The token is sent to no DPU of another user.
+    /// Without it the token goes to a DPU of this user or of root only.
     #[arg(long, value_name = "USER", env = "DQUANT_DPU_USER")]
     dpu_user: Option<String>,
 
