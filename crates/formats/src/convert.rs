@@ -450,6 +450,7 @@ impl Run<'_> {
                 .or(recorded.and_then(|found| found.tokenizer.clone())),
             documents: knows_documents.then_some(progress.documents.count),
             eos,
+            targets: false,
         };
         let data = self.staging.data();
         let files = files_below(&data)?;

@@ -57,6 +57,9 @@ pub struct Manifest {
     /// The id that ends every document and occurs nowhere else.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eos: Option<u64>,
+    /// Whether the sequences of each document take turns: tokens that a model is not trained to say, then tokens that it is, and so on.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub targets: bool,
     /// The other part, where the documents were split into two datasets. Not part of the fingerprint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub split: Option<Split>,
@@ -150,6 +153,8 @@ pub struct Contents {
     pub documents: Option<u64>,
     /// The id that ends every document, where there is one.
     pub eos: Option<u64>,
+    /// Whether every second sequence of a document is a target.
+    pub targets: bool,
 }
 
 /// The manifest of the dataset at `path`, a file or a folder.
@@ -185,6 +190,7 @@ impl Manifest {
             tokenizer: contents.tokenizer,
             documents: contents.documents,
             eos: contents.eos,
+            targets: contents.targets,
             split: None,
             block_bytes: BLOCK_BYTES,
             files: sums,
@@ -299,6 +305,9 @@ impl Manifest {
         for file in &self.files {
             hash.bytes(&file.bytes.to_le_bytes());
             hash.bytes(file.crc32c.to_ascii_lowercase().as_bytes());
+        }
+        if self.targets {
+            hash.bytes(b"targets");
         }
         hash.0
     }

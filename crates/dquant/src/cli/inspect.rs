@@ -145,6 +145,7 @@ impl Inspect {
             tokenizer: self.tokenizer.clone(),
             documents: of_format.or(ends.and_then(|(_, documents)| documents)),
             eos: self.eos,
+            targets: layout.manifest.as_ref().is_some_and(|found| found.targets),
         };
         let described = (layout.kind.name(), layout.dtype);
         let manifest =

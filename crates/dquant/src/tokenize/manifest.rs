@@ -109,6 +109,7 @@ fn create(output: &Path, dtype: TokenType, written: &Written) -> Result<Manifest
         tokenizer: tokenizer.clone(),
         documents: documents.map(|before| before + totals.documents),
         eos: eos.map(u64::from),
+        targets: false,
     };
     let flat = dtype.in_file();
     let is_pair = index::path_of(output).exists();

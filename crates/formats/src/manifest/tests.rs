@@ -23,6 +23,7 @@ impl Folder {
             tokenizer: Some("r50k_base".into()),
             documents: Some(3),
             eos: Some(50_256),
+            targets: false,
         };
         let files = [PathBuf::from("a.bin")];
         Manifest::create(("flat", Dtype::U16), contents, &self.0, &files, &|_| ()).unwrap()
