@@ -182,7 +182,7 @@ impl Request {
 const U64: &str = "a whole number from 0 to 2**64 - 1";
 
 /// The names of all keyword arguments: those that stand for a plan, those of ranks, and the others.
-const OPTIONS: [&str; 52] = [
+const OPTIONS: [&str; 53] = [
     "seq_len",
     "batch_size",
     "shuffle",
@@ -203,6 +203,7 @@ const OPTIONS: [&str; 52] = [
     "widen",
     "pairs",
     "ignore",
+    "labels",
     "positions",
     "pad",
     "split",
@@ -304,6 +305,7 @@ struct Actions {
     widen: Option<String>,
     pairs: bool,
     ignore: Option<i64>,
+    labels: Option<String>,
     positions: bool,
     pad: Option<u32>,
     split: Option<String>,
@@ -318,7 +320,18 @@ struct Actions {
 const EXCLUSIVE: [(&str, &[&str], &str); 3] = [
     (
         "quantize",
-        &["pack", "pairs", "positions", "ignore", "remap", "wasm", "narrow", "bitpack", "widen"],
+        &[
+            "pack",
+            "pairs",
+            "positions",
+            "ignore",
+            "labels",
+            "remap",
+            "wasm",
+            "narrow",
+            "bitpack",
+            "widen",
+        ],
         "the one is for values, the other for tokens",
     ),
     ("bitpack", &["compress"], "packed tokens do not compress"),
@@ -326,7 +339,7 @@ const EXCLUSIVE: [(&str, &[&str], &str); 3] = [
 ];
 
 /// Keywords that need another.
-const NEEDS: [(&str, &str); 11] = [
+const NEEDS: [(&str, &str); 12] = [
     ("overflow", "narrow"),
     ("compress_level", "compress"),
     ("compress_when", "compress"),
@@ -337,6 +350,7 @@ const NEEDS: [(&str, &str); 11] = [
     ("dedup", "pack"),
     ("pad", "pack"),
     ("ignore", "pairs"),
+    ("labels", "pairs"),
     ("part", "split"),
     ("split_seed", "split"),
 ];
@@ -386,6 +400,9 @@ impl Actions {
             "ignore" => {
                 self.ignore =
                     Some(value_of(name, value, "the id of labels to ignore, such as -100")?);
+            }
+            "labels" => {
+                self.labels = Some(value_of(name, value, "\"targets\" or \"all\"")?);
             }
             "positions" => self.positions = value_of(name, value, "True or False")?,
             "pad" => self.pad = Some(value_of(name, value, U32)?),
@@ -494,9 +511,14 @@ impl Actions {
         let deliver = ("deliver", self.deliver.take());
         let quantize = call("quantize", self.quantize.take(), [deliver])?;
         let widen = self.widen.as_ref().map(|to| format!("widen({to})"));
-        let pairs = self.pairs.then(|| match self.ignore {
-            Some(id) => format!("pairs(ignore={id})"),
-            None => "pairs".to_owned(),
+        // What PyTorch's loss leaves out.
+        let default = (self.labels.as_deref() == Some("targets")).then_some(-100);
+        let ignore = self.ignore.or(default).map(|id| format!("ignore={id}"));
+        let labels = self.labels.as_ref().map(|labels| format!("labels={}", quoted(labels)));
+        let pairs = self.pairs.then(|| match (ignore, labels) {
+            (None, None) => "pairs".to_owned(),
+            (Some(one), None) | (None, Some(one)) => format!("pairs({one})"),
+            (Some(ignore), Some(labels)) => format!("pairs({ignore}, {labels})"),
         });
         let positions = self.positions.then(|| "positions".to_owned());
         let batch = self.batch_size.map(|samples| format!("batch({samples})"));

@@ -484,6 +484,7 @@ fn dataset_difference(
         fingerprint,
         content: number("content")?,
         documents: number("documents")?,
+        targets: number("targets")?,
     };
     let how = then.difference(&ours.identity());
     Ok(how.map(|how| if name == ours.name { how } else { format!("{how} (it was {name})") }))

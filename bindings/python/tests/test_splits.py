@@ -489,6 +489,7 @@ class Keywords(World):
         "widen": "i64",
         "pairs": True,
         "ignore": 7,
+        "labels": "all",
         "positions": True,
         "pad": 3,
         "split": "9,1",
@@ -550,7 +551,7 @@ class Keywords(World):
                 ("compress", ("compress_level", "compress_when")),
                 ("quantize", ("deliver",)),
                 ("pack", ("filter", "keep", "dedup", "pad")),
-                ("pairs", ("ignore",)),
+                ("pairs", ("ignore", "labels")),
                 ("split", ("part", "split_seed")),
                 ("epochs", ("epoch",)),
             ):

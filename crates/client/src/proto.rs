@@ -96,6 +96,7 @@ impl DatasetInfo {
             fingerprint: *fingerprint,
             content: self.content,
             documents: self.documents,
+            targets: self.targets,
         }
     }
 }

@@ -13,7 +13,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use formats::dochash::{self, ListReader, Subject, WRITE_HINT, Words};
-use formats::documents::{Described, Fingerprint, IndexReader, NO_INDEX_HINT};
+use formats::documents::{
+    Described, Entry, Fingerprint, IndexReader, MAX_TURNS, NO_INDEX_HINT, Sequences,
+};
 use formats::manifest::{ENDING, MAX_BYTES, REWRITE_HINT};
 use formats::settle::{self, Asked, Identified, NoTokens, Origin, Refusal};
 use formats::{DOCUMENTLESS_HINT, Manifest};
@@ -22,7 +24,7 @@ use host::root::{IoChoice, IoMode, OpenError, OpenFile, Root, Stamp};
 use tonic::Status;
 use xio::dataset::guess::Evidence;
 use xio::dataset::{self, BYTES, DatasetError, Dtype, Format, Sniff, TokenFile, npy};
-use xio::documents::{Documents, DocumentsError};
+use xio::documents::{Documents, DocumentsError, TargetsBuilder};
 use xio::sums::FileSums;
 
 use crate::action;
@@ -409,14 +411,14 @@ fn find_file_in(folder: &mut Folder, path: &Path, request: &DatasetRef) -> Resul
     let here = Path::new(".");
     let parent = if parent.as_os_str().is_empty() { here } else { parent };
     let root = folder.open(parent).map_err(|error| refused(&error))?;
-    let mut lengths = Vec::new();
+    let mut index = Index::default();
     let mut open = || {
         let file = root.open(name, IoChoice::Buffered).map_err(|error| refused_open(&error))?;
-        describe(root, name.to_owned(), file, request, &mut |tokens| lengths.push(tokens))
+        describe(root, name.to_owned(), file, request, &mut |entry| index.push(entry))
     };
     let found = open().map_err(|status| local_error(&status))?;
     let info = DatasetInfo { name: full.display().to_string(), ..found.info };
-    let documents = request.documents.then(|| documents_of(&lengths)).transpose();
+    let documents = request.documents.then(|| index.finish(info.has_targets)).transpose();
     let documents = documents.map_err(|error| refused(&error).hint(SPLIT_HINT))?;
     let hashes = || {
         let (header, mut words) = open_hashes(root, name)?;
@@ -430,14 +432,39 @@ fn find_file_in(folder: &mut Folder, path: &Path, request: &DatasetRef) -> Resul
     Ok(Found { info, documents, hashes, ..found })
 }
 
-/// Documents of these lengths, one after the other.
-fn documents_of(lengths: &[u64]) -> Result<Documents, DocumentsError> {
-    let mut end = 0;
-    Documents::new(lengths.iter().map(|tokens| {
-        let start = end;
-        end += tokens;
-        start..end
-    }))
+/// The documents of a file as they are read from its index.
+#[derive(Default)]
+struct Index {
+    lengths: Vec<u64>,
+    targets: TargetsBuilder,
+    /// Whether the next sequence is one of targets: in each document every second is.
+    is_target: bool,
+}
+
+impl Index {
+    fn push(&mut self, entry: Entry) {
+        match entry {
+            Entry::Sequence(tokens) => {
+                self.targets.push(tokens, self.is_target);
+                self.is_target = !self.is_target;
+            }
+            Entry::Document { tokens, .. } => {
+                self.lengths.push(tokens);
+                self.is_target = false;
+            }
+        }
+    }
+
+    /// The documents, one after the other.
+    fn finish(self, has_targets: bool) -> Result<Documents, DocumentsError> {
+        let mut end = 0;
+        let documents = Documents::new(self.lengths.iter().map(|tokens| {
+            let start = end;
+            end += tokens;
+            start..end
+        }))?;
+        Ok(documents.with_targets(has_targets.then(|| self.targets.finish())))
+    }
 }
 
 /// The error names the file itself, with the ending that was tried.
@@ -458,7 +485,7 @@ fn read_other_index(
     root: &Root,
     name: &str,
     layout: &TokenFile,
-    note: impl FnMut(u64, u64),
+    note: impl FnMut(Entry),
 ) -> Result<(), Status> {
     let of = Described { bytes: layout.data_bytes(), dtype: Some(layout.dtype) };
     let index = open_index(root, name, of)?;
@@ -481,24 +508,32 @@ fn agrees(
     settle::agrees(manifest, (name, size), (stored, tokens))
 }
 
-/// Describes an open file. Where its documents are asked for, passes their lengths to `each`.
+/// Describes an open file. Where its documents are asked for, passes what the index says of them to `each`.
 fn describe(
     root: &Root,
     name: String,
     file: OpenFile,
     request: &DatasetRef,
-    each: &mut dyn FnMut(u64),
+    each: &mut dyn FnMut(Entry),
 ) -> Result<Found, Status> {
     refuse_description(&name)?;
     let manifest = manifest_of(root, &name)?;
     let vocabulary = Some(request.vocabulary).filter(|size| *size > 0);
     let refused = |refusal: Refusal| refuse(&name, refusal.why, &refusal.hint);
     let holds_records = request.dtype == BYTES;
+    let has_targets = manifest.as_ref().is_some_and(|manifest| manifest.targets);
     let (mut documents, mut single) = (Fingerprint::default(), 0);
-    let mut note = |tokens, sequences| {
-        documents.push(tokens);
-        single += u64::from(sequences == 1);
-        each(tokens);
+    let (mut turns, mut most) = (Sequences::default(), 0);
+    let mut note = |entry| {
+        if let Entry::Document { tokens, sequences } = entry {
+            documents.push(tokens);
+            single += u64::from(sequences == 1);
+            most = most.max(sequences);
+        }
+        if has_targets {
+            turns.push(entry);
+        }
+        each(entry);
     };
     let buffered = buffered(root, &name, &file)?;
     let (layout, origin, record_bytes) =
@@ -508,6 +543,11 @@ fn describe(
     }
     if let Some(manifest) = &manifest {
         agrees(manifest, &name, file.size, &layout, holds_records).map_err(refused)?;
+    }
+    if has_targets && most > MAX_TURNS {
+        let why =
+            format!("a document has {most} sequences in turns, at most {MAX_TURNS} are supported");
+        return Err(refuse(&name, why, SPLIT_HINT));
     }
     if let Some(vocabulary) = vocabulary {
         let tokens = layout.data_offset..layout.data_offset + layout.data_bytes();
@@ -535,6 +575,9 @@ fn describe(
         documents: if request.documents { documents.value() } else { 0 },
         document_count: documents.documents(),
         single_sequence_documents: single,
+        has_targets,
+        targets: if has_targets && request.documents { turns.value() } else { 0 },
+        sequences: turns.count(),
         ..DatasetInfo::default()
     };
     if request.document_hashes {
@@ -550,7 +593,7 @@ fn layout_of(
     buffered: &File,
     request: &DatasetRef,
     manifest: Option<&Manifest>,
-    note: &mut dyn FnMut(u64, u64),
+    note: &mut dyn FnMut(Entry),
 ) -> Result<(TokenFile, Origin, u64), Status> {
     let sniffed = settle::sniff(buffered, file.size);
     if request.dtype == BYTES {
@@ -566,7 +609,7 @@ fn layout_of(
         Identified::Indexed(index) => {
             let read = match request.documents {
                 true => index.read_all(note),
-                false => index.read_all(|_, _| ()),
+                false => index.read_all(|_| ()),
             };
             return Ok((read.map_err(|error| refused_index(name, &error))?, Origin::File, 0));
         }
@@ -1054,9 +1097,9 @@ mod tests {
         let found = catalog.find_all(&[DatasetRef { documents: true, ..request("web") }]);
         assert_eq!(found.expect("it describes them")[0].info.document_count, 1);
         let mut lengths = Vec::new();
-        let read =
-            catalog.index("web").expect("it is there").read_all(|tokens, _| lengths.push(tokens));
+        let read = catalog.index("web").expect("it is there").read_all(|entry| lengths.push(entry));
         assert!(read.is_ok(), "{read:?}");
-        assert_eq!(lengths, [TOKENS]);
+        let document = Entry::Document { tokens: TOKENS, sequences: 1 };
+        assert_eq!(lengths, [Entry::Sequence(TOKENS), document]);
     }
 }

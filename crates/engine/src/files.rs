@@ -87,6 +87,7 @@ impl DividedFiles {
             vocabulary,
             documents: plan.needs_documents(),
             document_hashes: !plan.selection().is_empty(),
+            sequences: false,
         };
         if files.len() > MAX_DATASETS {
             let text =

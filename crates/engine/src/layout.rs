@@ -8,7 +8,7 @@ use xio::dataset::{BYTES, Dtype, Format, TokenFile};
 use xio::documents::Documents;
 use xio::order::megatron::MegatronError;
 use xio::order::{Cut, OrderError, PackingError, SampleLayout, StreamOrder};
-use xio::plan::{Narrow, Overflow, Plan};
+use xio::plan::{Labels, Narrow, Overflow, Plan};
 use xio::reader::{Delivery, LeaveOut, Reader, ReaderSetup, ReaderSource, Share};
 use xio::stage::{Branch, CompileError, Pipeline};
 
@@ -207,6 +207,7 @@ pub fn divide(
     check_selection(plan)?;
     check_tokenizers(plan, infos)?;
     check_parts(plan, infos)?;
+    check_targets(plan, infos)?;
     let is_one_of_many = plan.blend().is_empty() && infos.len() > 1;
     let mut layouts = Vec::with_capacity(infos.len());
     for (dataset, (info, asked)) in infos.iter().zip(asked).enumerate() {
@@ -230,6 +231,31 @@ pub fn divide(
     }
     let cuts = cut(plan, &mut layouts, documents, infos)?;
     Ok(Divided { layouts, cuts, documents: Vec::new() })
+}
+
+/// Labels of datasets that say which of their tokens are targets: that others are trained on should be nobody's surprise.
+fn check_targets(plan: &Plan, infos: &[DatasetInfo]) -> Result<(), Error> {
+    let mut drawn = (0..).zip(infos).filter(|(dataset, _)| plan.draws(*dataset));
+    match plan.labels() {
+        Some(Labels::Targets) if !drawn.any(|(_, info)| info.has_targets) => {
+            let text = "labels=targets, but no dataset says which of its tokens are targets";
+            Err(Error::invalid(text).hint(
+                "write one with `dquant tokenize --chat` or `dquant convert --targets COLUMN`, or leave labels out",
+            ))
+        }
+        None if plan.pairs() => match drawn.find(|(_, info)| info.has_targets) {
+            None => Ok(()),
+            Some((_, DatasetInfo { name, .. })) => {
+                let text = format!(
+                    "{name}: says which of its tokens are targets, but the plan would deliver all labels"
+                );
+                Err(Error::invalid(text).hint(
+                    "labels=targets with ignore=-100 leaves the others out, labels=all delivers them, too",
+                ))
+            }
+        },
+        _ => Ok(()),
+    }
 }
 
 /// A file from which no sample is drawn.

@@ -18,6 +18,7 @@ impl DatasetInfo {
             fingerprint: *fingerprint,
             content: self.content,
             documents: self.documents,
+            targets: self.targets,
         }
     }
 }

@@ -27,7 +27,7 @@ use xio::reader::ReaderSource;
 
 use crate::budget::{Budget, Lease};
 use crate::catalog::Table;
-use crate::control::documents::{DOCUMENT_BYTES, HASHED_BYTES};
+use crate::control::documents::{DOCUMENT_BYTES, HASHED_BYTES, SEQUENCE_BYTES};
 use crate::control::stages;
 use crate::control::target::{SAME_VERSION, Session, TargetControl, qp_address, queue_pair};
 use crate::data::dpu::{CAPSULES_BYTES, Command, Event, Peer, StreamId, StreamReport, StreamSpec};
@@ -292,9 +292,16 @@ fn documents_of(
     let hashes = !selection.is_empty();
     let count = infos.iter().fold(0, |sum: u64, info| sum.saturating_add(info.document_count));
     let each = if hashes { HASHED_BYTES } else { DOCUMENT_BYTES };
-    let tables = budget.take(count.saturating_mul(each))?;
+    let turns = |info: &DatasetInfo| if plan.hides_others() { info.sequences } else { 0 };
+    let turns = infos.iter().fold(0, |sum: u64, info| sum.saturating_add(turns(info)));
+    let turns = turns.saturating_mul(SEQUENCE_BYTES);
+    let tables = budget.take(count.saturating_mul(each).saturating_add(turns))?;
     let list = selection.filter.as_ref().map_or(String::new(), |filter| filter.list.clone());
-    let asked = DocumentsRequest { datasets: request.datasets.clone(), hashes, list };
+    let mut datasets = request.datasets.clone();
+    for (dataset, info) in datasets.iter_mut().zip(&*infos) {
+        dataset.sequences = plan.hides_others() && info.targets != 0;
+    }
+    let asked = DocumentsRequest { datasets, hashes, list };
     let mut received = context.runtime.block_on(control.documents(asked, infos, budget))?;
     let leases = std::iter::once(tables).chain(received.list_lease.take()).collect();
     let draws = |dataset| plan.draws(dataset);

@@ -70,6 +70,75 @@ impl std::fmt::Debug for Fingerprint {
     }
 }
 
+/// Most sequences of a document whose sequences take turns: a table is sent in pieces of whole documents.
+pub const MAX_TURNS: u64 = 1 << 14;
+
+/// What an index says next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// A sequence of this many tokens, of the document that ends next.
+    Sequence(u64),
+    /// The end of a document.
+    Document {
+        /// Its tokens.
+        tokens: u64,
+        /// Its sequences.
+        sequences: u64,
+    },
+}
+
+/// Identifies a table of sequences: the XXH3 hash (64 bits) of [`code`](Sequences::code) of each as a 32-bit
+/// little-endian number. It is never 0.
+#[derive(Clone, Default)]
+pub struct Sequences {
+    hash: XxHash3_64,
+    count: u64,
+    /// The last one, which may be the last of its document.
+    last: Option<u32>,
+}
+
+impl Sequences {
+    /// A sequence as one number: twice its tokens, and 1 more of the last of its document.
+    pub fn code(tokens: u32, is_last: bool) -> u32 {
+        tokens << 1 | u32::from(is_last)
+    }
+
+    /// Takes the next entry of an index. Returns the number of the sequence that is known by it; a document without
+    /// any counts as one without tokens.
+    pub fn push(&mut self, entry: Entry) -> Option<u32> {
+        let (tokens, is_last) = match entry {
+            // An index stores 31 bits.
+            Entry::Sequence(tokens) => (self.last.replace(tokens as u32)?, false),
+            Entry::Document { .. } => (self.last.take().unwrap_or(0), true),
+        };
+        let code = Sequences::code(tokens, is_last);
+        self.push_code(code);
+        Some(code)
+    }
+
+    /// Takes the next sequence as a number.
+    pub fn push_code(&mut self, code: u32) {
+        self.hash.write(&code.to_le_bytes());
+        self.count += 1;
+    }
+
+    /// How many.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// The fingerprint.
+    pub fn value(&self) -> u64 {
+        self.hash.finish().max(1)
+    }
+}
+
+impl std::fmt::Debug for Sequences {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Sequences({:016x} of {})", self.value(), self.count)
+    }
+}
+
 /// A cursor over one array of the index.
 #[derive(Debug)]
 struct Column {
@@ -158,6 +227,14 @@ impl IndexReader {
     /// # Errors
     /// When the index cannot be read or contradicts itself or its file.
     pub fn next_document(&mut self) -> Result<Option<u64>, Error> {
+        self.next_entries(&mut |_| ())
+    }
+
+    /// The same, and passes what the index says of it to `each`.
+    ///
+    /// # Errors
+    /// As [`next_document`](IndexReader::next_document).
+    pub fn next_entries(&mut self, each: &mut dyn FnMut(Entry)) -> Result<Option<u64>, Error> {
         let end = match self.next_end()? {
             Some(end) => end,
             None if self.sequence < self.header.sequences => {
@@ -167,11 +244,14 @@ impl IndexReader {
             }
             None => return Ok(None),
         };
-        let mut tokens = 0;
+        let (mut tokens, begun) = (0, self.sequence);
         while self.sequence < end {
-            tokens += self.next_length()?;
+            let length = self.next_length()?;
+            each(Entry::Sequence(length));
+            tokens += length;
             self.sequence += 1;
         }
+        each(Entry::Document { tokens, sequences: self.sequence - begun });
         Ok(Some(tokens))
     }
 
@@ -215,16 +295,12 @@ impl IndexReader {
         self.walk.finish().map_err(Error::dataset(&self.path))
     }
 
-    /// Reads all documents, and passes the tokens and the sequences of each to `each`.
+    /// Reads all documents, and passes what the index says of them to `each`.
     ///
     /// # Errors
     /// As [`next_document`](IndexReader::next_document) and [`finish`](IndexReader::finish).
-    pub fn read_all(mut self, mut each: impl FnMut(u64, u64)) -> Result<TokenFile, Error> {
-        let mut begun = self.sequence;
-        while let Some(tokens) = self.next_document()? {
-            each(tokens, self.sequence - begun);
-            begun = self.sequence;
-        }
+    pub fn read_all(mut self, mut each: impl FnMut(Entry)) -> Result<TokenFile, Error> {
+        while self.next_entries(&mut each)?.is_some() {}
         self.finish()
     }
 }
@@ -269,7 +345,11 @@ mod tests {
     fn read(bytes: &[u8], of: Described) -> Result<(Vec<u64>, TokenFile), Error> {
         let mut found = Vec::new();
         let reader = IndexReader::new(Path::new("web.idx"), file(bytes), of)?;
-        let described = reader.read_all(|tokens, _| found.push(tokens))?;
+        let described = reader.read_all(|entry| {
+            if let Entry::Document { tokens, .. } = entry {
+                found.push(tokens);
+            }
+        })?;
         Ok((found, described))
     }
 
@@ -283,8 +363,22 @@ mod tests {
             let bytes = index(&[3, 0, 5, 1], ends);
             let reader = IndexReader::new(Path::new("web.idx"), file(&bytes), of(9)).unwrap();
             let mut found = Vec::new();
-            reader.read_all(|_, sequences| found.push(sequences)).unwrap();
+            let (mut all, mut known) = (Vec::new(), Sequences::default());
+            let numbers = reader.read_all(|entry| {
+                all.extend(known.push(entry));
+                if let Entry::Document { sequences, .. } = entry {
+                    found.push(sequences);
+                }
+            });
+            numbers.unwrap();
             assert_eq!(found, expected);
+            // Twice the tokens of each sequence; odd is the last of a document, which an empty one has, too.
+            let ends: Vec<u32> = all.iter().map(|code| code & 1).collect();
+            let count =
+                |documents: &[u64]| documents.iter().map(|count| (*count).max(1)).sum::<u64>();
+            assert_eq!(known.count(), count(expected));
+            assert_eq!(ends.iter().sum::<u32>() as usize, expected.len());
+            assert_eq!(all.iter().map(|code| code >> 1).sum::<u32>(), 9);
         }
     }
 

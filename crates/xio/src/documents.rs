@@ -5,6 +5,7 @@
 //! belong here.
 
 mod select;
+mod targets;
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -15,6 +16,7 @@ use thiserror::Error;
 pub use select::{
     Count, Dedup, Filter, HashList, Hashed, Kept, MAX_LIST, PartOf, Selection, select,
 };
+pub use targets::{TARGET_BYTES, Targets, TargetsBuilder};
 
 /// Most documents of a dataset: 2.3 GiB of table, as many as in the largest index that is read.
 pub const MAX_DOCUMENTS: usize = 200_000_000;
@@ -25,6 +27,7 @@ pub const MAX_DOCUMENTS: usize = 200_000_000;
 pub struct Documents {
     starts: Arc<[u64]>,
     lengths: Arc<[u32]>,
+    targets: Option<Targets>,
 }
 
 /// Why runs of tokens are no documents.
@@ -74,7 +77,7 @@ impl Documents {
             lengths.push(u32::try_from(tokens).map_err(too_long)?);
             end = range.start + tokens;
         }
-        Ok(Documents { starts: starts.into(), lengths: lengths.into() })
+        Ok(Documents { starts: starts.into(), lengths: lengths.into(), targets: None })
     }
 
     /// Documents of these lengths in tokens, one after the other from the first token on.
@@ -88,6 +91,17 @@ impl Documents {
             end += u64::from(tokens);
             start..end
         }))
+    }
+
+    /// The same documents, of whose tokens these are targets.
+    #[must_use]
+    pub fn with_targets(self, targets: Option<Targets>) -> Documents {
+        Documents { targets, ..self }
+    }
+
+    /// Which of their tokens are targets; none where all are.
+    pub fn targets(&self) -> Option<&Targets> {
+        self.targets.as_ref()
     }
 
     /// How many.
@@ -149,6 +163,7 @@ impl Documents {
         Documents {
             starts,
             lengths: kept().map(|document| (document.end - document.start) as u32).collect(),
+            targets: self.targets.clone(),
         }
     }
 

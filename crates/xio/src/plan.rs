@@ -31,6 +31,8 @@
 //! | `widen(i64)`, `widen(i32)`, `widen(u32)` | deliver tokens in this larger type, after the wire | not |
 //! | `pairs` | deliver each sample twice, without its last and without its first token | once |
 //! | `pairs(ignore=ID)` | as above, and labels beyond the document of their input become `ID` | all labels |
+//! | `pairs(ignore=ID, labels=targets)` | as above, and so do labels that are no targets of their dataset | refuse datasets with targets |
+//! | `pairs(labels=all)` | deliver all labels of datasets with targets | refuse them |
 //! | `positions` | add to each sample the position of each token in its document, and the document's number | not |
 //! | `batch(N)` | samples of a batch | 32 |
 //!
@@ -114,8 +116,33 @@ pub struct Plan {
     pairs: bool,
     /// Labels beyond the document of their input.
     ignore: Option<i64>,
+    /// Which labels are delivered of datasets that have targets.
+    labels: Option<Labels>,
     positions: bool,
     batch: u32,
+}
+
+/// Which labels are delivered of datasets that say which of their tokens are targets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Labels {
+    /// Those that are targets.
+    Targets,
+    /// All of them.
+    All,
+}
+
+impl Labels {
+    /// As it is written in plans.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Labels::Targets => "targets",
+            Labels::All => "all",
+        }
+    }
+
+    fn from_name(name: &str) -> Option<Labels> {
+        [Labels::Targets, Labels::All].into_iter().find(|labels| labels.name() == name)
+    }
 }
 
 /// The `quantize` action.
@@ -504,6 +531,16 @@ impl Plan {
         self.ignore
     }
 
+    /// Which labels are delivered of datasets that have targets, if the plan says so.
+    pub fn labels(&self) -> Option<Labels> {
+        self.labels
+    }
+
+    /// Whether labels that are no targets become what labels to ignore do.
+    pub fn hides_others(&self) -> bool {
+        self.labels == Some(Labels::Targets)
+    }
+
     /// Whether each sample is delivered with the position of each token in its document, and the document's number.
     pub fn positions(&self) -> bool {
         self.positions
@@ -694,15 +731,28 @@ impl fmt::Display for Plan {
         if let Some(dtype) = self.widen {
             write!(f, " | widen({dtype})")?;
         }
-        match self.ignore {
-            Some(ignore) => write!(f, " | pairs(ignore={ignore})")?,
-            None if self.pairs => f.write_str(" | pairs")?,
-            None => {}
+        if self.pairs {
+            f.write_str(" | ")?;
+            write_pairs(f, self.ignore, self.labels)?;
         }
         if self.positions {
             f.write_str(" | positions")?;
         }
         write!(f, " | batch({})", self.batch)
+    }
+}
+
+/// Writes the `pairs` action.
+pub(crate) fn write_pairs(
+    f: &mut fmt::Formatter<'_>,
+    ignore: Option<i64>,
+    labels: Option<Labels>,
+) -> fmt::Result {
+    match (ignore, labels.map(Labels::name)) {
+        (None, None) => f.write_str("pairs"),
+        (None, Some(labels)) => write!(f, "pairs(labels={labels})"),
+        (Some(ignore), None) => write!(f, "pairs(ignore={ignore})"),
+        (Some(ignore), Some(labels)) => write!(f, "pairs(ignore={ignore}, labels={labels})"),
     }
 }
 

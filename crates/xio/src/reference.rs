@@ -82,6 +82,9 @@ pub enum ReferenceError {
     },
 }
 
+/// A token with its position in its document and the number of that.
+type Placed = (i128, (i128, i128));
+
 /// Computes batches the slow way.
 #[derive(Debug)]
 pub struct Reference<R> {
@@ -103,6 +106,8 @@ struct Dataset<R> {
     layout: SampleLayout,
     reader: R,
     documents: Vec<Range<u64>>,
+    /// Which tokens are targets; none where all are.
+    targets: Option<Vec<Range<u64>>>,
     /// The samples that documents are packed into, each by document.
     packed: Option<Vec<Vec<Range<u64>>>>,
     /// In each phase.
@@ -135,6 +140,7 @@ impl<R: TokenReader> Reference<R> {
                 layout,
                 reader,
                 documents: Vec::new(),
+                targets: None,
                 packed: None,
                 weights,
                 drawn,
@@ -176,6 +182,21 @@ impl<R: TokenReader> Reference<R> {
             dataset.documents = documents;
         }
         Ok(self)
+    }
+
+    /// The same with the runs of targets of each dataset; of one without all tokens are targets.
+    #[must_use]
+    pub fn with_targets(mut self, targets: Vec<Option<Vec<Range<u64>>>>) -> Reference<R> {
+        for (dataset, targets) in self.datasets.iter_mut().zip(targets) {
+            dataset.targets = targets;
+        }
+        self
+    }
+
+    /// Whether a token of a dataset is a target, as far as the plan asks.
+    fn is_target(&self, dataset: usize, token: u64) -> bool {
+        let targets = self.datasets[dataset].targets.as_ref().filter(|_| self.plan.hides_others());
+        targets.is_none_or(|runs| runs.iter().any(|run| run.contains(&token)))
     }
 
     /// The same with a table for `remap`; every token is refused without one.
@@ -285,22 +306,25 @@ impl<R: TokenReader> Reference<R> {
                 *value = action(self, token, old).map_err(refused)?;
             }
         }
+        let target = |(token, _): &(u64, i128)| self.is_target(dataset, *token);
+        let targets: Vec<bool> = values.iter().map(target).collect();
         // Each token with its position in its document and the number of that, from 1; 0 is padding.
         let numbers = (1..).zip(&pieces).flat_map(|(document, piece)| {
             (0..(piece.end - piece.start) as i128).map(move |position| (position, document))
         });
-        let mut tokens: Vec<(i128, (i128, i128))> =
+        let mut tokens: Vec<Placed> =
             values.into_iter().map(|(_, value)| value).zip(numbers).collect();
         let pad = self.plan.pack().map_or(0, |pack| pack.pad.into());
         tokens.resize(self.plan.window() as usize, (pad, (0, 0)));
         let inputs = tokens.len() - usize::from(self.plan.pairs());
         let mut rows = Vec::from([tokens[..inputs].iter().map(|token| token.0).collect()]);
         if self.plan.pairs() {
-            let label = |pair: &[(i128, (i128, i128))]| match self.plan.ignore() {
+            let label = |(at, pair): (usize, &[Placed])| match self.plan.ignore() {
                 Some(id) if pair[0].1.1 != pair[1].1.1 || pair[1].1.1 == 0 => id.into(),
+                Some(id) if !targets[at + 1] => id.into(),
                 _ => pair[1].0,
             };
-            rows.push(tokens.windows(2).map(label).collect());
+            rows.push(tokens.windows(2).enumerate().map(label).collect());
         }
         if self.plan.positions() {
             rows.push(tokens[..inputs].iter().map(|token| token.1.0).collect());

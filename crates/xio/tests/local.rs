@@ -11,7 +11,7 @@ use sim::chance::Chance;
 use sim::memory::Arena;
 use xio::dataset::{Dtype, TokenFile, flat};
 use xio::disk::{Change, Disk, DiskDone, DiskFault, DiskRead, FileId};
-use xio::documents::Documents;
+use xio::documents::{Documents, TargetsBuilder};
 use xio::order::{Cut, Fit, SampleLayout, StreamOrder};
 use xio::plan::Plan;
 use xio::reader::{
@@ -36,6 +36,40 @@ struct File {
     described: TokenFile,
     bytes: Vec<u8>,
     documents: Vec<Range<u64>>,
+    /// Runs of tokens and whether they are targets; none where all are.
+    turns: Option<Vec<(u64, bool)>>,
+}
+
+impl File {
+    fn documents(&self) -> Documents {
+        let documents = Documents::new(self.documents.iter().cloned()).unwrap();
+        documents.with_targets(self.turns.as_ref().map(|turns| {
+            let mut builder = TargetsBuilder::default();
+            turns.iter().for_each(|(tokens, are_targets)| builder.push(*tokens, *are_targets));
+            builder.finish()
+        }))
+    }
+
+    /// The runs of targets.
+    fn targets(&self) -> Option<Vec<Range<u64>>> {
+        let mut end = 0;
+        let runs = self.turns.as_ref()?.iter().map(|(tokens, are_targets)| {
+            end += tokens;
+            (end - tokens..end, *are_targets)
+        });
+        Some(runs.filter(|(_, are_targets)| *are_targets).map(|(run, _)| run).collect())
+    }
+}
+
+/// Runs of 0 to 29 tokens; every third file has none.
+fn turns(tokens: u64, salt: u64) -> Option<Vec<(u64, bool)>> {
+    let (mut draw, mut end, mut turns) = (Chance::new(tokens ^ salt << 32), 0, Vec::new());
+    while end < tokens {
+        let run = draw.below(30).min(tokens - end);
+        end += run;
+        turns.push((run, draw.below(2) == 0));
+    }
+    (draw.below(3) > 0).then_some(turns)
 }
 
 /// Documents of 0 to 49 tokens, some of them some tokens apart.
@@ -55,8 +89,8 @@ fn file(dtype: Dtype, tokens: u64, salt: u64) -> File {
     let width = dtype.bytes() as usize;
     let bytes: Vec<u8> =
         (0..tokens).flat_map(|i| value(i).to_le_bytes()[..width].to_vec()).collect();
-    let documents = documents(tokens, salt);
-    File { described: flat(dtype, bytes.len() as u64).unwrap(), bytes, documents }
+    let (documents, turns) = (documents(tokens, salt), turns(tokens, salt));
+    File { described: flat(dtype, bytes.len() as u64).unwrap(), bytes, documents, turns }
 }
 
 /// The table of `remap`: some tokens of the files have no entry.
@@ -261,7 +295,7 @@ impl Part {
 fn cut(plan: &Plan, pipeline: &Pipeline, files: &[File]) -> (Vec<SampleLayout>, Vec<Cut>) {
     let layouts = files.iter().enumerate().map(|(i, file)| pipeline.layout(i, file.described));
     let cut = |(dataset, (layout, file)): (usize, (SampleLayout, &File))| {
-        let documents = Documents::new(file.documents.iter().cloned()).unwrap();
+        let documents = file.documents();
         match plan.needs_documents() {
             true if plan.megatron().is_some() => (layout, Cut::Listed),
             true => plan.cut(dataset, layout, documents).unwrap(),
@@ -294,9 +328,7 @@ fn run(
             ReaderSource { connection: 0, source, layout: *layout, cut, stages, whole_pages }
         })
         .collect();
-    let documents = || {
-        files.iter().map(|file| Documents::new(file.documents.iter().cloned()).unwrap()).collect()
-    };
+    let documents = || files.iter().map(File::documents).collect();
     let order: StreamOrder = match plan.megatron_order(documents(), 1 << 20) {
         Some(order) => order.unwrap().into(),
         None => pipeline.order(&layouts).unwrap().into(),
@@ -384,9 +416,10 @@ fn rows_text(
     widen: u32,
 ) -> &'static str {
     match (pairs, ignore, positions) {
-        (true, 0, true) => " | pairs(ignore=7) | positions",
+        (true, 0, true) => " | pairs(ignore=7, labels=targets) | positions",
         (true, 0, false) => " | pairs(ignore=7)",
         (true, 1, _) if narrow == "u32" && widen == 2 => " | positions | pairs(ignore=-100)",
+        (true, 2, false) => " | pairs(ignore=9, labels=targets)",
         (true, _, true) => " | pairs | positions",
         (true, _, false) => " | pairs",
         (false, _, true) => " | positions",
@@ -511,7 +544,8 @@ fn known<R: TokenReader>(
     files: &[File],
 ) -> Reference<R> {
     let documents = files.iter().map(|file| file.documents.clone()).collect();
-    reference.unwrap().with_documents(documents).unwrap()
+    let targets = files.iter().map(File::targets).collect();
+    reference.unwrap().with_documents(documents).unwrap().with_targets(targets)
 }
 
 proptest! {

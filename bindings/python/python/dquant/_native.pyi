@@ -36,6 +36,7 @@ class Options(TypedDict, total=False):
     widen: str | None
     pairs: bool | None
     ignore: int | None
+    labels: str | None
     positions: bool | None
     pad: int | None
     split: str | Sequence[SupportsFloat] | None

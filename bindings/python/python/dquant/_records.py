@@ -23,6 +23,8 @@ class Dataset:
     """Fingerprint of its manifest, which stands for every byte of the file; 0 without a manifest."""
     documents: int = 0
     """Fingerprint of its documents as the plan takes them; 0 where the plan does not need them."""
+    targets: int = 0
+    """Fingerprint of which of their tokens are targets; 0 where it does not say so, or the plan does not need it."""
     filtered_documents: int = 0
     """Documents that the plan's filter dropped."""
     duplicate_documents: int = 0

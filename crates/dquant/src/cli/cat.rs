@@ -49,7 +49,8 @@ Plans are actions joined by `|`, in any order:
   compress(zstd, level=1) blocks cross the wire compressed, with zstd or lz4, where that is faster
   quantize(int8)          values of floating point cross the wire in 8 bits: int8, e4m3 or e5m2
   widen(i64)              deliver tokens in a larger type: u32, i32 or i64
-  pairs                   inputs and labels, which are one token later; pairs(ignore=ID) by document
+  pairs                   inputs and labels, which are one token later; pairs(ignore=ID) by document,
+                          pairs(ignore=ID, labels=targets) without what a model is not to say
   positions               two more rows: where each token is in its document, and which one that is
   batch(N)                samples of a batch [default: 32]
 

@@ -203,6 +203,8 @@ struct Holding {
     digest: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     tokenizer: Option<String>,
+    /// Whether every second sequence of a document is a target.
+    targets: bool,
     /// The other part, of documents that were split, as the manifest says it.
     #[serde(skip_serializing_if = "Option::is_none")]
     split: Option<Split>,
@@ -243,6 +245,7 @@ impl Holding {
             fits_u16: found.range.is_none_or(|(min, max)| min >= 0 && max <= i128::from(u16::MAX)),
             digest: found.digest(),
             tokenizer: recorded.and_then(|manifest| manifest.tokenizer.clone()),
+            targets: recorded.is_some_and(|manifest| manifest.targets),
             split: recorded.and_then(|manifest| manifest.split.clone()),
             manifest,
         }
@@ -277,6 +280,9 @@ impl fmt::Display for Holding {
         }
         if let Some(tokenizer) = &self.tokenizer {
             writeln!(f, "  tokenizer    {tokenizer}")?;
+        }
+        if self.targets {
+            writeln!(f, "  targets      every second sequence of a document")?;
         }
         if let Some(Split { part, seed, share, other, other_fingerprint }) = &self.split {
             let (part, rest) = (part.name(), part.other().name());

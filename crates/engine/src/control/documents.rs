@@ -11,12 +11,12 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use formats::dochash::{Digest, ListReader, WRITE_HINT, Words};
-use formats::documents::{Fingerprint, IndexReader};
+use formats::documents::{Fingerprint, IndexReader, MAX_TURNS, Sequences};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::{Instant, timeout_at};
 use tokio_stream::Stream;
 use tonic::Status;
-use xio::documents::{Documents, MAX_DOCUMENTS, MAX_LIST};
+use xio::documents::{Documents, MAX_DOCUMENTS, MAX_LIST, TARGET_BYTES, TargetsBuilder};
 
 use super::CALL_TIMEOUT;
 use crate::budget::{Budget, Lease};
@@ -44,6 +44,9 @@ pub(crate) const DOCUMENT_BYTES: u64 = 28;
 
 /// The same where documents are selected by their hashes, which are sorted.
 pub(crate) const HASHED_BYTES: u64 = 64;
+
+/// Bytes of a reader's memory that a sequence takes at most, where they tell the targets.
+pub(crate) const SEQUENCE_BYTES: u64 = 2 * TARGET_BYTES;
 
 /// Bytes of the longest number.
 const MAX_VARINT: usize = 5;
@@ -196,7 +199,10 @@ impl Tables {
             };
             let mut piece = DocumentsReply { dataset: self.at as u32, ..DocumentsReply::default() };
             match part {
-                Part::Lengths(index) => piece.lengths = self.lengths(index)?,
+                Part::Lengths(index) => match self.asked.datasets[self.at].sequences {
+                    true => piece.sequences = self.sequences(index)?,
+                    false => piece.lengths = self.lengths(index)?,
+                },
                 Part::Hashes(mut words) => {
                     let hashes =
                         words.next(PIECE_HASHES).map_err(|error| refused_hashes(&error))?;
@@ -212,7 +218,9 @@ impl Tables {
                     self.at += usize::from(hashes.is_empty());
                 }
             }
-            if piece.end || !piece.lengths.is_empty() || !piece.hashes.is_empty() {
+            let is_empty =
+                [&piece.lengths, &piece.sequences, &piece.hashes].iter().all(|b| b.is_empty());
+            if piece.end || !is_empty {
                 return Ok(Some(piece));
             }
         }
@@ -236,17 +244,51 @@ impl Tables {
         let mut lengths = Vec::with_capacity(PIECE_BYTES);
         while lengths.len() + MAX_VARINT <= PIECE_BYTES {
             let Some(tokens) = index.next_document().map_err(refused)? else {
-                index.finish().map_err(refused)?;
-                match self.asked.hashes {
-                    true => self.current = Some(Part::Hashes(self.catalog.hashes(name)?)),
-                    false => self.at += 1,
-                }
+                self.end(index)?;
                 return Ok(lengths);
             };
             put_varint(&mut lengths, length(name, tokens)?);
         }
         self.current = Some(Part::Lengths(index));
         Ok(lengths)
+    }
+
+    /// The next sequences of the current dataset, of whole documents.
+    fn sequences(&mut self, mut index: IndexReader) -> Result<Vec<u8>, Status> {
+        const MOST_BYTES: usize = MAX_TURNS as usize * MAX_VARINT;
+        let name = &self.asked.datasets[self.at].name;
+        let mut numbers = Vec::with_capacity(PIECE_BYTES);
+        while numbers.len() + MOST_BYTES <= PIECE_BYTES {
+            let (mut known, begun) = (Sequences::default(), numbers.len());
+            let mut put = |entry| {
+                if let Some(number) = known.push(entry) {
+                    put_varint(&mut numbers, number);
+                }
+            };
+            let document = index.next_entries(&mut put);
+            let Some(tokens) = document.map_err(|error| refused_index(name, &error))? else {
+                self.end(index)?;
+                return Ok(numbers);
+            };
+            length(name, tokens)?;
+            if numbers.len() - begun > MOST_BYTES {
+                let why = format!("a document has more than {MAX_TURNS} sequences in turns");
+                return Err(Status::invalid_argument(format!("{name}: {why}\n{SPLIT_HINT}")));
+            }
+        }
+        self.current = Some(Part::Lengths(index));
+        Ok(numbers)
+    }
+
+    /// Ends the table of the current dataset.
+    fn end(&mut self, index: IndexReader) -> Result<(), Status> {
+        let name = &self.asked.datasets[self.at].name;
+        index.finish().map_err(|error| refused_index(name, &error))?;
+        match self.asked.hashes {
+            true => self.current = Some(Part::Hashes(self.catalog.hashes(name)?)),
+            false => self.at += 1,
+        }
+        Ok(())
     }
 }
 
@@ -282,13 +324,45 @@ pub(super) struct Arriving<'a> {
     budget: &'a Budget,
     /// Whether hashes and a list come, too.
     asked: (bool, bool),
+    /// Whether sequences come in place of the lengths of datasets that have targets.
+    targets: bool,
     received: Received,
     /// The documents of the next dataset so far, and their hashes.
     lengths: Vec<u32>,
     fingerprint: Fingerprint,
+    turns: Option<Turns>,
     hashes: Vec<u64>,
     digest: Digest,
     list_has_ended: bool,
+}
+
+/// The sequences of a dataset, as far as they have arrived.
+#[derive(Debug)]
+struct Turns {
+    targets: TargetsBuilder,
+    known: Sequences,
+    /// Whether the next sequence is one of targets: in each document every second is.
+    is_target: bool,
+    /// Tokens of the current document so far.
+    tokens: u64,
+}
+
+impl Turns {
+    fn new(sequences: u64) -> Turns {
+        // Within the memory for tables.
+        let targets = TargetsBuilder::with_capacity(sequences as usize / 2 + 1);
+        Turns { targets, known: Sequences::default(), is_target: false, tokens: 0 }
+    }
+
+    /// Takes a sequence. The tokens of its document, if that ends with it.
+    fn push(&mut self, number: u32) -> Option<u64> {
+        let (tokens, is_last) = (u64::from(number >> 1), number & 1 == 1);
+        self.known.push_code(number);
+        self.targets.push(tokens, self.is_target);
+        self.tokens += tokens;
+        self.is_target = !self.is_target && !is_last;
+        is_last.then(|| std::mem::take(&mut self.tokens))
+    }
 }
 
 /// What to do when an index is not what it was.
@@ -325,13 +399,20 @@ impl<'a> Arriving<'a> {
             infos,
             budget,
             asked,
+            targets: false,
             received: Received::default(),
             lengths: Vec::new(),
             fingerprint: Fingerprint::default(),
+            turns: None,
             hashes: Vec::new(),
             digest: Digest::default(),
             list_has_ended: false,
         })
+    }
+
+    /// The same, of datasets whose targets are wanted.
+    pub(super) fn with_targets(self, targets: bool) -> Arriving<'a> {
+        Arriving { targets, ..self }
     }
 
     /// Takes the next piece.
@@ -367,24 +448,45 @@ impl<'a> Arriving<'a> {
                 false => Err(malformed(format!("the list has more than {MAX_LIST} hashes"))),
             };
         };
-        let mut bytes = &piece.lengths[..];
-        while !bytes.is_empty() {
-            let Some(tokens) = take_varint(&mut bytes) else {
-                let text = "a length of its documents is cut off or too large";
-                return Err(malformed(format!("{}: {text}", info.name)));
-            };
-            if self.fingerprint.documents() == info.document_count {
-                return Err(changed(info, "more documents"));
-            }
-            self.fingerprint.push(tokens.into());
-            self.lengths.push(tokens);
-        }
+        self.take_lengths(info, piece)?;
         let room = info.document_count - self.hashes.len() as u64;
         if !cut.is_empty() || hashes.len() as u64 > if self.asked.0 { room } else { 0 } {
             return Err(malformed(format!("{}: hashes that no document has", info.name)));
         }
         self.digest.extend(&hashes);
         self.hashes.extend(hashes);
+        Ok(())
+    }
+
+    /// Takes lengths of documents, or their sequences.
+    fn take_lengths(&mut self, info: &DatasetInfo, piece: &DocumentsReply) -> Result<(), Error> {
+        let wrong = |text: &str| malformed(format!("{}: {text}", info.name));
+        let (mut bytes, unasked) = match self.targets {
+            true if info.targets != 0 => (&piece.sequences[..], &piece.lengths),
+            _ => (&piece.lengths[..], &piece.sequences),
+        };
+        if !unasked.is_empty() {
+            return Err(wrong("lengths or sequences of documents that were not asked for"));
+        }
+        while !bytes.is_empty() {
+            let Some(mut tokens) = take_varint(&mut bytes) else {
+                return Err(wrong("a length of its documents is cut off or too large"));
+            };
+            if self.fingerprint.documents() == info.document_count {
+                return Err(changed(info, "more documents"));
+            }
+            if self.targets && info.targets != 0 {
+                let turns = self.turns.get_or_insert_with(|| Turns::new(info.sequences));
+                if turns.known.count() == info.sequences {
+                    return Err(changed(info, "more sequences"));
+                }
+                let Some(document) = turns.push(tokens) else { continue };
+                let long = |_| wrong("a document has more than 4,294,967,295 tokens");
+                tokens = u32::try_from(document).map_err(long)?;
+            }
+            self.fingerprint.push(tokens.into());
+            self.lengths.push(tokens);
+        }
         Ok(())
     }
 
@@ -426,7 +528,11 @@ impl<'a> Arriving<'a> {
         }
         let table = Documents::contiguous(std::mem::take(&mut self.lengths));
         let table = table.map_err(|error| Error::invalid(format!("{}: {error}", info.name)))?;
-        self.received.tables.push(table);
+        let turns = self.turns.take();
+        if turns.as_ref().is_some_and(|turns| turns.known.value() != info.targets) {
+            return Err(changed(info, "other sequences"));
+        }
+        self.received.tables.push(table.with_targets(turns.map(|turns| turns.targets.finish())));
         Ok(())
     }
 }
@@ -525,6 +631,58 @@ mod tests {
         assert!(arrive(&unknown, &[]).is_err());
         let many = [DatasetInfo { document_count: 300_000_000, ..info(&[]) }];
         assert!(arrive(&many, &[]).is_err());
+    }
+
+    /// The numbers of sequences of documents.
+    fn numbers(documents: &[&[u32]]) -> Vec<u32> {
+        let of = |document: &[u32]| {
+            let last = document.len() - 1;
+            let numbers = document.iter().enumerate();
+            numbers.map(|(at, tokens)| Sequences::code(*tokens, at == last)).collect::<Vec<_>>()
+        };
+        documents.iter().flat_map(|document| of(document)).collect()
+    }
+
+    #[test]
+    fn sequences_arrive_in_place_of_lengths() {
+        let documents: [&[u32]; 4] = [&[3, 4, 0, 2], &[0], &[0, 5], &[7]];
+        let all = numbers(&documents);
+        let mut known = Sequences::default();
+        all.iter().for_each(|number| known.push_code(*number));
+        let lengths: Vec<u32> = documents.iter().map(|document| document.iter().sum()).collect();
+        let (targets, sequences) = (known.value(), known.count());
+        let chat = DatasetInfo { has_targets: true, targets, sequences, ..info(&lengths) };
+        let infos = [info(&[6]), chat];
+        let of = |numbers: &[u32]| {
+            let DocumentsReply { lengths, .. } = piece(1, numbers);
+            DocumentsReply { dataset: 1, sequences: lengths, ..DocumentsReply::default() }
+        };
+        let arrive = |pieces: &[DocumentsReply]| {
+            let budget = Budget::documents(1 << 10);
+            let mut arriving = Arriving::new(&infos, (false, false), &budget)?.with_targets(true);
+            pieces.iter().try_for_each(|piece| arriving.take(piece))?;
+            arriving.finish()
+        };
+        let other = piece(0, &[6]);
+        let good = [other.clone(), of(&all[..3]), of(&all[3..])];
+        let tables = arrive(&good).expect("as described").tables;
+        assert_eq!(tables[0].targets(), None);
+        assert_eq!(tables[1].lengths(), lengths);
+        let runs: Vec<_> = tables[1].targets().expect("it has some").iter().collect();
+        assert_eq!(runs, vec![3..14; 1]);
+        let says = |pieces: &[DocumentsReply], what: &str| {
+            let (text, hint) = arrive(pieces).expect_err(what).parts();
+            assert!(text.contains(what) && hint.is_some(), "{text}");
+        };
+        let moved = numbers(&[&[4, 3, 0, 2], &[0], &[0, 5], &[7]]);
+        says(&[other.clone(), of(&moved)], "other sequences");
+        says(&[other.clone(), of(&[&all[..], &[2]].concat())], "more documents");
+        says(&[other.clone(), of(&all[..7])], "fewer documents");
+        let longer = numbers(&[&[3, 4, 0, 2], &[0], &[0, 5], &[0, 0, 7]]);
+        says(&[other.clone(), of(&longer)], "more sequences");
+        says(&[other.clone(), piece(1, &lengths)], "not asked for");
+        says(&[DocumentsReply { sequences: vec![1], ..other.clone() }], "not asked for");
+        says(&[other, DocumentsReply { sequences: vec![0x80], ..of(&[]) }], "cut off");
     }
 
     /// What a reader got is no table if the rest was not sent: it has to be told that it is too slow.

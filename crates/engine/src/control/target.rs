@@ -575,7 +575,8 @@ impl TargetControl {
         budget: &Budget,
     ) -> Result<Received, Error> {
         let wants = (asked.hashes, !asked.list.is_empty());
-        let mut arriving = Arriving::new(infos, wants, budget)?;
+        let targets = asked.datasets.iter().any(|dataset| dataset.sequences);
+        let mut arriving = Arriving::new(infos, wants, budget)?.with_targets(targets);
         let receive = async {
             let mut client = self.client.clone();
             let call = client.documents(asked);

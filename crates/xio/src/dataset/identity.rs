@@ -18,6 +18,8 @@ pub struct Identity<'a> {
     pub content: u64,
     /// Fingerprint of its documents as the plan takes them; 0 where it does not need them.
     pub documents: u64,
+    /// Fingerprint of which of their tokens are targets; 0 where it is not known, or not needed.
+    pub targets: u64,
 }
 
 impl Identity<'_> {
@@ -25,7 +27,8 @@ impl Identity<'_> {
     /// because every block read is compared with them; without two the files must be the same. So a manifest
     /// may be added or removed, and a dataset with a manifest may be copied.
     pub fn difference(&self, now: &Identity<'_>) -> Option<String> {
-        let Identity { dtype, tokens, data_offset, fingerprint, content, documents } = *self;
+        let Identity { dtype, tokens, data_offset, fingerprint, content, documents, targets } =
+            *self;
         if dtype != now.dtype {
             Some(format!("it holds {} tokens now and held {dtype}", now.dtype))
         } else if tokens != now.tokens {
@@ -34,6 +37,8 @@ impl Identity<'_> {
             Some(format!("its tokens begin at byte {} now, not {data_offset}", now.data_offset))
         } else if documents != now.documents {
             Some("its index describes other documents now".into())
+        } else if targets != now.targets {
+            Some("its index describes other targets now".into())
         } else if content != 0 && now.content != 0 {
             let differs = content != now.content;
             differs.then(|| "its manifest describes other contents now".into())
@@ -64,6 +69,7 @@ mod tests {
             fingerprint: 5,
             content: 0,
             documents: 0,
+            targets: 0,
         };
         let with = |fingerprint, content| Identity { fingerprint, content, ..then };
         assert_eq!(then.difference(&then), None);
@@ -85,5 +91,6 @@ mod tests {
         let documents = |documents| Identity { documents, ..with(5, 9) };
         assert_eq!(documents(3).difference(&documents(3)), None);
         says(documents(3), documents(4), "other documents");
+        says(documents(3), Identity { targets: 1, ..documents(3) }, "other targets");
     }
 }

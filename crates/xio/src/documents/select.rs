@@ -179,7 +179,8 @@ fn kept(
         dropped.documents += 1;
         dropped.tokens += range.end - range.start;
     }
-    Ok(Kept { documents: Documents::new(ranges)?, filtered, duplicates })
+    let documents = Documents::new(ranges)?.with_targets(dataset.documents.targets().cloned());
+    Ok(Kept { documents, filtered, duplicates })
 }
 
 #[cfg(test)]

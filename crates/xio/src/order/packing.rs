@@ -184,6 +184,11 @@ impl Packing {
         self.samples
     }
 
+    /// The documents that are packed.
+    pub fn documents(&self) -> &Documents {
+        &self.documents
+    }
+
     /// Tokens of documents in them; the others are padding.
     pub fn tokens(&self) -> u64 {
         self.tokens

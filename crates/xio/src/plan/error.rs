@@ -101,10 +101,16 @@ pub enum Problem {
     QuantizeDeliver { found: String },
     #[error("widen cannot deliver {found}")]
     WidenType { found: String },
-    #[error("pairs takes no argument but ignore=ID, and needs windows of two tokens")]
+    #[error(
+        "pairs takes no arguments but ignore=ID and labels=targets or all, and needs windows of two tokens"
+    )]
     Pairs,
     #[error("the label to ignore is {found}, which is no whole number")]
     Ignore { found: String },
+    #[error("pairs knows no labels {found}")]
+    Labels { found: String },
+    #[error("the plan does not say what labels become that are no targets")]
+    NothingForOthers,
     #[error("pack does not know how to fit documents {found}")]
     PackFit { found: String },
     #[error("packed samples hold whole documents, so they cannot overlap")]
@@ -272,6 +278,12 @@ impl Problem {
             Problem::WidenType { .. } => &"types to widen to are u32, i32 and i64",
             Problem::Ignore { .. } => {
                 &"-100 is what cross_entropy of PyTorch ignores: pairs(ignore=-100)"
+            }
+            Problem::Labels { .. } => {
+                &"labels=targets delivers those that the dataset says are targets, labels=all every one"
+            }
+            Problem::NothingForOthers => {
+                &"-100 is what cross_entropy of PyTorch ignores: pairs(ignore=-100, labels=targets)"
             }
             Problem::PackFit { .. } => {
                 &"best and first fill samples with several documents, single gives each its own"

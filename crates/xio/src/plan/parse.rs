@@ -12,9 +12,9 @@ use super::lexer::{self, Kind, Token};
 use super::megatron::Megatron;
 use super::weights::{Phase, Weight};
 use super::{
-    DEFAULT_BATCH, Deliver, Groups, MAX_BATCH, MAX_BATCH_TOKENS, MAX_PHASE_START, MAX_PLAN_BYTES,
-    MAX_WINDOW, MIN_BLOCK_BYTES, Narrow, Overflow, Pack, Part, Plan, Quantize, Shape, Shuffle,
-    UserModule,
+    DEFAULT_BATCH, Deliver, Groups, Labels, MAX_BATCH, MAX_BATCH_TOKENS, MAX_PHASE_START,
+    MAX_PLAN_BYTES, MAX_WINDOW, MIN_BLOCK_BYTES, Narrow, Overflow, Pack, Part, Plan, Quantize,
+    Shape, Shuffle, UserModule,
 };
 use crate::dataset::Dtype;
 use crate::documents::{Dedup, Filter, Selection};
@@ -256,6 +256,14 @@ impl<'a> Syntax<'a> {
     }
 }
 
+/// The `pairs` action.
+#[derive(Clone, Copy)]
+struct Pairs {
+    /// The label to ignore.
+    ignore: Option<i64>,
+    labels: Option<Labels>,
+}
+
 /// The actions parsed so far.
 #[derive(Default)]
 struct Draft {
@@ -275,13 +283,17 @@ struct Draft {
     compress: Option<(Compression, Range<usize>)>,
     quantize: Option<(Quantize, Range<usize>)>,
     widen: Option<Dtype>,
-    /// With the label to ignore.
-    pairs: Option<(Option<i64>, Range<usize>)>,
+    pairs: Option<(Pairs, Range<usize>)>,
     positions: bool,
     batch: Option<(u32, Range<usize>)>,
 }
 
 impl Draft {
+    fn hides_others(&self) -> bool {
+        let labels = self.pairs.as_ref().and_then(|(pairs, _)| pairs.labels);
+        labels == Some(Labels::Targets)
+    }
+
     fn add(&mut self, action: &Action, seed: Option<u64>) -> Result<(), PlanError> {
         let once = |fresh: bool, name: &'static str| match fresh {
             true => Ok(()),
@@ -397,7 +409,8 @@ impl Draft {
             compress: self.compress.map(|(compression, _)| compression),
             quantize: self.quantize.map(|(quantize, _)| quantize),
             widen: self.widen,
-            ignore: self.pairs.as_ref().and_then(|(ignore, _)| *ignore),
+            ignore: self.pairs.as_ref().and_then(|(pairs, _)| pairs.ignore),
+            labels: self.pairs.as_ref().and_then(|(pairs, _)| pairs.labels),
             pairs: self.pairs.is_some(),
             positions: self.positions,
             batch,
@@ -450,7 +463,8 @@ impl Draft {
             ("pack", self.pack.is_some()),
             ("order(megatron)", self.order.is_some()),
             ("positions", self.positions),
-            ("ignore", self.pairs.as_ref().is_some_and(|(ignore, _)| ignore.is_some())),
+            ("ignore", self.pairs.as_ref().is_some_and(|(pairs, _)| pairs.ignore.is_some())),
+            ("labels", self.pairs.as_ref().is_some_and(|(pairs, _)| pairs.labels.is_some())),
             ("remap", self.remap.is_some()),
             ("wasm", self.wasm.is_some()),
             ("narrow", self.narrow.is_some()),
@@ -490,18 +504,30 @@ fn widen(action: &Action) -> Result<Dtype, PlanError> {
     }
 }
 
-/// The label to ignore, if there is one.
-fn pairs(action: &Action) -> Result<(Option<i64>, Range<usize>), PlanError> {
-    let ignore = match action.arguments.as_slice() {
-        [] => None,
-        [Argument { key: Some(key), value, .. }] if key.text == "ignore" => {
-            let not_a_number = Problem::Ignore { found: value.describe() };
-            let id = value.text.replace('_', "").parse::<i64>();
-            Some(id.map_err(|_| PlanError::new(not_a_number, value.span.clone()))?)
+fn pairs(action: &Action) -> Result<(Pairs, Range<usize>), PlanError> {
+    let (mut ignore, mut labels) = (None, None);
+    for argument in &action.arguments {
+        let Argument { key: Some(key), value, .. } = argument else {
+            return Err(PlanError::new(Problem::Pairs, argument.span()));
+        };
+        match key.text.as_str() {
+            "ignore" if ignore.is_none() => {
+                let not_a_number = Problem::Ignore { found: value.describe() };
+                let id = value.text.replace('_', "").parse::<i64>();
+                ignore = Some(id.map_err(|_| PlanError::new(not_a_number, value.span.clone()))?);
+            }
+            "labels" if labels.is_none() => {
+                let unknown = Problem::Labels { found: value.describe() };
+                let found = Labels::from_name(&value.text);
+                labels = Some(found.ok_or(PlanError::new(unknown, value.span.clone()))?);
+            }
+            _ => return Err(PlanError::new(Problem::Pairs, argument.span())),
         }
-        [extra, ..] => return Err(PlanError::new(Problem::Pairs, extra.span())),
-    };
-    Ok((ignore, action.span.clone()))
+    }
+    if labels == Some(Labels::Targets) && ignore.is_none() {
+        return Err(PlanError::new(Problem::NothingForOthers, action.span.clone()));
+    }
+    Ok((Pairs { ignore, labels }, action.span.clone()))
 }
 
 fn pack(action: &Action) -> Result<Pack, PlanError> {

@@ -252,8 +252,15 @@ const ARGUMENTS: &[(&str, &str, &str)] = &[
     ("window(4) | pack(best, pad=-1)", "-1", "must be a whole number"),
     ("window(4) | pack(best, 0)", "0", "takes no further argument"),
     ("window(4, overlap=1) | pack(best)", "pack(best)", "cannot overlap"),
-    ("window(4) | pairs(1)", "1", "no argument but ignore=ID"),
+    ("window(4) | pairs(1)", "1", "no arguments but ignore=ID"),
     ("window(4) | pairs(ignore=x)", "x", "no whole number"),
+    ("window(4) | pairs(ignore=1, ignore=2)", "ignore=2", "no arguments but"),
+    ("window(4) | pairs(ignore=1, labels=some)", "some", "knows no labels"),
+    (
+        "window(4) | pairs(labels=targets)",
+        "pairs(labels=targets)",
+        "does not say what labels become",
+    ),
     ("window(4) | positions(1)", "1", "takes no further argument"),
     ("window(4) | positions | positions", "positions", "a second time"),
     ("narrow(u16)", "", "does not say how long a sample is"),
@@ -636,7 +643,9 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
     let split = (prop::option::of(split), any::<bool>());
     let fit = prop::sample::select(Fit::ALL.to_vec());
     let pack = prop::option::of((fit, any::<u32>()).prop_map(|(fit, pad)| Pack { fit, pad }));
-    let rows = (pack, prop::option::of(any::<i64>()), any::<bool>(), selection, split);
+    let labels = prop::option::of(prop::sample::select(vec![Labels::Targets, Labels::All]));
+    let ignore = (prop::option::of(any::<i64>()), labels);
+    let rows = (pack, ignore, any::<bool>(), selection, split);
     let types = (narrow, widen, (remap, bits, codec, quantize, wasm));
     (window, prop::option::of(shuffle), blend, types, 1..=2_048u32, rows).prop_map(
         |(
@@ -645,7 +654,7 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
             (blend, phases),
             (narrow, widen, forms),
             batch,
-            (pack, ignore, positions, selection, (split, mixes_tokenizers)),
+            (pack, (ignore, labels), positions, selection, (split, mixes_tokenizers)),
         )| {
             let (narrow, bitpack, compress) = legal_forms(narrow, widen, forms.1, forms.2);
             let batch = batch.min((MAX_BATCH_TOKENS / u64::from(window)) as u32);
@@ -670,6 +679,8 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
                 widen,
                 pairs,
                 ignore: ignore.filter(|_| pairs),
+                labels: labels
+                    .filter(|labels| pairs && (ignore.is_some() || *labels == Labels::All)),
                 positions,
                 batch,
             };
@@ -693,6 +704,7 @@ fn with_quantize(plan: Plan, quantize: Option<Quantize>) -> Plan {
         overlap: 0,
         pack: None,
         ignore: None,
+        labels: None,
         positions: false,
         remap: None,
         wasm: None,

@@ -383,7 +383,7 @@ impl Assembler {
                     }
                 };
                 let mut writer = Writer { sink, kernels: &self.kernels, delivery: &self.delivery };
-                writer.write_sample(filling.slot, filling.samples, sample, &self.row.ends);
+                writer.write_sample(filling.slot, filling.samples, sample, &self.row);
                 copied += self.delivery.sample_bytes();
             }
             lane.consume(pick);

@@ -537,7 +537,7 @@ impl Lane {
         width: u32,
         row: &mut Row,
     ) -> Option<u64> {
-        row.ends.clear();
+        row.clear();
         if self.listed.is_some() {
             row.tokens.clear();
             for position in position..position + u64::from(blocks) {
@@ -552,6 +552,7 @@ impl Lane {
         if let Some(packing) = self.packing().cloned() {
             let (number, buffer, first, load) =
                 self.block(position).map(|b| (b.number, b.buffer, b.first_token, b.load))?;
+            let targets = packing.documents().targets().filter(|_| row.needs_others);
             let addr = self.addr_in(buffer, first);
             let packed = self.packed.entry(position).or_insert_with(|| packing.packed(number));
             row.tokens.clear();
@@ -564,6 +565,11 @@ impl Lane {
                     Load::Single { .. } => &self.pieces[at..at + bytes],
                 });
                 row.ends.push(row.tokens.len() as u32 / width);
+                if let Some(targets) = targets {
+                    let (start, end) =
+                        (first + u64::from(piece.start), first + u64::from(piece.end));
+                    row.note_others(targets.others(start..end), start, at as u32 / width);
+                }
             }
             return None;
         }
@@ -575,6 +581,9 @@ impl Lane {
             let end = first + u64::from(self.window.tokens);
             row.ends.extend(documents.borders(first..end).map(|token| (token - first) as u32));
             row.ends.push(self.window.tokens);
+            if let Some(targets) = documents.targets().filter(|_| row.needs_others) {
+                row.note_others(targets.others(first..end), first, 0);
+            }
         }
         Some(self.sample_addr(position, sample, width))
     }

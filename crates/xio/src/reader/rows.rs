@@ -4,6 +4,7 @@
 //! delivered type, piece by piece through a small buffer. Which sample comes next is not known here.
 
 use alloc::vec::Vec;
+use core::ops::Range;
 
 use crate::dataset::Dtype;
 use crate::kernel::Kernels;
@@ -22,11 +23,35 @@ pub(super) struct Row {
     pub(super) ends: Vec<u32>,
     /// Whether any row depends on the ends.
     pub(super) needs_ends: bool,
+    /// Which of its tokens are no targets.
+    pub(super) others: Vec<Range<u32>>,
+    /// Whether any row depends on them.
+    pub(super) needs_others: bool,
 }
 
 impl Row {
     pub(super) fn new(delivery: &Delivery) -> Row {
-        Row { needs_ends: delivery.rows.need_documents(), ..Row::default() }
+        Row {
+            needs_ends: delivery.rows.need_documents(),
+            needs_others: delivery.rows.targets,
+            ..Row::default()
+        }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.ends.clear();
+        self.others.clear();
+    }
+
+    /// Notes what is no target of a piece of a file that begins with token `start` and lies at token `at` of the sample.
+    pub(super) fn note_others(
+        &mut self,
+        others: impl Iterator<Item = Range<u64>>,
+        start: u64,
+        at: u32,
+    ) {
+        let in_sample = |token: u64| at + (token - start) as u32;
+        self.others.extend(others.map(|run| in_sample(run.start)..in_sample(run.end)));
     }
 
     /// Adds padding to the tokens that were gathered.
@@ -47,10 +72,11 @@ pub(super) struct Writer<'a, S> {
 }
 
 impl<S: Sink> Writer<'_, S> {
-    /// Writes the sample with this number in a slot. Its documents end at `ends`; what is behind the last is
-    /// padding.
-    pub(super) fn write_sample(&mut self, slot: u32, number: u64, sample: &[u8], ends: &[u32]) {
+    /// Writes the sample with this number in a slot. Its documents end at the ends of the row; what is behind the last
+    /// is padding.
+    pub(super) fn write_sample(&mut self, slot: u32, number: u64, sample: &[u8], row: &Row) {
         let Delivery { rows, sample_dtype, .. } = *self.delivery;
+        let ends = &row.ends[..];
         let width = sample_dtype.bytes() as usize;
         if rows.pairs {
             self.write_tokens(slot, self.row_at(number, 0), &sample[..sample.len() - width]);
@@ -59,7 +85,9 @@ impl<S: Sink> Writer<'_, S> {
             self.write_tokens(slot, self.row_at(number, 0), sample);
         }
         if let Some(ignore) = rows.ignore {
-            self.ignore_labels(slot, self.row_at(number, 1), ends, ignore);
+            let labels = self.row_at(number, 1);
+            self.ignore_labels(slot, labels, ends, ignore);
+            self.hide_labels(slot, labels, &row.others, ignore);
         }
         if rows.positions {
             let first = 1 + u32::from(rows.pairs);
@@ -99,13 +127,37 @@ impl<S: Sink> Writer<'_, S> {
     /// Overwrites the labels that belong to another document than their input, and those of padding. Label `i` is
     /// token `i + 1`.
     fn ignore_labels(&mut self, slot: u32, row: u32, ends: &[u32], ignore: i64) {
-        let (labels, width) = (self.delivery.row_tokens(), self.delivery.dtype.bytes());
-        let id = ignore.to_le_bytes();
-        let id = &id[..width as usize];
+        let labels = self.delivery.row_tokens();
         let used = ends.last().copied().unwrap_or(0);
         let borders = ends.iter().map(|end| end - 1);
-        for label in borders.filter(|label| *label < labels).chain(used..labels) {
-            self.sink.write(slot, row + label * width, id);
+        for label in borders.filter(|label| *label < labels) {
+            self.write_label(slot, row, label..label + 1, ignore);
+        }
+        self.write_label(slot, row, used.min(labels)..labels, ignore);
+    }
+
+    /// Overwrites the labels that are no targets. Label `i` is token `i + 1`.
+    fn hide_labels(&mut self, slot: u32, row: u32, others: &[Range<u32>], ignore: i64) {
+        for others in others {
+            self.write_label(slot, row, others.start.saturating_sub(1)..others.end - 1, ignore);
+        }
+    }
+
+    /// Writes the same in the place of several labels.
+    fn write_label(&mut self, slot: u32, row: u32, mut labels: Range<u32>, ignore: i64) {
+        /// Labels written at a time.
+        const SOME: u32 = 64;
+        let width = self.delivery.dtype.bytes();
+        let id = ignore.to_le_bytes();
+        let mut some = [0; SOME as usize * size_of::<i64>()];
+        let written = labels.len().min(SOME as usize) * width as usize;
+        for label in some[..written].chunks_exact_mut(width as usize) {
+            label.copy_from_slice(&id[..width as usize]);
+        }
+        while !labels.is_empty() {
+            let count = (labels.end - labels.start).min(SOME);
+            self.sink.write(slot, row + labels.start * width, &some[..(count * width) as usize]);
+            labels.start += count;
         }
     }
 

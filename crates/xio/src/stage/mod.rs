@@ -38,7 +38,9 @@ use crate::dataset::Dtype;
 use crate::kernel::pack::can_pack;
 use crate::kernel::quantize::can_quantize;
 use crate::kernel::{Codec, Compression, Quant, can_narrow, can_widen};
-use crate::plan::{BlendText, Narrow, Overflow, Pack, Part, Shuffle, WindowText};
+use crate::plan::{
+    BlendText, Labels, Narrow, Overflow, Pack, Part, Shuffle, WindowText, write_pairs,
+};
 
 pub use block::{BlockPlan, BlockStages, MAX_TARGET_STAGES, TargetStages};
 pub use pipeline::{Branch, CompileError, Pipeline, Rows};
@@ -375,6 +377,8 @@ pub enum SampleOp {
     Pairs {
         /// What labels beyond the document of their input become.
         ignore: Option<i64>,
+        /// Which labels are delivered of datasets that have targets.
+        labels: Option<Labels>,
     },
     /// Adds the position of each input token in its document, and the document's number.
     Positions,
@@ -578,8 +582,7 @@ impl fmt::Display for SampleOp {
             SampleOp::Shuffle(shuffle) => shuffle.fmt(f),
             SampleOp::Blend(parts) => BlendText(parts).fmt(f),
             SampleOp::Widen { to } => write!(f, "widen({to})"),
-            SampleOp::Pairs { ignore: None } => f.write_str("pairs"),
-            SampleOp::Pairs { ignore: Some(ignore) } => write!(f, "pairs(ignore={ignore})"),
+            SampleOp::Pairs { ignore, labels } => write_pairs(f, *ignore, *labels),
             SampleOp::Positions => f.write_str("positions"),
             SampleOp::Pack(pack) => pack.fmt(f),
             SampleOp::Batch { samples } => write!(f, "batch({samples})"),

@@ -53,6 +53,8 @@ pub struct Rows {
     pub positions: bool,
     /// What labels beyond the document of their input become.
     pub ignore: Option<i64>,
+    /// Whether labels that are no targets become that, too.
+    pub targets: bool,
     /// The id of tokens behind the last document.
     pub pad: u32,
 }
@@ -111,7 +113,13 @@ impl Pipeline {
     /// What the rows of a sample are, beside its tokens.
     pub fn rows(&self) -> Rows {
         let (plan, pad) = (&self.plan, self.plan.pack().map_or(0, |pack| pack.pad));
-        Rows { pairs: plan.pairs(), positions: plan.positions(), ignore: plan.ignore(), pad }
+        Rows {
+            pairs: plan.pairs(),
+            positions: plan.positions(),
+            ignore: plan.ignore(),
+            targets: plan.hides_others(),
+            pad,
+        }
     }
 
     /// The delivered batches.
@@ -345,6 +353,7 @@ impl Plan {
             ("pack", self.pack().is_some()),
             ("positions", self.positions()),
             ("ignore", self.ignore().is_some()),
+            ("labels", self.labels().is_some()),
             ("pairs", self.pairs() && is_bytes),
             ("overlap", self.overlap() > 0 && is_bytes),
         ];
@@ -480,7 +489,8 @@ impl Plan {
         let blend = (!self.blend().is_empty()).then(|| SampleOp::Blend(self.blend().to_vec()));
         let batch = Some(SampleOp::Batch { samples: self.batch() });
         let widen = (delivered != dtype).then_some(SampleOp::Widen { to: delivered });
-        let pairs = self.pairs().then_some(SampleOp::Pairs { ignore: self.ignore() });
+        let (ignore, labels) = (self.ignore(), self.labels());
+        let pairs = self.pairs().then_some(SampleOp::Pairs { ignore, labels });
         let positions = self.positions().then_some(SampleOp::Positions);
         let ops = [blend, widen, pairs, positions, batch].into_iter().flatten();
         let joint = chain(takes, place, ops)?;

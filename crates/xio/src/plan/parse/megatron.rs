@@ -65,6 +65,9 @@ impl Draft {
             () if self.shuffle.is_some() => refuse(Problem::Exclusive { one, other: "shuffle" }),
             () if self.pack.is_some() => refuse(Problem::Exclusive { one, other: "pack" }),
             () if self.split.is_some() => refuse(Problem::Exclusive { one, other: "split" }),
+            () if self.hides_others() => {
+                refuse(Problem::Exclusive { one, other: "labels=targets" })
+            }
             () if self.phases.is_some() => refuse(Problem::Exclusive { one, other: "phases" }),
             () if overlap > 1 => refuse(Problem::MegatronOverlap { overlap }),
             () => Ok(()),
