@@ -18,6 +18,9 @@ With --evaluate 20 the model is evaluated every 20 steps, on the 5 % of the data
 part depends on the data alone: killing, resuming and another number of trainers change nothing, and the model learns from none
 of it.
 
+With --answers the model learns to answer: the sources are conversations that `dquant tokenize --chat` wrote. It reads the questions and
+its loss is that of the answers alone.
+
 Each step prints one line: its number, its loss, the loss as exact hexadecimal, and a digest of the batch's tokens.
 """
 
@@ -174,7 +177,10 @@ SOURCES = {"stream": FromStream, "dataset": FromDataset, "numpy": FromNumpy}
 
 def loss_of(model, rows, x, y):
     """The mean loss of a batch. `%` makes new tensors: those of the stream are views of the ring."""
-    return nn.functional.cross_entropy(model(x % rows).flatten(0, 1), (y % rows).flatten())
+    # Labels of -100 are not to be learnt. The mean over a batch that has no others is no number, its sum is 0.
+    y = torch.where(y < 0, y, y % rows).flatten()
+    reduction = "mean" if (y >= 0).any() else "sum"
+    return nn.functional.cross_entropy(model(x % rows).flatten(0, 1), y, ignore_index=-100, reduction=reduction)
 
 
 @torch.no_grad()
@@ -220,6 +226,8 @@ def train(args):
     if args.batch % trainers():
         sys.exit(f"{args.batch} samples cannot be shared by {trainers()} trainers")
     sample = f"window({CONTEXT + 1}, overlap=1) | narrow(u16) | widen(i64) | pairs"
+    if args.answers:
+        sample = f"window({CONTEXT + 1}) | pack(best) | narrow(u16) | widen(i64) | pairs(ignore=-100, labels=targets)"
     batch = f"batch({args.batch // trainers()})"
     plans = [f"{sample} | shuffle({args.seed}) | {batch}", None]
     if args.evaluate:
@@ -273,6 +281,7 @@ def main():
     parser.add_argument("--checkpoint", help="file to write and to go on from")
     parser.add_argument("--evaluate", type=int, metavar="N", help="evaluate every N steps")
     parser.add_argument("--split", default="95,5", help="shares of training and validation, if the model is evaluated")
+    parser.add_argument("--answers", action="store_true", help="learn the answers of conversations alone")
     parser.add_argument("--every", type=int, default=20, help="steps between checkpoints")
     args = parser.parse_args()
     if trainers() > 1:

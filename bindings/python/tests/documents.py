@@ -29,6 +29,18 @@ def documents_of(index):
     return found
 
 
+def targets_of(index):
+    """Whether each token is a target, of an index whose sequences take turns in each document."""
+    sequences, entries = words(index, 18, 2)
+    lengths = words(index, 34, sequences, "i")
+    ends = words(index, 34 + 12 * sequences, entries)
+    mask = []
+    for start, end in zip(ends, ends[1:]):
+        for turn, tokens in enumerate(lengths[start:end]):
+            mask += [turn % 2 == 1] * tokens
+    return mask
+
+
 def fingerprint_of(documents):
     """Of the lengths of all documents of a file."""
     return xxh3(struct.pack(f"<{len(documents)}Q", *(tokens for _, tokens in documents))) or 1

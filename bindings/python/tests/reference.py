@@ -10,6 +10,7 @@ dquant, and nothing may be made fast at the price of being less like the page.
 
 import functools
 import itertools
+import json
 import math
 import os
 import re
@@ -18,7 +19,7 @@ from fractions import Fraction
 
 import numpy
 
-from documents import documents_of, hash_of, select
+from documents import documents_of, hash_of, select, targets_of
 
 BITS = (1 << 64) - 1
 GAMMA = 0x9E3779B97F4A7C15
@@ -365,6 +366,18 @@ def documents_beside(path):
         return documents_of(index.read())
 
 
+def targets_beside(path):
+    """Whether each token of a file is a target; none if its manifest does not say that sequences take turns."""
+    try:
+        with open(path + ".dquant.json") as manifest:
+            if not json.load(manifest).get("targets"):
+                return None
+    except FileNotFoundError:
+        return None
+    with open(os.path.splitext(path)[0] + ".idx", "rb") as index:
+        return numpy.array(targets_of(index.read()), bool)
+
+
 def hashes_in(path):
     """The hashes of a list."""
     if path.endswith(".npy"):
@@ -557,6 +570,9 @@ class Reference:
             given = [weights * len(starts) if len(weights) == 1 else weights for weights in given]
             weights = integers(list(zip(*given, strict=True)))
         self.ignore = options.get("pairs", {}).get("ignore")
+        self.targets = [None] * len(files)
+        if options.get("pairs", {}).get("labels") == "targets":
+            self.targets = [targets_beside(path) for _, path in files]
         self.positions = "positions" in actions
         self.pad, how = options.get("pack", {}).get("pad", "0"), options.get("pack", {}).get(None)
         split, documents = None, [None] * len(files)
@@ -656,6 +672,10 @@ class Reference:
             if self.ignore is not None:
                 before, own = numpy.array(numbers[:-1]), numpy.array(numbers[1:])
                 rows[1][(own != before) | (own == 0)] = int(self.ignore)
+            if self.targets[d] is not None:
+                spoken = [self.targets[d][first : first + tokens] for first, tokens in parts]
+                spoken = numpy.concatenate([*spoken, numpy.ones(max(padding, 0), bool)])
+                rows[1][~spoken[1:]] = int(self.ignore)
         if self.positions:
             rows += [numpy.array(extra[: len(rows[0])], row.dtype) for extra in (places, numbers)]
         return rows

@@ -9,6 +9,7 @@ import sys
 import unittest
 from pathlib import Path
 
+from test_targets import Conversations
 from world import TOKEN, World
 
 try:
@@ -112,6 +113,23 @@ class Training(World):
         resumed = self.lines(subprocess.Popen(line, stdout=pipe, stderr=pipe, text=True))
         self.assertEqual(resumed, whole[len(whole) - len(resumed) :])
         self.assertEqual(len(resumed), STEPS - 16 + 4)
+
+    def test_answers_are_learnt_as_by_numpy_and_on_several_trainers(self):
+        chat = os.path.join(self.root, "answers.bin")
+        Conversations(chat, 900, 11)
+        args = ("--answers", "--evaluate", "16", "--split", "9,1", "--source")
+        script = str(ROOT / "examples/python/train_gpt.py")
+        line = [sys.executable, "-B", script, chat, "--batch", "4", "--steps", str(STEPS), *args]
+        pipe = subprocess.PIPE
+        start = lambda source: subprocess.Popen([*line, source], stdout=pipe, stderr=pipe, text=True)
+        whole = self.lines(start("stream"))
+        self.assertEqual(len(whole), STEPS + STEPS // 16)
+        for source in ("numpy", "dataset"):
+            self.assertEqual(self.lines(start(source)), whole, source)
+        for trainers in (2, 4):
+            found = self.lines_of_job(trainers, *args, "stream", source=f"dq://{self.control}/answers")
+            digests = lambda lines: [line.split()[-1] for line in lines if not line.startswith("valid")]
+            self.assertEqual(digests(found), digests(whole))
 
     def test_several_trainers_evaluate_together(self):
         evaluate = ("--evaluate", "16", "--split", "9,1")
