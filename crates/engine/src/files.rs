@@ -105,6 +105,14 @@ impl DividedFiles {
         divided.in_blocks_of(&plan).map_err(Error::invalid)?;
         Ok(DividedFiles { plan, found, infos, divided })
     }
+
+    /// Checks that the plan delivers every id that the manifests say there is.
+    ///
+    /// # Errors
+    /// Names the dataset and its largest id.
+    pub fn check_ids(&self) -> Result<(), Error> {
+        layout::check_ids(&self.plan, &self.infos)
+    }
 }
 
 /// A stream whose engine is a thread of this process. Dropping it ends it.

@@ -449,7 +449,10 @@ fn check_parts(plan: &Plan, infos: &[DatasetInfo]) -> Result<(), Error> {
 
 /// Manifests tell the largest id, so a plan that cannot deliver it is refused now and not at the block that has it. A
 /// table, a module or a selection may leave it out.
-fn check_ids(plan: &Plan, infos: &[DatasetInfo]) -> Result<(), Error> {
+///
+/// # Errors
+/// Names the dataset and its largest id.
+pub fn check_ids(plan: &Plan, infos: &[DatasetInfo]) -> Result<(), Error> {
     let may_lack_it = !plan.selection().is_empty() || plan.split().is_some();
     if plan.remap().is_some() || plan.wasm().is_some() || may_lack_it {
         return Ok(());

@@ -251,7 +251,10 @@ impl Explain {
             CliError::usage(message).hint(hint.unwrap_or_default())
         };
         let asked = match DividedFiles::open(&plan, &files, &given, 0) {
-            Ok(divided) => Asked::of(divided),
+            Ok(divided) => {
+                divided.check_ids().map_err(|error| refused(&error))?;
+                Asked::of(divided)
+            }
             // The index, the hashes or the list may be where the plan is to run.
             Err(error) if plan.needs_documents() => {
                 let request = DatasetRef { dtype: given, ..DatasetRef::default() };
@@ -320,9 +323,14 @@ impl Asked {
 /// What a plan draws from a dataset.
 fn drawn(info: &DatasetInfo, (layout, cut): &(SampleLayout, Cut)) -> Drawn {
     let dropped = info.filtered_tokens.saturating_add(info.duplicate_tokens);
+    let tokens = match cut {
+        // Those of the part, where the documents are split.
+        Cut::Packed(packing) => packing.documents().tokens(),
+        _ => info.tokens.saturating_sub(dropped),
+    };
     Drawn {
         documents: info.document_count,
-        tokens: info.tokens.saturating_sub(dropped),
+        tokens,
         filtered_documents: info.filtered_documents,
         filtered_tokens: info.filtered_tokens,
         duplicate_documents: info.duplicate_documents,

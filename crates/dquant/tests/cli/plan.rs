@@ -229,6 +229,31 @@ fn documents_that_are_known_are_counted() {
     assert!(plan.contains("blend(web.bin=7, code.bin=10)"), "{plan}");
 }
 
+/// What a stream would refuse is refused here, too, and what a part leaves is counted.
+#[test]
+fn ids_are_checked_and_parts_counted() {
+    let folder = Folder::new("plan-ids");
+    folder.write("text.txt", "one two three\n".repeat(4_000));
+    let tokenize = ["tokenize", "text.txt", "--encoding", "cl100k_base", "-o", "big.bin"];
+    folder.run(&tokenize).good();
+    let ran = folder.run(&["plan", "explain", "window(64) | narrow(u16)", "big.bin"]);
+    ran.failed(2, "big.bin holds ids up to 100257, which narrow(u16) refuses", "overflow=");
+    let lines: String = (0..400).map(|line| format!("{{\"text\": \"line {line}\"}}\n")).collect();
+    folder.write("lines.jsonl", lines);
+    let tokenize = ["tokenize", "lines.jsonl", "--encoding", "r50k_base", "-o", "lines.bin"];
+    folder.run(&tokenize).good();
+    let of = |part: &str| {
+        let plan = format!("window(64) | pack(best) | split(\"3,1\", part={part}, seed=1)");
+        let shown = explained(&folder, &[&plan, "lines.bin"]);
+        let drawn = &shown["datasets"][0]["drawn"];
+        (figure(drawn, "documents") as u64, figure(drawn, "tokens") as u64)
+    };
+    let whole = explained(&folder, &["window(64) | pack(best)", "lines.bin"]);
+    let all = figure(&whole["datasets"][0]["drawn"], "tokens") as u64;
+    let (train, valid) = (of("train"), of("valid"));
+    assert_eq!((train.0, valid.0, train.1 + valid.1), (300, 100, all));
+}
+
 #[test]
 fn mistakes_are_refused_with_a_hint() {
     let folder = Folder::new("plan-mistakes");
