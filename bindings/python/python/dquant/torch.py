@@ -317,14 +317,12 @@ class TokenDataset(IterableDataset):
         return self.__deepcopy__({})
 
     def _tensors(self, batch):
-        tensors = batch.torch(copy=False)
+        tensors = batch.torch(copy=self._copy)
+        if not self._copy:
+            return tensors
         if isinstance(tensors, tuple):
-            return tuple(self._tensor(tensor) for tensor in tensors)
-        return self._tensor(tensors)
-
-    def _tensor(self, tensor):
-        # Two pieces of a sample become one row.
-        return tensor.clone().contiguous().view(tensor.shape[0], -1) if self._copy else tensor
+            return tuple(map(flat, tensors))
+        return flat(tensors)
 
     def state_dict(self):
         """The position, as a dictionary of numbers, strings and lists; empty before the first iteration."""
@@ -346,6 +344,11 @@ class TokenDataset(IterableDataset):
             loaded = int(self._shared[2])
             self._shared[2] = loaded + 1 + loaded % 2
             self._resume = (int(self._shared[2]), dict(state), rename)
+
+
+def flat(tensor):
+    """The samples of a tensor, each in one row, where it sees two pieces of each."""
+    return tensor if tensor.dim() == 2 else tensor.view(tensor.shape[0], -1)
 
 
 def loader_of(caller):
