@@ -197,14 +197,20 @@ impl Batch {
         if self.form.pairs || self.form.positions { all.get_item(index) } else { Ok(all) }
     }
 
+    /// The bytes from the first element on that a trainer sees of the batch, or of one row of its samples.
+    fn seen(&self, row: Option<usize>) -> &[u8] {
+        let Batch { view, form, .. } = self;
+        let skipped = row.map_or(0, |row| row * form.strides()[0] as usize);
+        &view.bytes()[form.offset + skipped..]
+    }
+
     /// The batch as an array, or one row of its samples.
     fn array(&self, row: Option<usize>) -> Array<'_> {
-        let Batch { view, form, .. } = self;
+        let form = &self.form;
         let (shape, strides) = (form.shape(), form.strides());
-        let skipped = row.map_or(0, |row| row * strides[0] as usize);
         let dimensions = usize::from(row.is_some());
         Array {
-            bytes: &view.bytes()[form.offset + skipped..],
+            data: self.seen(row).as_ptr().cast_mut(),
             shape: &shape[dimensions..],
             strides: &strides[dimensions..],
             width: form.token.3,
@@ -231,12 +237,12 @@ impl Batch {
 
     /// A DLPack capsule of a copy of the batch, or of one row of its samples, which may be written.
     fn copied<'py>(slf: &Bound<'py, Self>, row: Option<usize>) -> PyResult<Bound<'py, PyAny>> {
-        let array = slf.get().array(row);
-        let copy = Copied::of(&array);
-        let keeper = Arc::clone(&copy.words);
-        let strides = &copy.strides[..array.shape.len()];
-        let array = Array { bytes: copy.bytes(), strides, ..array };
-        dlpack::capsule(slf.py(), &array, Box::new(keeper), None)
+        let batch = slf.get();
+        let array = batch.array(row);
+        let (copy, strides) = Copied::of(batch.seen(row), &array);
+        let strides = &strides[..array.shape.len()];
+        let array = Array { data: copy.words.cast(), strides, ..array };
+        dlpack::capsule(slf.py(), &array, Box::new(copy), None)
     }
 
     fn row_of_positions<'py>(
@@ -252,31 +258,38 @@ impl Batch {
     }
 }
 
-/// A copy of an array, one element after the other.
+/// A copy of an array, one element after the other. It is held by its address, as its consumer writes there.
 struct Copied {
     /// In words, so that elements of every type are aligned.
-    words: Arc<Vec<u64>>,
-    len: usize,
-    /// In bytes.
-    strides: [isize; MAX_DIMENSIONS],
+    words: *mut u64,
+    count: usize,
+}
+
+// SAFETY: the memory is its own, and nothing of it is of a thread.
+unsafe impl Send for Copied {}
+
+impl Drop for Copied {
+    fn drop(&mut self) {
+        let words = ptr::slice_from_raw_parts_mut(self.words, self.count);
+        // SAFETY: they came from a box, and whoever used them has let go of them.
+        drop(unsafe { Box::from_raw(words) });
+    }
 }
 
 impl Copied {
-    fn of(array: &Array<'_>) -> Copied {
+    /// Copies an array that begins with these bytes. Also returns the strides of the copy, in bytes.
+    fn of(bytes: &[u8], array: &Array<'_>) -> (Copied, [isize; MAX_DIMENSIONS]) {
         let mut strides = [0; MAX_DIMENSIONS];
         let mut len = array.width;
         for (stride, length) in strides[..array.shape.len()].iter_mut().zip(array.shape).rev() {
             *stride = len as isize;
             len *= *length as usize;
         }
-        let mut words = vec![0; len.div_ceil(size_of::<u64>())];
-        copy_elements(array, array.shape, array.strides, 0, &mut bytes_of(&mut words)[..len]);
-        Copied { words: Arc::new(words), len, strides }
-    }
-
-    fn bytes(&self) -> &[u8] {
-        // SAFETY: the words are at least `len` bytes, of a type without padding.
-        unsafe { std::slice::from_raw_parts(self.words.as_ptr().cast(), self.len) }
+        let mut words = vec![0; len.div_ceil(size_of::<u64>())].into_boxed_slice();
+        let (from, to) = ((bytes, 0), &mut bytes_of(&mut words)[..len]);
+        copy_elements(from, array.width, (array.shape, array.strides), to);
+        let count = words.len();
+        (Copied { words: Box::into_raw(words).cast(), count }, strides)
     }
 }
 
@@ -286,23 +299,28 @@ fn bytes_of(words: &mut [u64]) -> &mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), size_of_val(words)) }
 }
 
-/// Copies the elements of an array from byte `at` on, dimension by dimension; the last lies in one piece.
-fn copy_elements(array: &Array<'_>, shape: &[isize], strides: &[isize], at: isize, to: &mut [u8]) {
+/// Copies elements of `width` bytes from byte `at` on, dimension by dimension; the last lies in one piece.
+fn copy_elements(
+    (bytes, at): (&[u8], isize),
+    width: usize,
+    (shape, strides): (&[isize], &[isize]),
+    to: &mut [u8],
+) {
     let is_dense = strides
         .iter()
         .rev()
         .zip(shape.iter().rev())
-        .try_fold(array.width as isize, |size, (stride, length)| {
+        .try_fold(width as isize, |size, (stride, length)| {
             (*stride == size).then_some(size * length)
         });
     if is_dense.is_some() {
         let at = at as usize;
-        to.copy_from_slice(&array.bytes[at..at + to.len()]);
+        to.copy_from_slice(&bytes[at..at + to.len()]);
         return;
     }
     let piece = to.len() / shape[0] as usize;
     for (index, to) in (0..).zip(to.chunks_exact_mut(piece.max(1))) {
-        copy_elements(array, &shape[1..], &strides[1..], at + index * strides[0], to);
+        copy_elements((bytes, at + index * strides[0]), width, (&shape[1..], &strides[1..]), to);
     }
 }
 

@@ -71,7 +71,8 @@ pub(crate) const MAX_DIMENSIONS: usize = 4;
 /// An array in host memory.
 #[derive(Debug)]
 pub(crate) struct Array<'a> {
-    pub(crate) bytes: &'a [u8],
+    /// Its first element. A consumer may write there if the keeper of the capsule allows it.
+    pub(crate) data: *mut u8,
     /// Lengths, at most [`MAX_DIMENSIONS`].
     pub(crate) shape: &'a [isize],
     /// In bytes, one for each length.
@@ -143,12 +144,12 @@ fn own<T>(
     managed: impl FnOnce(Tensor) -> T,
     tensor_of: impl FnOnce(&mut T) -> &mut Tensor,
 ) -> *mut Owner<T> {
-    let Array { bytes, width, kind, .. } = *array;
+    let Array { data, width, kind, .. } = *array;
     let (mut shape, mut strides) = ([0; MAX_DIMENSIONS], [0; MAX_DIMENSIONS]);
     shape.iter_mut().zip(array.shape).for_each(|(to, from)| *to = *from as i64);
     strides.iter_mut().zip(array.strides).for_each(|(to, from)| *to = *from as i64 / width as i64);
     let tensor = Tensor {
-        data: bytes.as_ptr().cast_mut().cast(),
+        data: data.cast(),
         device: Device { kind: CPU.0, id: CPU.1 },
         ndim: array.shape.len() as i32,
         dtype: DataType { code: kind as u8, bits: 8 * width as u8, lanes: 1 },
