@@ -7,6 +7,8 @@ use std::path::Path;
 use formats::{Error, Kind, ReadOptions};
 use xio::dataset::Dtype;
 
+#[cfg(feature = "parquet")]
+use super::golden::{expected, golden};
 use super::kit::{Folder, documents, flat, job, made, read, run};
 
 fn given(dtype: Dtype) -> ReadOptions {
@@ -367,6 +369,17 @@ fn a_folder_means_what_its_own_index_lists() {
         convert("b.bin", &rows.join(hidden), Kind::Parquet);
     }
     assert_eq!(documents(&rows, &ReadOptions::default()), want);
+}
+
+/// Arrow's Rust library pads the magic bytes of a file to 64, others to 8.
+#[cfg(feature = "parquet")]
+#[test]
+fn arrow_files_begin_with_any_padding() {
+    let folder = Folder::new("wild-padding");
+    let bytes = fs::read(golden("file.arrow")).expect("it is checked in");
+    let padded = [&bytes[..8], &[0; 56], &bytes[8..]].concat();
+    fs::write(folder.path("padded.arrow"), padded).expect("writable");
+    assert_eq!(documents(&folder.path("padded.arrow"), &ReadOptions::default()), expected());
 }
 
 #[test]
