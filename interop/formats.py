@@ -143,6 +143,18 @@ def write_parquet(path, docs):
     pyarrow.parquet.write_table(table(docs), path, row_group_size=4)
 
 
+def write_targets(path, docs):
+    """Tokens of which every second run of three is a target, as each form of a column says it."""
+    import pyarrow.parquet
+    marks = [[(row + at) // 3 % 2 == 1 for at in range(len(doc))] for row, doc in enumerate(docs)]
+    labels = [[int(token) if mark else -100 for token, mark in zip(*both)] for both in zip(docs, marks)]
+    columns = {"input_ids": pyarrow.array([doc.tolist() for doc in docs], pyarrow.list_(pyarrow.uint16())),
+               "labels": pyarrow.array(labels, pyarrow.list_(pyarrow.int64())),
+               "flags": pyarrow.array(marks, pyarrow.large_list(pyarrow.bool_())),
+               "mask": pyarrow.array([[int(mark) for mark in row] for row in marks], pyarrow.list_(pyarrow.int8()))}
+    pyarrow.parquet.write_table(pyarrow.table(columns), path, row_group_size=4)
+
+
 def write_arrow_file(path, docs):
     import pyarrow.feather
     pyarrow.feather.write_feather(table(docs), str(path), compression="uncompressed", chunksize=4)
@@ -289,6 +301,7 @@ def golden(folder):
         path = folder / name
         shutil.rmtree(path, ignore_errors=True)
         write(path, docs)
+    write_targets(folder / "targets.parquet", docs)
     (folder / "documents.json").write_text(json.dumps([doc.tolist() for doc in docs]) + "\n")
     return 0
 

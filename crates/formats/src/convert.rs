@@ -29,7 +29,7 @@ use crate::error::Error;
 use crate::kind::Kind;
 use crate::manifest::{self, Contents, Manifest};
 use crate::reading::{self, Chunk, Plan};
-use crate::source::{self, ReadOptions, Source};
+use crate::source::{self, Layout, ReadOptions, Source};
 use crate::writer::{self, Place, WriteOptions};
 use crate::{value, whole};
 
@@ -143,6 +143,8 @@ pub struct Census {
     pub(crate) tokens: Digest,
     /// Digest of the lengths of the documents.
     pub(crate) documents: Digest,
+    /// Digest of where documents go on with another sequence.
+    pub(crate) sequences: Digest,
     /// Smallest and largest id.
     pub range: Option<(i128, i128)>,
     /// How often the id occurs that was looked for.
@@ -180,6 +182,7 @@ pub fn census(
 ) -> Result<Census, Error> {
     let dtype = source.layout().dtype;
     let (mut tokens, mut documents, mut scan) = (Digest::default(), Digest::default(), Scan::EMPTY);
+    let mut sequences = Digest::default();
     let (mut occurrences, mut in_document, mut last) = (0, 0, None);
     let plan = Plan { dtype, eos: None, threads, first_part: 0 };
     // Documents that end with `eos` are not cut here: what the format keeps apart is counted.
@@ -192,14 +195,19 @@ pub fn census(
         last = value::last(&chunk.tokens, dtype).or(last);
         let mut at = 0;
         for end in &chunk.ends {
-            documents.push(in_document + (end - at) as u64);
-            (at, in_document) = (*end, 0);
+            (at, in_document) = (end.at, in_document + (end.at - at) as u64);
+            if end.is_document {
+                documents.push(std::mem::take(&mut in_document));
+            } else {
+                sequences.push(documents.count);
+                sequences.push(in_document);
+            }
         }
         in_document += (chunk.tokens.len() / dtype.bytes() as usize - at) as u64;
         watch(tokens.count, chunk.part as f64 / source.parts().max(1) as f64);
         Ok(())
     })?;
-    Ok(Census { tokens, documents, range: scan.range, occurrences, last })
+    Ok(Census { tokens, documents, sequences, range: scan.range, occurrences, last })
 }
 
 /// Converts a dataset.
@@ -209,6 +217,7 @@ pub fn census(
 pub fn convert(job: &Job, watch: &mut dyn FnMut(Event)) -> Result<Summary, Error> {
     check_output(job)?;
     let source = source::open(&job.source, &job.read)?;
+    check_targets(job, source.layout())?;
     let staging = Staging::open(&job.output)?;
     let done = Run { job, source: &*source, staging: &staging }.run(watch);
     match &done {
@@ -244,6 +253,30 @@ fn check_output(job: &Job) -> Result<(), Error> {
     }
     if job.output.file_name().is_none_or(|name| name.to_str().is_none()) {
         return Err(Error::refused(&job.output, "is no name of a file", "choose another name"));
+    }
+    Ok(())
+}
+
+/// Whether the output can say which tokens of the source are targets.
+fn check_targets(job: &Job, layout: &Layout) -> Result<(), Error> {
+    let refused = |why: String, hint| Err(Error::refused(&job.source, why, hint));
+    let recorded = layout.manifest.as_ref().is_some_and(|manifest| manifest.targets);
+    if recorded && matches!(layout.kind, Kind::Flat | Kind::Npy) {
+        let why = "has targets according to its manifest, and no index that says where they are";
+        return refused(why.into(), "put the index back beside it: NAME.idx beside NAME.bin");
+    }
+    if !layout.targets {
+        return Ok(());
+    }
+    let kind = job.write.kind;
+    if kind != Kind::Megatron {
+        let why = format!("says which tokens are targets, which {kind} does not keep");
+        return refused(why, "write a Megatron pair: name it NAME.idx, or add --to megatron");
+    }
+    let option = if job.eos.is_some() { "--eos" } else { "--split" };
+    if job.eos.is_some() || job.split.is_some() {
+        let why = format!("says which tokens are targets, and {option} cuts its documents anew");
+        return refused(why, "leave it out: plans cut documents when they are read");
     }
     Ok(())
 }
@@ -334,7 +367,8 @@ impl Run<'_> {
         let eos = self.eos().map(i128::from);
         let plan = Plan { dtype: self.dtype(), eos, threads: *threads, first_part: progress.part };
         let base = progress.source_tokens - progress.part_tokens;
-        let cut = Cut { choice, split: *split, drop_empty: *drop_empty };
+        let targets = self.source.layout().targets;
+        let cut = Cut { choice, split: *split, drop_empty: *drop_empty, sequences: targets };
         let mut copier = Copier::new(writer, progress, cut, self.dtype());
         let width = u64::from(self.dtype().bytes());
         let (mut saved_tokens, mut position) = (progress.tokens.count, base);
@@ -423,6 +457,9 @@ impl Run<'_> {
             let (wrote, read) = (wanted.documents.count, census.documents());
             return differs(format!("read back differs: {wrote} documents written, {read} read"));
         }
+        if self.source.layout().targets && census.sequences != wanted.sequences {
+            return differs("read back differs: other tokens are targets".into());
+        }
         Ok(census)
     }
 
@@ -450,7 +487,7 @@ impl Run<'_> {
                 .or(recorded.and_then(|found| found.tokenizer.clone())),
             documents: knows_documents.then_some(progress.documents.count),
             eos,
-            targets: false,
+            targets: layout.targets,
         };
         let data = self.staging.data();
         let files = files_below(&data)?;

@@ -25,7 +25,7 @@ use crate::value;
 /// Chunks of a part that may wait.
 const CHUNKS_PER_PART: usize = 2;
 
-/// Ends of documents in a chunk.
+/// Ends of documents and sequences in a chunk.
 const MAX_ENDS: usize = 1 << 16;
 
 /// How to read.
@@ -41,6 +41,15 @@ pub struct Plan {
     pub first_part: u64,
 }
 
+/// The end of a document or of a sequence of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct End {
+    /// After how many tokens of the chunk.
+    pub at: usize,
+    /// The document ends, not only a sequence.
+    pub is_document: bool,
+}
+
 /// Tokens in a row, and the documents that end among them.
 #[derive(Debug, Default)]
 pub struct Chunk {
@@ -48,8 +57,8 @@ pub struct Chunk {
     pub part: u64,
     /// Little-endian, of the wanted type.
     pub tokens: Vec<u8>,
-    /// After how many tokens of the chunk a document ends, ascending.
-    pub ends: Vec<usize>,
+    /// What ends in the chunk, in order.
+    pub ends: Vec<End>,
 }
 
 /// A reader's message: a chunk, or why there are no more.
@@ -167,8 +176,9 @@ impl Reader<'_> {
         self.chunks.send(Message::Chunk(full)).map_err(|_| self.stopped())
     }
 
-    fn end(&mut self, tokens: usize) -> Result<(), Error> {
-        self.chunk.ends.push(tokens);
+    fn end(&mut self, is_document: bool) -> Result<(), Error> {
+        let at = self.chunk.tokens.len() / self.width();
+        self.chunk.ends.push(End { at, is_document });
         if self.chunk.ends.len() >= MAX_ENDS { self.flush() } else { Ok(()) }
     }
 }
@@ -191,7 +201,8 @@ impl Sink for Reader<'_> {
         if let Some(eos) = self.plan.eos {
             let ends = value::positions(bytes, self.from, eos);
             self.just_ended = ends.last() == Some(&(count - 1));
-            self.chunk.ends.extend(ends.iter().map(|at| first + at + 1));
+            let end = |at: &usize| End { at: first + at + 1, is_document: true };
+            self.chunk.ends.extend(ends.iter().map(end));
         }
         if self.chunk.tokens.len() >= MAX_PIECE || self.chunk.ends.len() >= MAX_ENDS {
             self.flush()?;
@@ -199,11 +210,15 @@ impl Sink for Reader<'_> {
         Ok(())
     }
 
+    fn end_sequence(&mut self) -> Result<(), Error> {
+        self.end(false)
+    }
+
     fn end_document(&mut self) -> Result<(), Error> {
         if std::mem::take(&mut self.just_ended) {
             return Ok(());
         }
-        self.end(self.chunk.tokens.len() / self.width())
+        self.end(true)
     }
 }
 

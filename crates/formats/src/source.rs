@@ -48,6 +48,8 @@ pub struct ReadOptions {
     pub vocabulary: Option<u64>,
     /// The column, field or member that holds the tokens, where there are several.
     pub column: Option<String>,
+    /// The column that says which tokens are targets; Parquet and Arrow only.
+    pub targets: Option<String>,
     /// Take the given type of a flat file without a look at its bytes or its manifest.
     pub trusted: bool,
     /// Do as if there were no manifest.
@@ -74,6 +76,8 @@ pub struct Layout {
     pub tokens: Option<u64>,
     /// Number of documents, where the header or index tells it.
     pub documents: Option<u64>,
+    /// Whether the sequences of each document take turns: see [`Manifest::targets`].
+    pub targets: bool,
     /// What else a user should know, such as the column that is read.
     pub note: Option<String>,
     /// Where the tokens lie, when they are one run in one file.
@@ -93,6 +97,14 @@ pub trait Sink {
     /// # Errors
     /// When no more are wanted.
     fn tokens(&mut self, bytes: &[u8]) -> Result<(), Error>;
+
+    /// A sequence of the document ends here, and another one of the same document follows.
+    ///
+    /// # Errors
+    /// When no more are wanted.
+    fn end_sequence(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
 
     /// The document ends here.
     ///
@@ -136,11 +148,19 @@ pub fn open(path: &Path, options: &ReadOptions) -> Result<Box<dyn Source>, Error
         return Err(Error::refused(path, "is neither a file nor a folder", "name a token file"));
     }
     let is_index = path.file_name().is_some_and(|name| name == "index.json");
-    match (found.is_dir(), is_index, path.parent()) {
+    let source = match (found.is_dir(), is_index, path.parent()) {
         (true, ..) => open_folder(path, options),
         (false, true, Some(folder)) => open_folder(folder, options),
         _ => open_file(path, options),
+    }?;
+    let kind = source.layout().kind;
+    if options.targets.is_some() && !matches!(kind, Kind::Parquet | Kind::Arrow) {
+        let why =
+            format!("is of the format {kind}: a column of targets is read of parquet and arrow");
+        let hint = "save the rows as Parquet, tokens and targets as columns of lists";
+        return Err(Error::refused(path, why, hint));
     }
+    Ok(source)
 }
 
 fn open_file(path: &Path, options: &ReadOptions) -> Result<Box<dyn Source>, Error> {

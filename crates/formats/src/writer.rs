@@ -36,6 +36,11 @@ pub(crate) trait Writer {
     /// The next tokens of the document, in the type of the output.
     fn tokens(&mut self, bytes: &[u8]) -> Result<Settled, Error>;
 
+    /// A sequence of the document ends, and another one follows. Only Megatron keeps sequences.
+    fn end_sequence(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// The document ends.
     fn end_document(&mut self) -> Result<Settled, Error>;
 

@@ -38,7 +38,8 @@ Examples:
   dquant convert documents.idx mds/ --to mds --zstd 3
   dquant convert corpus.bin litdata/ --to litdata --split 2049
   dquant convert web.bin clean.idx --filter short.txt --dedup within
-  dquant convert tokenized.parquet corpus.bin --column input_ids --json"
+  dquant convert tokenized.parquet corpus.bin --column input_ids --json
+  dquant convert sft.parquet sft.bin --targets labels         # a pair that says what is trained on"
 )]
 pub(super) struct Convert {
     /// A file, one half of a Megatron pair, or a folder
@@ -68,6 +69,14 @@ pub(super) struct Convert {
     /// Column, field or member of SRC that holds the tokens
     #[arg(long, value_name = "NAME")]
     column: Option<String>,
+
+    /// Column of SRC that says which tokens a model is trained to say; DST is a Megatron pair
+    ///
+    /// A list for each list of tokens: a mask of 0 and 1 or booleans, or labels, -100 or the token itself.
+    ///
+    /// SRC is parquet or arrow.
+    #[arg(long, value_name = "COLUMN")]
+    targets: Option<String>,
 
     /// Column or field of DST for the tokens
     #[arg(long, value_name = "NAME")]
@@ -160,6 +169,8 @@ impl Convert {
     fn job(self) -> Result<Job, CliError> {
         let kind = match self.to {
             Some(kind) => kind,
+            // Only a pair keeps targets, and either half names it.
+            None if self.targets.is_some() && is_bin(&self.output) => Kind::Megatron,
             None => kind_of(&self.output)?,
         };
         if self.shard_size > MAX_SHARD {
@@ -175,6 +186,7 @@ impl Convert {
             dtype: self.dtype,
             vocabulary: self.vocab,
             column: self.column,
+            targets: self.targets,
             ..ReadOptions::default()
         };
         Ok(Job {
@@ -198,6 +210,10 @@ impl Convert {
             restart: self.restart,
         })
     }
+}
+
+fn is_bin(output: &Path) -> bool {
+    output.extension().is_some_and(|ending| ending == "bin")
 }
 
 /// The format that a name stands for.

@@ -283,3 +283,59 @@ fn lists_that_leave_nothing_or_are_none_are_refused() {
     run(&["--filter", "none.txt", "--keep", "none.txt"]).failed(2, "cannot be used with", "");
     assert_eq!(std::fs::read_dir(&folder.0).expect("readable").count(), 3, "nothing is left");
 }
+
+/// The lengths of the sequences of each document in a Megatron index.
+fn sequences(index: &[u8]) -> Vec<Vec<u32>> {
+    let number = |at: usize| u64::from_le_bytes(index[at..at + 8].try_into().expect("8 bytes"));
+    let (count, documents) = (number(18) as usize, number(26) as usize);
+    let length =
+        |at: usize| index[34 + 4 * at..].first_chunk().map(|four| u32::from_le_bytes(*four));
+    let end = |at: usize| number(34 + 12 * count + 8 * at) as usize;
+    let lengths = |at: usize| (end(at - 1)..end(at)).filter_map(length).collect();
+    (1..documents).map(lengths).collect()
+}
+
+/// Rows that pyarrow wrote, whose targets are every second run of three.
+#[cfg(feature = "parquet")]
+#[test]
+fn a_column_of_targets_becomes_sequences() {
+    let folder = Folder::new("convert-targets");
+    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../formats/tests/golden/");
+    let rows = std::fs::read(format!("{golden}targets.parquet")).expect("it is checked in");
+    folder.write("sft.parquet", rows);
+    let documents: Vec<Vec<u32>> = serde_json::from_slice(
+        &std::fs::read(format!("{golden}documents.json")).expect("it is checked in"),
+    )
+    .expect("documents");
+    let expected: Vec<Vec<bool>> = (0..)
+        .zip(&documents)
+        .map(|(row, ids)| (0..ids.len()).map(|at| (row + at) / 3 % 2 == 1).collect())
+        .collect();
+    let run = |args: &[&str]| folder.run(&[&["convert"], args].concat());
+    for column in ["labels", "flags", "mask"] {
+        let (bin, idx) = (format!("{column}.bin"), format!("{column}.idx"));
+        let args = ["sft.parquet", &bin, "--column", "input_ids", "--targets", column, "--json"];
+        assert_eq!(run(&args).good().json()["documents"], documents.len());
+        assert!(folder.read(&bin) == stored(&documents.concat(), 2));
+        let kinds = |lengths: &Vec<u32>| -> Vec<bool> {
+            let turns = lengths.iter().enumerate();
+            turns.flat_map(|(at, length)| (0..*length).map(move |_| at % 2 == 1)).collect()
+        };
+        let found: Vec<Vec<bool>> = sequences(&folder.read(&idx)).iter().map(kinds).collect();
+        assert_eq!(found, expected, "{column}");
+        folder.run(&["inspect", &bin, "--verify"]).good();
+    }
+    // What names no pair is refused, and so is what a pair cannot become.
+    let flat = ["sft.parquet", "flat.bin", "--targets", "mask", "--column", "input_ids"];
+    let hint = "name it NAME.idx, or add --to megatron";
+    run(&[&flat[..], &["--to", "flat"]].concat()).failed(2, "which flat does not keep", hint);
+    run(&["labels.idx", "out.npy"]).failed(2, "labels.idx: says which tokens are targets", hint);
+    run(&["labels.bin", "out.bin"]).failed(2, "which flat does not keep", hint);
+    run(&["labels.bin", "again.idx", "--to-dtype", "i32"]).good();
+    assert_eq!(sequences(&folder.read("again.idx")), sequences(&folder.read("labels.idx")));
+    run(&["sft.parquet", "o.idx", "--column", "mask", "--targets", "labels"]).failed(
+        2,
+        "sft.parquet: row 1: token 2 is 1, and `labels` holds",
+        "labels hold -100 or the token itself",
+    );
+}

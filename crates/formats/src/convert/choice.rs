@@ -140,8 +140,8 @@ pub(super) fn choose(
             at = end;
             written.map_err(Error::read(path))
         };
-        for end in &chunk.ends {
-            write(&mut chooser, *end)?;
+        for end in chunk.ends.iter().filter(|end| end.is_document) {
+            write(&mut chooser, end.at)?;
             chooser.end_document();
         }
         write(&mut chooser, chunk.tokens.len() / width)?;

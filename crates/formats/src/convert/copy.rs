@@ -20,6 +20,8 @@ pub(super) struct Cut<'a> {
     pub(super) split: Option<u64>,
     /// Leave out those without tokens.
     pub(super) drop_empty: bool,
+    /// Keep the sequences of documents.
+    pub(super) sequences: bool,
 }
 
 /// A place in the source, and what the output holds of it.
@@ -35,9 +37,13 @@ pub(super) struct Progress {
     /// Tokens since the last end of a document, in the source and in the output.
     source_document: u64,
     document: u64,
+    /// Sequences of the document that ended, and are not written yet: a document that is left out has none.
+    sequences_due: u64,
     /// Everything so far.
     pub(super) tokens: Digest,
     pub(super) documents: Digest,
+    /// Where documents go on with another sequence.
+    pub(super) sequences: Digest,
     /// The last token.
     last: Option<i128>,
     /// The last token of the first document, and whether all others end in another.
@@ -112,9 +118,15 @@ impl Copier<'_> {
         let skipped_ends = self.skip_ends.min(chunk.ends.len() as u64) as usize;
         self.skip_ends -= skipped_ends as u64;
         for end in &chunk.ends[skipped_ends..] {
-            self.put(&chunk.tokens[at * width..end * width])?;
-            at = *end;
-            self.end_in_source()?;
+            self.put(&chunk.tokens[at * width..end.at * width])?;
+            at = end.at;
+            self.progress.part_ends += 1;
+            match end.is_document {
+                true => self.end_in_source()?,
+                false => {
+                    self.progress.sequences_due += u64::from(self.cut.sequences && self.writes());
+                }
+            }
         }
         self.put(&chunk.tokens[at * width..])
     }
@@ -133,6 +145,9 @@ impl Copier<'_> {
             self.progress.part_tokens += count;
             self.progress.source_tokens += count;
             return Ok(());
+        }
+        if !bytes.is_empty() {
+            self.end_sequences()?;
         }
         while !bytes.is_empty() {
             let room = self.cut.split.map_or(u64::MAX, |split| split - self.progress.document);
@@ -158,19 +173,30 @@ impl Copier<'_> {
     /// The document of the source ends.
     fn end_in_source(&mut self) -> Result<(), Error> {
         let is_written = self.writes();
-        self.progress.part_ends += 1;
         self.progress.source_documents += 1;
         let tokens = std::mem::take(&mut self.progress.source_document);
         // What was cut into whole pieces has ended already.
         let ended = self.progress.document == 0 && tokens > 0;
         let dropped = tokens == 0 && self.cut.drop_empty;
         if ended || dropped || !is_written {
+            self.progress.sequences_due = 0;
             return Ok(());
         }
         self.end_in_output()
     }
 
+    /// Writes the ends of sequences that are due.
+    fn end_sequences(&mut self) -> Result<(), Error> {
+        for _ in 0..std::mem::take(&mut self.progress.sequences_due) {
+            self.writer.end_sequence()?;
+            self.progress.sequences.push(self.progress.documents.count);
+            self.progress.sequences.push(self.progress.document);
+        }
+        Ok(())
+    }
+
     fn end_in_output(&mut self) -> Result<(), Error> {
+        self.end_sequences()?;
         let settled = self.writer.end_document()?;
         let tokens = std::mem::take(&mut self.progress.document);
         let last = self.progress.last.filter(|_| tokens > 0);

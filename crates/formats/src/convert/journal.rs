@@ -20,6 +20,9 @@ pub(super) struct Identity {
     version: String,
     source: PathBuf,
     column: Option<String>,
+    targets: Option<String>,
+    /// Whether sequences are kept.
+    sequences: bool,
     from: String,
     to: Option<String>,
     write: WriteOptions,
@@ -50,6 +53,8 @@ impl Identity {
             version: env!("CARGO_PKG_VERSION").into(),
             source: fs::canonicalize(&job.source).map_err(Error::read(&job.source))?,
             column: job.read.column.clone(),
+            targets: job.read.targets.clone(),
+            sequences: layout.targets,
             from: layout.dtype.name().into(),
             to: job.dtype.map(|dtype| dtype.name().into()),
             write: job.write.clone(),

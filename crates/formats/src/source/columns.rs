@@ -4,8 +4,11 @@
 //! the lengths of its messages are checked against the file before anything is allocated. The decoders are those of
 //! the Arrow project; what they refuse is an error that names the file.
 
+mod targets;
+
 use std::fs::File;
 use std::io::{self, BufReader, Read};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,6 +27,7 @@ use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ParquetRecordBatchReader
 use parquet::file::reader::{ChunkReader, Length};
 use xio::dataset::Dtype;
 
+use self::targets::{Form, Rows, Targets};
 use super::{BLOCK_BYTES, Layout, MAX_PIECE, ReadOptions, Sink, Source, folder_of, relative};
 use crate::error::Error;
 use crate::kind::Kind;
@@ -43,6 +47,7 @@ struct Batch {
     meta_at: u64,
     meta_bytes: u64,
     body_bytes: u64,
+    rows: i64,
 }
 
 /// One file of the dataset.
@@ -59,19 +64,33 @@ impl Table {
         }
     }
 
-    fn parts(&self) -> usize {
+    /// Rows of every part.
+    fn rows(&self) -> Vec<u64> {
+        let rows = |count| u64::try_from(count).unwrap_or(0);
         match self {
-            Table::Parquet(metadata) => metadata.metadata().num_row_groups(),
-            Table::Arrow(_, batches) => batches.len(),
+            Table::Parquet(metadata) => {
+                let groups = metadata.metadata().row_groups().iter();
+                groups.map(|group| rows(group.num_rows())).collect()
+            }
+            Table::Arrow(_, batches) => batches.iter().map(|batch| rows(batch.rows)).collect(),
         }
     }
 }
 
+/// A row group or record batch.
+#[derive(Clone, Copy)]
+struct Part {
+    file: usize,
+    number: usize,
+    /// Number of its first row in the file.
+    first_row: u64,
+}
+
 struct Columns {
     files: Vec<(PathBuf, Arc<File>, Table)>,
-    /// File and number in it of every part.
-    parts: Vec<(usize, usize)>,
+    parts: Vec<Part>,
     column: usize,
+    targets: Option<Targets>,
     layout: Layout,
 }
 
@@ -89,7 +108,11 @@ pub(super) fn open(
             Kind::Parquet => parquet_table(path, &file)?,
             _ => arrow_table(path, &file)?,
         };
-        parts.extend((0..table.parts()).map(|part| (number, part)));
+        let mut first_row = 0_u64;
+        for (part, rows) in table.rows().into_iter().enumerate() {
+            parts.push(Part { file: number, number: part, first_row });
+            first_row = first_row.saturating_add(rows);
+        }
         if let Table::Parquet(metadata) = &table {
             let rows = metadata.metadata().file_metadata().num_rows();
             documents = documents.saturating_add(u64::try_from(rows).unwrap_or(0));
@@ -98,14 +121,21 @@ pub(super) fn open(
     }
     let (first_path, _, first) =
         files.first().ok_or_else(|| Error::corrupt(path, "holds no file"))?;
+    let find = |name: &String| Targets::find(first_path, first.schema(), name);
+    let targets = options.targets.as_ref().map(find).transpose()?;
     let (column, dtype) = column(first_path, first.schema(), options)?;
     for (path, _, table) in &files {
-        if table.schema().fields().get(column) != first.schema().fields().get(column) {
+        let differs =
+            |column| table.schema().fields().get(column) != first.schema().fields().get(column);
+        if differs(column) || targets.as_ref().is_some_and(|found| differs(found.column)) {
             let why = "its columns are not those of the first file";
             return Err(Error::refused(path, why, "convert it separately"));
         }
     }
-    let name = first.schema().field(column).name();
+    let mut note = format!("column {}", first.schema().field(column).name());
+    if let Some(Targets { name, .. }) = &targets {
+        note += &format!(", targets by {name}");
+    }
     let folder = if path.is_dir() { path.to_owned() } else { folder_of(path) };
     let layout = Layout {
         kind,
@@ -113,13 +143,16 @@ pub(super) fn open(
         origin: Origin::File,
         tokens: None,
         documents: (kind == Kind::Parquet).then_some(documents),
-        note: Some(format!("column {name}")),
+        targets: targets.is_some(),
+        note: Some(note),
         run: None,
         manifest: options.manifest(path)?,
         files: relative(&folder, &paths),
         folder,
     };
-    Ok(Box::new(Columns { files, parts, column, layout }))
+    let mut columns = Columns { files, parts, column, targets, layout };
+    columns.find_form()?;
+    Ok(Box::new(columns))
 }
 
 fn decoding(path: &Path) -> impl Fn(&dyn std::fmt::Display) -> Error + Copy + '_ {
@@ -228,7 +261,9 @@ fn arrow_table(path: &Path, file: &File) -> Result<Table, Error> {
                 schema = Some(Arc::new(guarded(path, || convert::fb_to_schema(found))?));
             }
             MessageHeader::RecordBatch => {
-                batches.push(Batch { meta_at: at, meta_bytes: bytes.into(), body_bytes: body });
+                let rows = message.header_as_record_batch().map_or(0, |batch| batch.length());
+                let meta_bytes = bytes.into();
+                batches.push(Batch { meta_at: at, meta_bytes, body_bytes: body, rows });
             }
             _ => {}
         }
@@ -275,6 +310,7 @@ fn column(path: &Path, schema: &Schema, options: &ReadOptions) -> Result<(usize,
     let mut lists: Vec<(usize, &str, Dtype)> = fields
         .filter_map(|(at, field)| Some((at, field.name().as_str(), list_type(field.data_type())?)))
         .collect();
+    lists.retain(|(_, name, _)| options.targets.as_deref() != Some(*name));
     let shown: Vec<String> = schema.fields().iter().map(|field| field.name().clone()).collect();
     if let Some(wanted) = &options.column {
         lists.retain(|(_, name, _)| name == wanted);
@@ -295,42 +331,63 @@ fn column(path: &Path, schema: &Schema, options: &ReadOptions) -> Result<(usize,
     }
 }
 
-/// Passes the lists of a column on.
-fn lists(path: &Path, column: &ArrayRef, sink: &mut dyn Sink) -> Result<(), Error> {
-    let null = || {
-        Error::refused(path, "a list or an id is missing (null)", "fill or drop such rows first")
-    };
-    if column.null_count() > 0 {
-        return Err(null());
+/// The lists of a column.
+struct Lists<'a> {
+    column: &'a ArrayRef,
+    values: &'a ArrayRef,
+    /// Where a list begins among the values, or ends: there the next one begins.
+    start: Box<dyn Fn(usize) -> usize + 'a>,
+}
+
+impl<'a> Lists<'a> {
+    fn new(column: &'a ArrayRef) -> Lists<'a> {
+        let (values, start): (&ArrayRef, Box<dyn Fn(usize) -> usize>) = match column.data_type() {
+            DataType::List(_) => {
+                let lists = column.as_list::<i32>();
+                (lists.values(), Box::new(|row| lists.value_offsets()[row] as usize))
+            }
+            DataType::LargeList(_) => {
+                let lists = column.as_list::<i64>();
+                (lists.values(), Box::new(|row| lists.value_offsets()[row] as usize))
+            }
+            _ => {
+                let lists = column.as_fixed_size_list();
+                let width = lists.value_length() as usize;
+                (lists.values(), Box::new(move |row| row * width))
+            }
+        };
+        Lists { column, values, start }
     }
-    let rows = column.len();
-    let (values, ends): (&ArrayRef, Box<dyn Fn(usize) -> usize>) = match column.data_type() {
-        DataType::List(_) => {
-            let lists = column.as_list::<i32>();
-            (lists.values(), Box::new(|row| lists.value_offsets()[row] as usize))
+
+    /// The values of a row; `first` is the number of row 0 in the file.
+    fn row(&self, path: &Path, first: u64, row: usize) -> Result<Range<usize>, Error> {
+        let range = (self.start)(row)..(self.start)(row + 1);
+        if range.start > range.end || range.end > self.values.len() {
+            return Err(Error::corrupt(path, "has a list beyond its values"));
         }
-        DataType::LargeList(_) => {
-            let lists = column.as_list::<i64>();
-            (lists.values(), Box::new(|row| lists.value_offsets()[row] as usize))
+        let has_null = self.values.null_count() > 0
+            && range.clone().any(|at| self.values.is_null(at))
+            || self.column.is_null(row);
+        if has_null {
+            let row = first + row as u64;
+            let why = format!("row {row}: a list or a value in it is missing (null)");
+            return Err(Error::refused(path, why, "fill or drop such rows first"));
         }
-        _ => {
-            let lists = column.as_fixed_size_list();
-            let width = lists.value_length() as usize;
-            (lists.values(), Box::new(move |row| row * width))
-        }
-    };
-    if values.null_count() > 0 {
-        return Err(null());
+        Ok(range)
     }
-    let (bytes, width) = raw_values(values)
-        .ok_or_else(|| Error::corrupt(path, "has another type than its schema"))?;
-    for row in 0..rows {
-        let row = bytes.get(ends(row) * width..ends(row + 1) * width);
-        let row = row.ok_or_else(|| Error::corrupt(path, "has a list beyond its values"))?;
-        row.chunks(MAX_PIECE).try_for_each(|piece| sink.tokens(piece))?;
-        sink.end_document()?;
+
+    /// Passes the lists on, each a document.
+    fn pass(&self, path: &Path, first: u64, sink: &mut dyn Sink) -> Result<(), Error> {
+        let (bytes, width) = raw_values(self.values)
+            .ok_or_else(|| Error::corrupt(path, "has another type than its schema"))?;
+        for row in 0..self.column.len() {
+            let range = self.row(path, first, row)?;
+            let row = bytes.get(range.start * width..range.end * width).unwrap_or_default();
+            row.chunks(MAX_PIECE).try_for_each(|piece| sink.tokens(piece))?;
+            sink.end_document()?;
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// The bytes of an array of integers, and those of one value.
@@ -354,12 +411,73 @@ fn raw_values(array: &ArrayRef) -> Option<(&[u8], usize)> {
     })
 }
 
+/// Receives rows and the number of the first in its file; whether more are wanted.
+type Each<'a> = &'a mut dyn FnMut(&Path, u64, &RecordBatch) -> Result<bool, Error>;
+
 impl Columns {
+    /// The columns that are read, in the order of the schema.
+    fn projection(&self) -> Vec<usize> {
+        let mut columns = vec![self.column];
+        columns.extend(self.targets.as_ref().map(|targets| targets.column));
+        columns.sort_unstable();
+        columns
+    }
+
+    /// Finds out what the column of targets holds, from the first row that tells.
+    fn find_form(&mut self) -> Result<(), Error> {
+        if self.targets.is_none() {
+            return Ok(());
+        }
+        let mut found = None;
+        for part in 0..self.parts() {
+            self.each_batch(part, &mut |path, first, batch| {
+                let rows = self.rows(path, first, batch)?;
+                found = found.or_else(|| rows.and_then(|rows| rows.form()));
+                Ok(found.is_none())
+            })?;
+            if found.is_some() {
+                break;
+            }
+        }
+        if let Some(targets) = &mut self.targets {
+            targets.form = found.unwrap_or(Form::Mask);
+        }
+        Ok(())
+    }
+
+    /// Both columns of a batch, where there is one of targets.
+    fn rows<'a>(
+        &'a self,
+        path: &'a Path,
+        first: u64,
+        batch: &'a RecordBatch,
+    ) -> Result<Option<Rows<'a>>, Error> {
+        let Some(targets) = &self.targets else { return Ok(None) };
+        let mut columns = [batch.column(0), batch.column(1)];
+        if targets.column < self.column {
+            columns.reverse();
+        }
+        Rows::new(path, targets, first, columns).map(Some)
+    }
+
+    /// Decodes the columns of a part that are read.
+    fn each_batch(&self, part: u64, each: Each<'_>) -> Result<(), Error> {
+        let Part { file, number, first_row } = self.parts[part as usize];
+        match &self.files[file] {
+            (path, file, Table::Parquet(metadata)) => {
+                self.row_group((path, file, metadata), (number, first_row), each)
+            }
+            (path, file, Table::Arrow(schema, batches)) => {
+                self.record_batch((path, file, schema), (&batches[number], first_row), each)
+            }
+        }
+    }
+
     fn row_group(
         &self,
         (path, file, metadata): (&Path, &Arc<File>, &ArrowReaderMetadata),
-        group: usize,
-        sink: &mut dyn Sink,
+        (group, mut first): (usize, u64),
+        each: Each<'_>,
     ) -> Result<(), Error> {
         let failed = decoding(path);
         let described = metadata.metadata().row_group(group);
@@ -368,7 +486,7 @@ impl Columns {
         let batch =
             (u128::from(rows) * u128::from(DECODE_BYTES) / u128::from(bytes)).clamp(1, 8192);
         let file = positioned(path, file)?;
-        let columns = ProjectionMask::roots(metadata.parquet_schema(), [self.column]);
+        let columns = ProjectionMask::roots(metadata.parquet_schema(), self.projection());
         let reader = ParquetRecordBatchReaderBuilder::new_with_metadata(file, metadata.clone())
             .with_row_groups(vec![group])
             .with_projection(columns)
@@ -377,7 +495,10 @@ impl Columns {
         let mut reader = reader.map_err(|error| failed(&error))?;
         while let Some(batch) = guarded(path, || reader.next())? {
             let batch: RecordBatch = batch.map_err(|error| failed(&error))?;
-            lists(path, batch.column(0), sink)?;
+            if !each(path, first, &batch)? {
+                break;
+            }
+            first += batch.num_rows() as u64;
         }
         Ok(())
     }
@@ -385,8 +506,8 @@ impl Columns {
     fn record_batch(
         &self,
         (path, file, schema): (&Path, &File, &SchemaRef),
-        batch: &Batch,
-        sink: &mut dyn Sink,
+        (batch, first): (&Batch, u64),
+        each: Each<'_>,
     ) -> Result<(), Error> {
         let bytes = batch.meta_bytes + batch.body_bytes;
         if bytes > MAX_BATCH_BYTES {
@@ -400,13 +521,13 @@ impl Columns {
         let message = message.map_err(|error| decoding(path)(&error))?;
         let header = message.header_as_record_batch();
         let header = header.ok_or_else(|| Error::corrupt(path, "changed while it was read"))?;
-        let (none, only) = (std::collections::HashMap::new(), [self.column]);
+        let (none, only) = (std::collections::HashMap::new(), self.projection());
         let decode = || {
             let version = message.version();
             reader::read_record_batch(&body, header, schema.clone(), &none, Some(&only), &version)
         };
         let batch = guarded(path, decode)?.map_err(|error| decoding(path)(&error))?;
-        lists(path, batch.column(0), sink)
+        each(path, first, &batch).map(|_| ())
     }
 }
 
@@ -420,18 +541,16 @@ impl Source for Columns {
     }
 
     fn part_path(&self, part: u64) -> PathBuf {
-        self.files[self.parts[part as usize].0].0.clone()
+        self.files[self.parts[part as usize].file].0.clone()
     }
 
     fn read(&self, part: u64, sink: &mut dyn Sink) -> Result<(), Error> {
-        let (file, number) = self.parts[part as usize];
-        match &self.files[file] {
-            (path, file, Table::Parquet(metadata)) => {
-                self.row_group((path, file, metadata), number, sink)
+        self.each_batch(part, &mut |path, first, batch| {
+            match self.rows(path, first, batch)? {
+                Some(rows) => rows.pass(sink)?,
+                None => Lists::new(batch.column(0)).pass(path, first, sink)?,
             }
-            (path, file, Table::Arrow(schema, batches)) => {
-                self.record_batch((path, file, schema), &batches[number], sink)
-            }
-        }
+            Ok(true)
+        })
     }
 }

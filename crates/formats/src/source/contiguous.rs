@@ -243,6 +243,7 @@ fn finish(
     };
     let layout = Layout {
         kind,
+        targets: index.is_some() && manifest.as_ref().is_some_and(|found| found.targets),
         dtype,
         origin,
         tokens,
@@ -301,7 +302,9 @@ impl Contiguous {
                     left -= piece.len() as u64;
                     sink.tokens(piece)?;
                 }
-                ends.up_to(sequence + 1, sink)?;
+                if !ends.up_to(sequence + 1, sink)? {
+                    sink.end_sequence()?;
+                }
             }
         }
         Ok(())
@@ -321,9 +324,9 @@ impl<'a> Ends<'a> {
         Ends { index, next, block: Vec::new(), block_at: next }
     }
 
-    /// Reports every document that ends before this sequence.
-    fn up_to(&mut self, sequence: u64, sink: &mut dyn Sink) -> Result<(), Error> {
-        let header = self.index.header;
+    /// Reports every document that ends before this sequence; whether there is one.
+    fn up_to(&mut self, sequence: u64, sink: &mut dyn Sink) -> Result<bool, Error> {
+        let (header, first) = (self.index.header, self.next);
         while self.next < header.document_indices {
             let at = (self.next - self.block_at) as usize;
             if at * 8 >= self.block.len() {
@@ -335,12 +338,12 @@ impl<'a> Ends<'a> {
             }
             let value = self.block.as_chunks::<8>().0[at];
             if u64::from_le_bytes(value) > sequence {
-                return Ok(());
+                break;
             }
             self.next += 1;
             sink.end_document()?;
         }
-        Ok(())
+        Ok(self.next > first)
     }
 }
 

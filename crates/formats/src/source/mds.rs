@@ -91,6 +91,7 @@ pub(super) fn open(
         tokens: None,
         documents: Some(documents),
         note: Some(format!("{} shards{}", shards.len(), unchecked.unwrap_or_default())),
+        targets: false,
         run: None,
         manifest: options.manifest(folder)?,
         folder: folder.to_owned(),

@@ -81,6 +81,7 @@ pub(super) fn open(
         tokens: None,
         documents: Some(documents),
         note: Some(format!("{} archives, field {field}", archives.len())),
+        targets: false,
         run: None,
         manifest: options.manifest(path)?,
         files: relative(&folder, &archives),

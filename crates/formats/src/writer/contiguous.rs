@@ -183,9 +183,13 @@ impl Writer for Megatron {
         Ok(Settled::All)
     }
 
-    fn end_document(&mut self) -> Result<Settled, Error> {
+    fn end_sequence(&mut self) -> Result<(), Error> {
         let tokens = std::mem::take(&mut self.tokens);
-        self.sequence(tokens)?;
+        self.sequence(tokens)
+    }
+
+    fn end_document(&mut self) -> Result<Settled, Error> {
+        self.end_sequence()?;
         let sequences = self.lengths.len() / 4;
         self.documents.write(&sequences.to_le_bytes())?;
         Ok(Settled::All)

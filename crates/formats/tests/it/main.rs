@@ -6,4 +6,5 @@ mod golden;
 mod kit;
 mod pairs;
 mod resume;
+mod targets;
 mod wild;

@@ -33,7 +33,7 @@ fn contents(output: &Path) -> Vec<(PathBuf, Vec<u8>)> {
 }
 
 /// Runs the job and stops it, as a crash would, after so many tokens.
-fn stop_after(job: &Job, most: u64) {
+pub(crate) fn stop_after(job: &Job, most: u64) {
     let stopped = catch_unwind(AssertUnwindSafe(|| {
         convert::convert(job, &mut |event| {
             if let Event::Copied { tokens, .. } = event {
