@@ -10,9 +10,9 @@ again with the same arguments, it goes on behind the last checkpoint: the tokens
 those of a run that was never killed, to the bit. `--source numpy` gathers the same batches with numpy, in an order
 computed from docs/plan.md alone (bindings/python/tests/reference.py); the losses are the same again.
 
-Several sources are blended: `dq://HOST/docs=3 dq://HOST/code=1`. With several trainers each gets its part of every batch,
-and gradients are averaged over them. A checkpoint may be resumed with another number of trainers: the tokens of every
-batch stay the same.
+Several sources are blended: `dq://HOST/docs=3 dq://HOST/code=1`, or `a.bin=2/3 b.bin=1/3`. With several trainers each
+gets its part of every batch, and gradients are averaged over them. A checkpoint may be resumed with another number of
+trainers: the tokens of every batch stay the same.
 
 With --evaluate 20 the model is evaluated every 20 steps, on the 5 % of the data that --split 95,5 keeps for it. What is in that
 part depends on the data alone: killing, resuming and another number of trainers change nothing, and the model learns from none
@@ -25,6 +25,7 @@ import argparse
 import hashlib
 import os
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 import torch
@@ -257,7 +258,11 @@ def train(args):
 def weighted(text):
     """A source and its share of the samples."""
     name, _, weight = text.partition("=")
-    return name, float(weight or 1)
+    try:
+        return name, Fraction(weight or 1)
+    except (ValueError, ZeroDivisionError):
+        message = f"{weight!r} is no weight: give a number such as 0.5, or a fraction such as 1/3"
+        raise argparse.ArgumentTypeError(message) from None
 
 
 def main():

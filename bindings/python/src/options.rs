@@ -615,8 +615,21 @@ fn datasets(source: &Bound<'_, PyAny>) -> PyResult<(String, Option<String>)> {
     Ok((target, Some(format!("blend({})", parts.join(", ")))))
 }
 
-/// A weight as a plan has it, exactly: a whole number, a fraction (`fractions.Fraction`), or what Python prints for a float.
+/// A number that is given as text, such as `1/3` or `0.5`, as a `fractions.Fraction`.
+fn fraction<'py>(name: &str, text: &str, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+    let number = py.import("fractions")?.call_method1("Fraction", (text,));
+    number.map_err(|_| {
+        let message = format!("the weight of {name} is {text:?}");
+        invalid(message, "give a number, or a fraction such as \"1/3\"")
+    })
+}
+
+/// A weight as a plan has it, exactly: a whole number, a fraction (`fractions.Fraction`), either as text, or what Python
+/// prints for a float.
 fn weight_of(name: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
+    if let Ok(text) = value.extract::<String>() {
+        return weight_of(name, &fraction(name, &text, value.py())?);
+    }
     let part = |of: &str| value.getattr(of).and_then(|part| part.extract::<i128>());
     if let (Ok(above), Ok(below)) = (part("numerator"), part("denominator"))
         && above >= 0

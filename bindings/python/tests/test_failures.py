@@ -99,7 +99,7 @@ class Messages(World):
             with self.subTest(options=options), self.assertRaises(dquant.InvalidError) as raised:
                 self.opened(self.url, **options)
             self.assertIn("give ", raised.exception.hint)
-        for weight in ("much", None, -1, float("nan"), float("inf")):
+        for weight in ("much", "1/0", "-1/3", "nan", None, -1, float("nan"), float("inf")):
             with self.subTest(weight=weight), self.assertRaises(dquant.InvalidError) as raised:
                 self.opened({self.path("web"): weight, self.path("code"): 1}, self.PLAN)
             self.assertIn("the weight of ", raised.exception.message)

@@ -266,6 +266,8 @@ class Weights(Folder):
             ({a: 6_972_290, b: 3_291_033, c: 77}, [679_333, 320_656, 7]),
             ({a: numpy.float32(0.5), b: numpy.int64(2)}, [1, 4]),
             ({a: 0.7, b: 0.3}, [7, 3]),
+            ({a: "1/3", b: "2/3"}, [1, 2]),
+            ({a: "0.5", b: Fraction(1, 6)}, [3, 1]),
             ({a: 1e-3, b: 2}, [1, 2000]),
         ):
             with self.subTest(weights=weights), dquant.Stream(weights, seq_len=16, dtype="u16") as stream:
