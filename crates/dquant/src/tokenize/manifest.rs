@@ -183,6 +183,16 @@ pub(super) fn check_split(train: &Path, holdout: Option<&Holdout>) -> Result<(),
     Err(refused(train, reason, hint))
 }
 
+/// The dataset that is left of a split when `output` is replaced, if its manifest names it and the other way round.
+pub(super) fn other_part(output: &Path) -> Option<PathBuf> {
+    // What is to be replaced may be broken.
+    let manifest = Manifest::load(output).ok().flatten()?;
+    let other =
+        output.parent().unwrap_or(Path::new("")).join(manifest.split.as_ref()?.other.as_str());
+    let named = Manifest::load(&other).ok().flatten()?.other_part();
+    (named == Some(manifest.fingerprint()) && other.exists()).then_some(other)
+}
+
 /// The manifest of an output that was split by this rule.
 fn part(path: &Path, rule: Rule) -> Result<(Manifest, Split), TokenizeError> {
     let manifest = match path.exists() {

@@ -199,6 +199,7 @@ fn a_part_of_another_run_is_not_extended() {
     // Whatever the two are called, and wherever they are.
     let elsewhere = ["--force", "--holdout", "30%", "--holdout-output", "held/out.bin"];
     fs::create_dir(folder.0.join("held")).expect("writable");
+    fs::remove_file(folder.0.join("web-valid.bin")).expect("written");
     run(&folder, &["a.jsonl"], &elsewhere).good();
     assert_eq!(manifest(&folder, "web.bin")["split"]["other"], "held/out.bin");
     assert_eq!(manifest(&folder, "held/out.bin")["split"]["other"], "../web.bin");
@@ -209,6 +210,31 @@ fn a_part_of_another_run_is_not_extended() {
         ),
         "{shown}"
     );
+}
+
+#[test]
+fn one_part_is_not_replaced_alone() {
+    let folder = Folder::new("holdout-force");
+    folder.write("a.jsonl", json_lines(&texts(&mut Random::new(6), 100)));
+    let holdout = ["--force", "--holdout", "30%"];
+    run(&folder, &["a.jsonl"], &holdout).good();
+    let before = folder.read("web.bin");
+    let refused = |more: &[&str], path: &str, other: &str| {
+        let why = format!("{path} is one part of a split, and {other} the other");
+        run(&folder, &["a.jsonl"], more).failed(2, &why, "replace both");
+    };
+    refused(&["--force"], "web.bin", "web-valid.bin");
+    let renamed = [&holdout[..], &["--seed", "1", "--holdout-output", "b.bin"]].concat();
+    refused(&renamed, "web.bin", "web-valid.bin");
+    let args = ["tokenize", "a.jsonl", "--encoding", "r50k_base", "--force", "-o", "web-valid.bin"];
+    folder.run(&args).failed(2, "web-valid.bin is one part of a split, and web.bin", "remove");
+    assert_eq!(folder.read("web.bin"), before);
+    // Both at once, under any names, or when the other one is gone.
+    run(&folder, &["a.jsonl"], &[&holdout[..], &["--seed", "1"]].concat()).good();
+    check_manifests(&folder, ["web.bin", "web-valid.bin"], ("30%", 1));
+    fs::remove_file(folder.0.join("web-valid.bin")).expect("written");
+    run(&folder, &["a.jsonl"], &["--force"]).good();
+    assert_eq!(manifest(&folder, "web.bin")["split"], serde_json::Value::Null);
 }
 
 #[test]
