@@ -6,10 +6,9 @@
 //! Where documents are held out, each of the two manifests names the other output with its fingerprint. Outputs are
 //! extended together, by the rule that split them.
 
-use std::fs;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
-use formats::manifest::{Contents, Part, Split, path_of};
+use formats::manifest::{Contents, Part, Split, path_of, relative};
 use formats::{Manifest, ReadOptions};
 use serde::{Deserialize, Serialize};
 
@@ -133,21 +132,6 @@ fn split(part: Part, rule: Rule, output: &Path, (other, fingerprint): (&Path, u6
         other: relative(output, other),
         other_fingerprint: format!("{fingerprint:016x}"),
     }
-}
-
-/// The name of `to` for whoever is in the folder of `from`.
-fn relative(from: &Path, to: &Path) -> String {
-    let folder = |path: &Path| {
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        let folder = folder.unwrap_or(Path::new("."));
-        fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned())
-    };
-    let (here, there) = (folder(from), folder(to));
-    let common = here.components().zip(there.components()).take_while(|(a, b)| a == b).count();
-    let up = here.components().skip(common).map(|_| Component::ParentDir);
-    let mut path: PathBuf = up.chain(there.components().skip(common)).collect();
-    path.push(to.file_name().unwrap_or_default());
-    path.display().to_string()
 }
 
 /// Checks that outputs may be extended: without `holdout`, one that was not split; with it, the parts that it splits.

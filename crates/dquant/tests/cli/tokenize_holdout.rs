@@ -212,6 +212,39 @@ fn a_part_of_another_run_is_not_extended() {
     );
 }
 
+/// A stream over a converted part and the other part is refused as before.
+#[test]
+fn a_converted_part_still_names_the_other_one() {
+    let folder = Folder::new("holdout-convert");
+    folder.write("a.jsonl", json_lines(&texts(&mut Random::new(8), 200)));
+    run(&folder, &["a.jsonl"], &["--holdout", "30%", "--seed", "2"]).good();
+    fs::create_dir(folder.0.join("sub")).expect("writable");
+    folder.run(&["documents", "web.bin", "--hash"]).good();
+    let hash = folder.run(&["documents", "web.bin", "--hashes", "--json"]).good().json();
+    folder.write("list.txt", hash["hashes"][3].as_str().expect("digits"));
+    let fingerprint = manifest(&folder, "web-valid.bin")["fingerprint"].clone();
+    for (output, other, more) in [
+        ("narrow.bin", "web-valid.bin", &["--to", "megatron", "--to-dtype", "u16"][..]),
+        ("sub/array.npy", "../web-valid.bin", &[]),
+        ("sub/lit", "../../web-valid.bin", &["--to", "litdata"]),
+        ("clean.bin", "web-valid.bin", &["--to", "megatron", "--filter", "list.txt"]),
+    ] {
+        folder.run(&[&["convert", "web.bin", output], more].concat()).good();
+        let name = if output.ends_with("lit") { "sub/lit/dquant.json" } else { output };
+        let text = match name == output {
+            true => manifest(&folder, output),
+            false => serde_json::from_slice(&folder.read(name)).expect("JSON"),
+        };
+        let split = serde_json::json!({
+            "part": "train", "seed": 2, "share": "30%", "other": other, "other_fingerprint": fingerprint,
+        });
+        assert_eq!(text["split"], split, "{output}");
+    }
+    let plan = "window(16) | blend(clean.bin=1, web-valid.bin=1) | batch(2)";
+    let args = ["cat", ".", "--plan", plan, "--batches", "2"];
+    folder.run(&args).failed(2, "two parts of one hold-out", "weight 0");
+}
+
 #[test]
 fn one_part_is_not_replaced_alone() {
     let folder = Folder::new("holdout-force");
