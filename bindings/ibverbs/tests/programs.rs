@@ -292,8 +292,8 @@ fn marks(test: &str, imposed: Option<&str>) -> Option<(BTreeMap<u8, usize>, Stri
 fn packets_have_the_traffic_class_of_their_queue_pair() {
     let test = "packets_have_the_traffic_class_of_their_queue_pair";
     if let Some((found, said)) = marks(test, None) {
-        // Each packet is in the file twice, sent and received.
-        assert!(found[&26] > 400 && found[&41] >= 10, "{found:?}");
+        // Each packet is in the file twice, sent and received. How many acknowledgements there are depends on the load.
+        assert!(found[&26] > 200 && found[&41] >= 10, "{found:?}");
         assert_eq!(found.len(), 2, "{found:?}");
         assert_eq!(said, "");
     }
@@ -303,7 +303,7 @@ fn packets_have_the_traffic_class_of_their_queue_pair() {
 fn a_program_does_not_leave_the_class_of_its_job() {
     if let Some((found, said)) = marks("a_program_does_not_leave_the_class_of_its_job", Some("33"))
     {
-        assert!(found[&33] > 400, "{found:?}");
+        assert!(found[&33] > 200, "{found:?}");
         assert_eq!(found.len(), 1, "{found:?}");
         assert!(said.contains("DSCP 26 of the program is replaced by 33; hint: "), "{said}");
     }

@@ -289,6 +289,8 @@ class Files(Folder):
         for source, options, word in (
             ([], {"seq_len": 16}, "empty list"),
             ([a, a], {"seq_len": 16}, "given twice"),
+            ([a, os.path.relpath(a)], {"seq_len": 16}, "are the same file"),
+            ([a, self.path("a")], {"seq_len": 16}, "are the same file"),
             ([a, "dq://host/b"], {"seq_len": 16}, "by weights"),
             ([a, self.path("none.bin")], {"seq_len": 16}, "none.bin: no such file"),
             ([a, c], {"plan": "window(16) | blend(a=1, c=1)"}, "has a blend"),

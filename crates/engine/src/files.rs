@@ -3,6 +3,7 @@
 //! The batches are those of the same plan over the same files behind a target (C4). Where a name stands for
 //! several files, they are blended in proportion to the samples that the plan makes of them.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -95,6 +96,9 @@ impl DividedFiles {
             return Err(Error::invalid(text).hint("join small files into one dataset"));
         }
         let mut found = find_files(files, &asked)?;
+        if plan.blend().is_empty() {
+            check_distinct(&found)?;
+        }
         let mut infos: Vec<DatasetInfo> = found.iter().map(|found| found.info.clone()).collect();
         let documents = documents_of(plan, &mut found, &mut infos)?;
         let mut divided = layout::divide(plan, &infos, &vec![asked; infos.len()], documents)?;
@@ -113,6 +117,22 @@ impl DividedFiles {
     pub fn check_ids(&self) -> Result<(), Error> {
         layout::check_ids(&self.plan, &self.infos)
     }
+}
+
+/// Without weights each file is drawn in proportion to its samples, so under two names it would be drawn twice as often.
+fn check_distinct(found: &[Found]) -> Result<(), Error> {
+    let mut seen = HashMap::with_capacity(found.len());
+    for Found { info, file, .. } in found {
+        let name = &info.name;
+        let status = rustix::fs::fstat(&file.fd);
+        let status = status.map_err(|error| Error::invalid(format!("{name}: {error}")))?;
+        if let Some(other) = seen.insert((status.st_dev, status.st_ino), name) {
+            let text = format!("{other} and {name} are the same file, which would be drawn twice");
+            return Err(Error::invalid(text)
+                .hint("name it once; a blend gives weights: blend(web.bin=2, code.bin=1)"));
+        }
+    }
+    Ok(())
 }
 
 /// A stream whose engine is a thread of this process. Dropping it ends it.

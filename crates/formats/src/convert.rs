@@ -27,7 +27,7 @@ use xio::kernel::{self, Scan};
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::kind::Kind;
-use crate::manifest::{self, Contents, Manifest};
+use crate::manifest::{self, Contents, Manifest, Split};
 use crate::reading::{self, Chunk, Plan};
 use crate::source::{self, Layout, ReadOptions, Source};
 use crate::writer::{self, Place, WriteOptions};
@@ -492,7 +492,8 @@ impl Run<'_> {
         let data = self.staging.data();
         let files = files_below(&data)?;
         let described = (kind.name(), self.dtype());
-        let manifest = Manifest::create(described, contents.clone(), &data, &files, &|_| ())?;
+        let mut manifest = Manifest::create(described, contents.clone(), &data, &files, &|_| ())?;
+        manifest.split = self.split();
         let path = self.publish_files(&manifest)?;
         Ok(Summary {
             from: layout.kind,
@@ -511,6 +512,19 @@ impl Run<'_> {
             resumed_tokens,
             manifest: path,
         })
+    }
+
+    /// The part of a split that the source is: so is the output, whose documents are documents of the source. It names
+    /// the other part as that was.
+    fn split(&self) -> Option<Split> {
+        let layout = self.source.layout();
+        let split = layout.manifest.as_ref()?.split.clone()?;
+        let other = layout.folder.join(&split.other);
+        let from = match is_folder(&self.job.write, &self.job.output) {
+            true => self.job.output.join(manifest::IN_FOLDER),
+            false => self.job.output.clone(),
+        };
+        Some(Split { other: manifest::relative(&from, &other), ..split })
     }
 
     fn publish_files(&self, manifest: &Manifest) -> Result<PathBuf, Error> {

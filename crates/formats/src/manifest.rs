@@ -157,6 +157,26 @@ pub struct Contents {
     pub targets: bool,
 }
 
+/// The name of `to` for whoever is in the folder of `from`, which need not exist yet.
+pub fn relative(from: &Path, to: &Path) -> String {
+    let folder = |path: &Path| real(path.parent().unwrap_or(Path::new("")));
+    let (here, there) = (folder(from), folder(to));
+    let common = here.components().zip(there.components()).take_while(|(a, b)| a == b).count();
+    let up = here.components().skip(common).map(|_| Component::ParentDir);
+    let mut path: PathBuf = up.chain(there.components().skip(common)).collect();
+    path.push(to.file_name().unwrap_or_default());
+    path.display().to_string()
+}
+
+/// The path without links, as far as it exists.
+fn real(path: &Path) -> PathBuf {
+    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+    fs::canonicalize(path).unwrap_or_else(|_| match (path.parent(), path.file_name()) {
+        (Some(parent), Some(name)) => real(parent).join(name),
+        _ => path.to_owned(),
+    })
+}
+
 /// The manifest of the dataset at `path`, a file or a folder.
 pub fn path_of(path: &Path) -> PathBuf {
     if path.is_dir() {

@@ -11,7 +11,7 @@ use serde::Serialize;
 use xio::dataset::Dtype;
 
 use super::datasets::{Bar, note_guess, token_type};
-use super::documents::{Where, selection};
+use super::documents::SelectionArgs;
 use super::{Console, Report};
 use crate::exit::{CliError, Exit};
 use crate::units::{self, Bytes, Count};
@@ -72,8 +72,9 @@ pub(super) struct Convert {
 
     /// Column of SRC that says which tokens a model is trained to say; DST is a Megatron pair
     ///
-    /// A list for each list of tokens, of the same length: a mask of 0 and 1 or booleans, or labels, which are
-    /// -100 or the token itself. SRC is parquet or arrow.
+    /// A list for each list of tokens: a mask of 0 and 1 or booleans, or labels, -100 or the token itself.
+    ///
+    /// SRC is parquet or arrow.
     #[arg(long, value_name = "COLUMN")]
     targets: Option<String>,
 
@@ -86,24 +87,13 @@ pub(super) struct Convert {
     eos: Option<u64>,
 
     /// Cut documents into pieces of N tokens; the last one may be shorter
+    ///
+    /// --filter, --keep and --dedup choose documents before the cut: those of SRC, or of --eos.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     split: Option<u64>,
 
-    /// Leave out documents whose hash is in LIST: a .npy of u64, or text, a hash in each line
-    ///
-    /// `dquant documents` shows the hashes.
-    ///
-    /// Documents are those of SRC, or of --eos; --split cuts what is written.
-    #[arg(long, value_name = "LIST")]
-    filter: Option<String>,
-
-    /// Write only documents whose hash is in LIST
-    #[arg(long, value_name = "LIST", conflicts_with = "filter")]
-    keep: Option<String>,
-
-    /// Write the first of documents with the same hash
-    #[arg(long, value_name = "WHERE")]
-    dedup: Option<Where>,
+    #[command(flatten)]
+    selection: SelectionArgs,
 
     /// Leave out documents without tokens
     #[arg(long)]
@@ -202,7 +192,7 @@ impl Convert {
             eos: self.eos,
             split: self.split,
             drop_empty: self.drop_empty,
-            selection: selection(self.filter, self.keep, self.dedup),
+            selection: self.selection.selection(),
             tokenizer: self.tokenizer,
             threads: self.jobs.map_or_else(all_cores, NonZeroUsize::get),
             save_bytes: self.save_every.max(1),

@@ -54,42 +54,47 @@ pub(super) struct DocumentsCommand {
     #[arg(long)]
     hashes: bool,
 
-    /// Drop the documents whose hash is in this list: a .npy of u64, or text, a hash in each line
+    #[command(flatten)]
+    selection: SelectionArgs,
+
+    #[command(flatten)]
+    token: TokenArgs,
+}
+
+/// The documents that are listed or written, as the actions of a plan choose them.
+#[derive(Clone, Debug, Args)]
+pub(super) struct SelectionArgs {
+    /// Leave out documents whose hash is in LIST: a .npy of u64, or text, a hash in each line
     ///
-    /// Of datasets at a target it is the name of a file there.
+    /// `dquant documents` shows the hashes. Of datasets at a target, LIST is the name of a file there.
     #[arg(long, value_name = "LIST")]
     filter: Option<String>,
 
-    /// Keep only the documents whose hash is in this list
+    /// Keep only documents whose hash is in LIST
     #[arg(long, value_name = "LIST", conflicts_with = "filter")]
     keep: Option<String>,
 
     /// Keep the first of documents with the same hash
     #[arg(long, value_name = "WHERE")]
     dedup: Option<Where>,
-
-    #[command(flatten)]
-    token: TokenArgs,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-pub(super) enum Where {
+enum Where {
     Within,
     Across,
 }
 
-/// What a plan with these actions keeps.
-pub(super) fn selection(
-    filter: Option<String>,
-    keep: Option<String>,
-    dedup: Option<Where>,
-) -> Selection {
-    let list = |keep| move |list| Filter { list, keep };
-    let dedup = dedup.map(|place| match place {
-        Where::Within => Dedup::Within,
-        Where::Across => Dedup::Across,
-    });
-    Selection { filter: filter.map(list(false)).or(keep.map(list(true))), dedup }
+impl SelectionArgs {
+    /// What a plan with these actions keeps.
+    pub(super) fn selection(&self) -> Selection {
+        let list = |list: &Option<String>, keep| list.clone().map(|list| Filter { list, keep });
+        let dedup = self.dedup.map(|place| match place {
+            Where::Within => Dedup::Within,
+            Where::Across => Dedup::Across,
+        });
+        Selection { filter: list(&self.filter, false).or(list(&self.keep, true)), dedup }
+    }
 }
 
 impl DocumentsCommand {
@@ -106,7 +111,7 @@ impl DocumentsCommand {
             }
             return Ok(Exit::Good);
         }
-        let selection = selection(self.filter.clone(), self.keep.clone(), self.dedup);
+        let selection = self.selection.selection();
         let hashes = self.hashes || !selection.is_empty();
         let (mut infos, mut received) = match host {
             Some(host) => self.fetch(&host, &selection, hashes)?,

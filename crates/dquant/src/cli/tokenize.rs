@@ -348,6 +348,9 @@ fn hint(error: &TokenizeError) -> &'static str {
             "choose another name with -o"
         }
         TokenizeError::Exists { .. } => "--force replaces it, --append adds to it",
+        TokenizeError::OtherPart { .. } => {
+            "replace both with --holdout and --holdout-output, or remove the other one first"
+        }
         TokenizeError::SameOutput { .. } => "name another file with --holdout-output",
         TokenizeError::NoIndexName { .. } => {
             "end the name with .bin, or give --flat to write ids without the boundaries of documents"

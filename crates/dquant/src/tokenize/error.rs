@@ -107,6 +107,14 @@ pub enum TokenizeError {
         /// The next thing to try.
         hint: String,
     },
+    /// One part of a split would be replaced, and the other one left.
+    #[error("{} is one part of a split, and {} the other", path.display(), other.display())]
+    OtherPart {
+        /// The output.
+        path: PathBuf,
+        /// The dataset that would be left.
+        other: PathBuf,
+    },
     /// One part of a split has no documents.
     #[error("none of {documents} documents went to {}", path.display())]
     EmptyPart {

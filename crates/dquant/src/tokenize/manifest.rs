@@ -6,10 +6,9 @@
 //! Where documents are held out, each of the two manifests names the other output with its fingerprint. Outputs are
 //! extended together, by the rule that split them.
 
-use std::fs;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
-use formats::manifest::{Contents, Part, Split, path_of};
+use formats::manifest::{Contents, Part, Split, path_of, relative};
 use formats::{Manifest, ReadOptions};
 use serde::{Deserialize, Serialize};
 
@@ -135,21 +134,6 @@ fn split(part: Part, rule: Rule, output: &Path, (other, fingerprint): (&Path, u6
     }
 }
 
-/// The name of `to` for whoever is in the folder of `from`.
-fn relative(from: &Path, to: &Path) -> String {
-    let folder = |path: &Path| {
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        let folder = folder.unwrap_or(Path::new("."));
-        fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned())
-    };
-    let (here, there) = (folder(from), folder(to));
-    let common = here.components().zip(there.components()).take_while(|(a, b)| a == b).count();
-    let up = here.components().skip(common).map(|_| Component::ParentDir);
-    let mut path: PathBuf = up.chain(there.components().skip(common)).collect();
-    path.push(to.file_name().unwrap_or_default());
-    path.display().to_string()
-}
-
 /// Checks that outputs may be extended: without `holdout`, one that was not split; with it, the parts that it splits.
 ///
 /// # Errors
@@ -181,6 +165,16 @@ pub(super) fn check_split(train: &Path, holdout: Option<&Holdout>) -> Result<(),
     let reason = format!("it and {} are not parts of one split", validation.display());
     let hint = format!("its manifest names {}: give that with --holdout-output", first_split.other);
     Err(refused(train, reason, hint))
+}
+
+/// The dataset that is left of a split when `output` is replaced, if its manifest names it and the other way round.
+pub(super) fn other_part(output: &Path) -> Option<PathBuf> {
+    // What is to be replaced may be broken.
+    let manifest = Manifest::load(output).ok().flatten()?;
+    let other =
+        output.parent().unwrap_or(Path::new("")).join(manifest.split.as_ref()?.other.as_str());
+    let named = Manifest::load(&other).ok().flatten()?.other_part();
+    (named == Some(manifest.fingerprint()) && other.exists()).then_some(other)
 }
 
 /// The manifest of an output that was split by this rule.

@@ -145,8 +145,11 @@ fn place(path: &Path) -> PathBuf {
 fn refuse_existing(job: &Job<'_>, outputs: &[Names]) -> Result<(), TokenizeError> {
     let is_file = |path: &Path| fs::symlink_metadata(path).is_ok_and(|found| found.is_file());
     let is_extended = job.append && outputs.iter().any(|names| is_file(&names.output));
-    if job.force || is_extended || job.resume && State::is_complete_in(&outputs[0].state) {
+    if is_extended || job.resume && State::is_complete_in(&outputs[0].state) {
         return Ok(());
+    }
+    if job.force {
+        return refuse_leaving(outputs);
     }
     // An index alone is that of another file, such as a `.npy`.
     let mut paths = outputs.iter().flat_map(|names| [&names.output, &names.index]);
@@ -154,6 +157,18 @@ fn refuse_existing(job: &Job<'_>, outputs: &[Names]) -> Result<(), TokenizeError
         Some(path) => Err(TokenizeError::Exists { path: path.clone() }),
         None => Ok(()),
     }
+}
+
+/// Refuses to replace one part of a split alone: the other one would name a dataset that is gone.
+fn refuse_leaving(outputs: &[Names]) -> Result<(), TokenizeError> {
+    let places: Vec<PathBuf> = outputs.iter().map(|names| place(&names.output)).collect();
+    for Names { output, .. } in outputs {
+        let other = manifest::other_part(output);
+        if let Some(other) = other.filter(|other| !places.contains(&place(other))) {
+            return Err(TokenizeError::OtherPart { path: output.clone(), other });
+        }
+    }
+    Ok(())
 }
 
 /// The type of ids: as wanted, as in the interrupted run, as in the output that is extended, or u32.

@@ -335,7 +335,7 @@ fn a_column_of_targets_becomes_sequences() {
     assert_eq!(sequences(&folder.read("again.idx")), sequences(&folder.read("labels.idx")));
     run(&["sft.parquet", "o.idx", "--column", "mask", "--targets", "labels"]).failed(
         2,
-        "sft.parquet: row 0: token",
+        "sft.parquet: row 1: token 2 is 1, and `labels` holds",
         "labels hold -100 or the token itself",
     );
 }

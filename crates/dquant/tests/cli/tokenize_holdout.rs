@@ -199,6 +199,7 @@ fn a_part_of_another_run_is_not_extended() {
     // Whatever the two are called, and wherever they are.
     let elsewhere = ["--force", "--holdout", "30%", "--holdout-output", "held/out.bin"];
     fs::create_dir(folder.0.join("held")).expect("writable");
+    fs::remove_file(folder.0.join("web-valid.bin")).expect("written");
     run(&folder, &["a.jsonl"], &elsewhere).good();
     assert_eq!(manifest(&folder, "web.bin")["split"]["other"], "held/out.bin");
     assert_eq!(manifest(&folder, "held/out.bin")["split"]["other"], "../web.bin");
@@ -209,6 +210,64 @@ fn a_part_of_another_run_is_not_extended() {
         ),
         "{shown}"
     );
+}
+
+/// A stream over a converted part and the other part is refused as before.
+#[test]
+fn a_converted_part_still_names_the_other_one() {
+    let folder = Folder::new("holdout-convert");
+    folder.write("a.jsonl", json_lines(&texts(&mut Random::new(8), 200)));
+    run(&folder, &["a.jsonl"], &["--holdout", "30%", "--seed", "2"]).good();
+    fs::create_dir(folder.0.join("sub")).expect("writable");
+    folder.run(&["documents", "web.bin", "--hash"]).good();
+    let hash = folder.run(&["documents", "web.bin", "--hashes", "--json"]).good().json();
+    folder.write("list.txt", hash["hashes"][3].as_str().expect("digits"));
+    let fingerprint = manifest(&folder, "web-valid.bin")["fingerprint"].clone();
+    for (output, other, more) in [
+        ("narrow.bin", "web-valid.bin", &["--to", "megatron", "--to-dtype", "u16"][..]),
+        ("sub/array.npy", "../web-valid.bin", &[]),
+        ("sub/lit", "../../web-valid.bin", &["--to", "litdata"]),
+        ("clean.bin", "web-valid.bin", &["--to", "megatron", "--filter", "list.txt"]),
+    ] {
+        folder.run(&[&["convert", "web.bin", output], more].concat()).good();
+        let name = if output.ends_with("lit") { "sub/lit/dquant.json" } else { output };
+        let text = match name == output {
+            true => manifest(&folder, output),
+            false => serde_json::from_slice(&folder.read(name)).expect("JSON"),
+        };
+        let split = serde_json::json!({
+            "part": "train", "seed": 2, "share": "30%", "other": other, "other_fingerprint": fingerprint,
+        });
+        assert_eq!(text["split"], split, "{output}");
+    }
+    let plan = "window(16) | blend(clean.bin=1, web-valid.bin=1) | batch(2)";
+    let args = ["cat", ".", "--plan", plan, "--batches", "2"];
+    folder.run(&args).failed(2, "two parts of one hold-out", "weight 0");
+}
+
+#[test]
+fn one_part_is_not_replaced_alone() {
+    let folder = Folder::new("holdout-force");
+    folder.write("a.jsonl", json_lines(&texts(&mut Random::new(6), 100)));
+    let holdout = ["--force", "--holdout", "30%"];
+    run(&folder, &["a.jsonl"], &holdout).good();
+    let before = folder.read("web.bin");
+    let refused = |more: &[&str], path: &str, other: &str| {
+        let why = format!("{path} is one part of a split, and {other} the other");
+        run(&folder, &["a.jsonl"], more).failed(2, &why, "replace both");
+    };
+    refused(&["--force"], "web.bin", "web-valid.bin");
+    let renamed = [&holdout[..], &["--seed", "1", "--holdout-output", "b.bin"]].concat();
+    refused(&renamed, "web.bin", "web-valid.bin");
+    let args = ["tokenize", "a.jsonl", "--encoding", "r50k_base", "--force", "-o", "web-valid.bin"];
+    folder.run(&args).failed(2, "web-valid.bin is one part of a split, and web.bin", "remove");
+    assert_eq!(folder.read("web.bin"), before);
+    // Both at once, under any names, or when the other one is gone.
+    run(&folder, &["a.jsonl"], &[&holdout[..], &["--seed", "1"]].concat()).good();
+    check_manifests(&folder, ["web.bin", "web-valid.bin"], ("30%", 1));
+    fs::remove_file(folder.0.join("web-valid.bin")).expect("written");
+    run(&folder, &["a.jsonl"], &["--force"]).good();
+    assert_eq!(manifest(&folder, "web.bin")["split"], serde_json::Value::Null);
 }
 
 #[test]

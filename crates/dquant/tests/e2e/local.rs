@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 
-use client::{Options, Stream, open};
+use client::{Options, Stream, open, open_all};
 use xio::dataset::Dtype;
 
 use super::corpus::{Corpus, assert_same, expected, tokens};
@@ -99,6 +99,34 @@ fn a_pattern_leaves_out_what_describes_the_files() {
     fs::remove_file(&corpus.path).expect("its own");
     let none = Cat::local(&world, "corpus/*", &args).finish();
     none.failed(2, &["no file matches"], "corpora/*.bin");
+}
+
+/// Two names of a file, in a list or of one pattern: it would be drawn twice as often as another.
+#[test]
+fn one_file_under_two_names_is_refused() {
+    let Some(world) = World::new("one_file_under_two_names") else {
+        return;
+    };
+    let corpus = Corpus::flat(&world.data("web.bin"), Dtype::U32, tokens(30_000, 1));
+    fs::hard_link(&corpus.path, world.data("hard.bin")).expect("a folder for tests");
+    symlink("web.bin", world.data("soft.bin")).expect("a folder for tests");
+    let name = |file: &str| path(&world.data(file)).to_owned();
+    let plan = "window(100) | shuffle(3) | batch(10)";
+    let others = ["web", "hard.bin", "soft.bin"];
+    let options = Options { batches: Some(1), ..Options::from_env() };
+    for other in others {
+        let files = [name("web.bin"), name(other)];
+        let error = open_all(&files, plan, &options).expect_err("one file");
+        let text = error.to_string();
+        assert!(text.contains("are the same file, which would be drawn twice"), "{text}");
+        assert!(text.contains(&files[0]) && text.contains(&files[1]), "{text}");
+    }
+    let args = ["--plan", plan, "--batches", "1"];
+    let all = Cat::local(&world, "*.bin", &args).finish();
+    all.failed(2, &["hard.bin and", "are the same file"], "name it once");
+    // With weights somebody has said how often each is drawn.
+    let blended = "window(100) | shuffle(3) | blend(web.bin=2, hard.bin=1) | batch(10)";
+    Cat::local(&world, "", &["--plan", blended, "--batches", "1"]).finish().good();
 }
 
 /// Packed files are drawn in proportion to the samples that their documents fill, which may be shorter than one.
