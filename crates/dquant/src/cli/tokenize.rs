@@ -12,8 +12,9 @@ use serde::Serialize;
 use super::{Console, Report};
 use crate::exit::{CliError, Exit, on_end_signal};
 use crate::tokenize::{
-    self, Encoding, Eos, Event, Format, HeldOut, Holdout, Job, Leftovers, Noted, Outcome, Reason,
-    Rule, Share, TokenType, TokenizeError, Totals, VocabularyName, holdout, skipped,
+    self, ChatTemplate, Encoding, Eos, Event, Format, HeldOut, Holdout, Job, Leftovers, Noted,
+    Outcome, Reason, Rule, Share, TokenType, TokenizeError, Totals, VocabularyName, holdout,
+    skipped,
 };
 use crate::units::{self, Bytes, Count, Wait};
 
@@ -29,6 +30,9 @@ use crate::units::{self, Bytes, Count, Wait};
 ///
 /// The output is a Megatron pair: NAME.bin holds the ids, NAME.idx the boundaries of documents. The
 /// manifest NAME.bin.dquant.json says which vocabulary made them.
+///
+/// With --chat, a document is a conversation: a line of JSON with `messages` (role, content) or `conversations`
+/// (from, value). Its sequences in the index take turns: what the assistant does not say, then what it says.
 ///
 /// With --holdout, a share of the documents goes to a second output for validation. The text of a document
 /// and the seed decide, so documents of one text are all in one part, whatever their order and the
@@ -46,6 +50,8 @@ Examples:
   dquant tokenize new.jsonl --encoding cl100k_base -o web.bin --append
   dquant tokenize web.jsonl --encoding r50k_base -o web.bin --holdout 1%    # and web-valid.bin
   dquant tokenize web.jsonl --encoding r50k_base -o web.bin --holdout 0.5% --seed 7 --force
+  dquant tokenize chat.jsonl --tokenizer llama/tokenizer.json --chat -o chat.bin
+  dquant tokenize chat.jsonl --tokenizer llama/tokenizer.json --chat=my.jinja -o chat.bin
   zcat dump.gz | dquant tokenize - --format jsonl --encoding o200k_base -o dump.bin --json"
 )]
 pub(super) struct Tokenize {
@@ -69,9 +75,14 @@ pub(super) struct Tokenize {
     #[arg(long, value_enum)]
     format: Option<Format>,
 
-    /// Field of JSON lines or column of Parquet that holds the text
-    #[arg(long, value_name = "NAME", default_value = "text")]
-    field: String,
+    /// Field of JSON lines or column of Parquet that holds the text [default: text]
+    #[arg(long, value_name = "NAME")]
+    field: Option<String>,
+
+    /// Read conversations, render them by the chat template beside --tokenizer, or that in FILE, and keep in the index
+    /// what the assistant says
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
+    chat: Option<Option<PathBuf>>,
 
     /// Fail at the first document that cannot be read, instead of counting it
     #[arg(long)]
@@ -145,7 +156,8 @@ impl Tokenize {
         let job = Job {
             inputs: &self.inputs,
             format: self.format,
-            field: &self.field,
+            field: self.field.as_deref(),
+            chat: self.chat.map(|file| file.map_or(ChatTemplate::Beside, ChatTemplate::File)),
             strict: self.strict,
             output: &self.output,
             with_index: !self.flat,
@@ -309,8 +321,10 @@ fn explain(error: TokenizeError) -> CliError {
         TokenizeError::EmptyPart { .. } => CliError::check_failed(&error)
             .hint("nothing was written; choose another --holdout, or another --seed"),
         TokenizeError::Split { hint, .. } => CliError::usage(&error).hint(hint),
-        TokenizeError::NoDocuments { broken: 1.., .. } => CliError::check_failed(&error)
-            .hint("nothing was written; --field names the field or column of the text"),
+        TokenizeError::Chat { hint, .. } => CliError::usage(&error).hint(*hint),
+        TokenizeError::NoDocuments { broken: 1.., .. } => CliError::check_failed(&error).hint(
+            "nothing was written; --field names the field or column of the text, or of messages",
+        ),
         TokenizeError::NoDocuments { .. } => CliError::check_failed(&error).hint(
             "nothing was written; name files of UTF-8 text, or say what they hold with --format",
         ),
@@ -381,6 +395,13 @@ fn hint(error: &TokenizeError) -> &'static str {
         TokenizeError::Tokenizer { .. } => {
             "name a tokenizer.json as the `tokenizers` library saves it"
         }
+        TokenizeError::ChatTemplate { .. } => {
+            "name a chat template as `transformers` saves it: --chat=FILE"
+        }
+        TokenizeError::NoChatTemplate { .. } => {
+            "chat_template.jinja, or `chat_template` in tokenizer_config.json, is looked for; or give --chat=FILE"
+        }
+        TokenizeError::Thread(_) => "give a smaller number with --jobs",
         TokenizeError::Eos { .. } => "name another token with --eos, or --eos none",
         TokenizeError::NoDefaultEos { .. } => {
             "name the token with --eos, for example --eos '</s>', or give --eos none"
@@ -399,6 +420,9 @@ struct Summary {
     documents: u64,
     text_bytes: u64,
     tokens: u64,
+    /// Those of them that the assistant says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    targets: Option<u64>,
     /// Tokens that were in the output before; not part of the others.
     tokens_before: u64,
     bytes_per_token: f64,
@@ -472,6 +496,7 @@ impl Summary {
             documents: totals.documents,
             text_bytes: totals.text_bytes,
             tokens: totals.tokens,
+            targets: job.chat.as_ref().map(|_| totals.targets),
             tokens_before: outcome.tokens_before,
             bytes_per_token: totals.text_bytes as f64 / totals.tokens.max(1) as f64,
             max_id: totals.max_id,
@@ -506,6 +531,10 @@ impl fmt::Display for Summary {
         )?;
         if self.tokens_before > 0 {
             writeln!(f, "  appended to  {} tokens", Count(self.tokens_before))?;
+        }
+        if let Some(targets) = self.targets {
+            let percent = 100.0 * targets as f64 / self.tokens.max(1) as f64;
+            writeln!(f, "  targets      {} tokens, {percent:.1} %", Count(targets))?;
         }
         let ends = self.eos.map_or(String::from("nothing"), |id| format!("id {id}"));
         writeln!(f, "  documents    {}, ended by {ends}", Count(self.documents))?;

@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use formats::manifest::Part;
 
+use super::chat::Chat;
 use super::checkpoint::Position;
+use super::index::LONGEST;
 use super::vocabulary::Vocabulary;
 
 /// Where a document comes from.
@@ -102,24 +104,55 @@ impl Batch {
     ///
     /// # Errors
     /// Names the document that the vocabulary cannot encode, and its reason.
-    pub(super) fn encode(
-        &self,
-        vocabulary: &Vocabulary,
-        eos: Option<u32>,
-    ) -> Result<Encoded, (Place, String)> {
+    pub(super) fn encode(&self, encoder: &Encoder<'_>) -> Result<Encoded, (Place, String)> {
         let mut tokens = Vec::with_capacity(self.text.len() / 3);
         let (mut ends, mut start) = (Vec::with_capacity(self.segments.len()), 0);
+        let mut conversations = Vec::new();
         for segment in &self.segments {
             let text = &self.text[start..segment.end];
-            let encoded = vocabulary.encode(text, &mut tokens);
-            encoded.map_err(|reason| (segment.place, reason))?;
-            if segment.after == After::End {
-                tokens.extend(eos);
+            if let Some(chat) = encoder.chat {
+                let before = tokens.len();
+                let turns = encoder.conversation(chat, text, &mut tokens);
+                if turns.is_err() {
+                    tokens.truncate(before);
+                }
+                conversations.push(turns);
+            } else {
+                let encoded = encoder.vocabulary.encode(text, &mut tokens);
+                encoded.map_err(|reason| (segment.place, reason))?;
+                if segment.after == After::End {
+                    tokens.extend(encoder.eos);
+                }
             }
             ends.push(tokens.len());
             start = segment.end;
         }
-        Ok(Encoded { tokens, ends })
+        Ok(Encoded { tokens, ends, conversations })
+    }
+}
+
+/// What makes ids of text; threads share it.
+pub(super) struct Encoder<'a> {
+    pub(super) vocabulary: &'a Vocabulary,
+    /// The id that ends a document.
+    pub(super) eos: Option<u32>,
+    /// What makes conversations of documents.
+    pub(super) chat: Option<&'a Chat>,
+}
+
+impl Encoder<'_> {
+    fn conversation(
+        &self,
+        chat: &Chat,
+        record: &str,
+        tokens: &mut Vec<u32>,
+    ) -> Result<Turns, String> {
+        let mut turns = self.vocabulary.encode_conversation(chat, record, tokens)?;
+        if let Some(eos) = self.eos.filter(|_| !turns.is_empty()) {
+            tokens.push(eos);
+            turns.extend()?;
+        }
+        Ok(turns)
     }
 }
 
@@ -129,6 +162,83 @@ pub(super) struct Encoded {
     pub(super) tokens: Vec<u32>,
     /// End of each segment's tokens.
     pub(super) ends: Vec<usize>,
+    /// Of each segment that is a conversation: its turns, or why it is left out.
+    pub(super) conversations: Vec<Result<Turns, String>>,
+}
+
+/// How the tokens of a conversation are divided: tokens that are no targets, of which there may be none, then targets,
+/// and so on.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Turns {
+    /// Bytes of the rendered text.
+    pub(super) text_bytes: u64,
+    /// Tokens of each turn.
+    pub(super) lengths: Vec<u32>,
+}
+
+impl Turns {
+    /// The turns of tokens that are targets or not.
+    ///
+    /// # Errors
+    /// When a turn is too long for a sequence.
+    #[cfg_attr(not(feature = "hugging-face"), expect(dead_code))]
+    pub(super) fn new(text_bytes: u64, targets: &[bool]) -> Result<Turns, String> {
+        let mut lengths = vec![0];
+        if targets.first() == Some(&true) {
+            lengths.push(0);
+        }
+        let mut turns = Turns { text_bytes, lengths };
+        let mut last = targets.first();
+        for target in targets {
+            if last != Some(target) {
+                turns.lengths.push(0);
+            }
+            last = Some(target);
+            turns.extend()?;
+        }
+        Ok(turns)
+    }
+
+    /// Adds one token to the last turn.
+    fn extend(&mut self) -> Result<(), String> {
+        let last = self.lengths.last_mut().filter(|last| u64::from(**last) < LONGEST);
+        let last = last.ok_or("a turn is longer than 2^31 - 1 tokens")?;
+        *last += 1;
+        Ok(())
+    }
+
+    /// Whether there are no tokens.
+    fn is_empty(&self) -> bool {
+        self.lengths == [0]
+    }
+
+    /// Tokens that a model is trained to say.
+    pub(super) fn targets(&self) -> u64 {
+        self.lengths.iter().skip(1).step_by(2).map(|length| u64::from(*length)).sum()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn turns_begin_with_tokens_that_are_no_targets() {
+        for (targets, lengths, said) in [
+            ("", &[0][..], 0),
+            ("...", &[3], 0),
+            ("xx", &[0, 2], 2),
+            ("..x.xx", &[2, 1, 1, 2], 3),
+            ("x..x.", &[0, 1, 2, 1, 1], 2),
+        ] {
+            let mask: Vec<bool> = targets.bytes().map(|c| c == b'x').collect();
+            let turns = Turns::new(7, &mask).unwrap();
+            assert_eq!((&turns.lengths[..], turns.targets()), (lengths, said), "{targets}");
+        }
+        let mut full = Turns { text_bytes: 0, lengths: vec![5, LONGEST as u32] };
+        assert!(full.extend().is_err());
+    }
 }
 
 /// A batch that encoder and writer both look at.

@@ -23,6 +23,12 @@ pub(super) const EXTENDED: &str = "extended output";
 /// The entry that tells which documents are held out, and where they go. States of earlier versions have none.
 pub(super) const HELD_OUT: &str = "held-out share";
 
+/// The entry that tells how conversations are rendered. States of earlier versions have none.
+pub(super) const CONVERSATIONS: &str = "chat template";
+
+/// The entry with the time that a template may write, in seconds since 1970.
+pub(super) const TIME: &str = "time of the template";
+
 /// The value of an entry for nothing.
 pub(super) const NOTHING: &str = "nothing";
 
@@ -158,7 +164,8 @@ impl State {
         let compared =
             identity.iter().filter(|(name, _)| !(state.complete && name.as_str() == EXTENDED));
         for (name, now) in compared {
-            let unnamed = if name == HELD_OUT { NOTHING } else { "unknown" };
+            let is_new = [HELD_OUT, CONVERSATIONS].contains(&name.as_str());
+            let unnamed = if is_new { NOTHING } else { "unknown" };
             let then = state.identity.get(name).map_or(unnamed, String::as_str);
             if then != now {
                 return Err(refused(format!("its {name} was {then}, and is {now} now")));
@@ -167,10 +174,10 @@ impl State {
         Ok(Some(state))
     }
 
-    /// The type of ids in the state of an interrupted run, if there is one.
-    pub(super) fn type_in(path: &Path) -> Option<String> {
+    /// An entry of the identity in the state of an interrupted run, if there is one.
+    pub(super) fn entry_in(path: &Path, name: &str) -> Option<String> {
         let state: State = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
-        state.identity.get("type").cloned()
+        state.identity.get(name).cloned()
     }
 
     /// Whether the state of an interrupted run says that only names are missing.

@@ -228,6 +228,28 @@ pub enum TokenizeError {
         /// The library's reason.
         reason: String,
     },
+    /// A file is no chat template.
+    #[error("{} is no usable chat template: {reason}", path.display())]
+    ChatTemplate {
+        /// The file.
+        path: PathBuf,
+        /// The reason, with the line where it is known.
+        reason: String,
+    },
+    /// There is no chat template beside a tokenizer.
+    #[error("there is no chat template beside {}", tokenizer.display())]
+    NoChatTemplate {
+        /// The `tokenizer.json`.
+        tokenizer: PathBuf,
+    },
+    /// Conversations cannot be made so.
+    #[error("--chat: {reason}")]
+    Chat {
+        /// What is wrong.
+        reason: String,
+        /// The next thing to try.
+        hint: &'static str,
+    },
     /// A vocabulary has no such token.
     #[error("{vocabulary} has no token {token}")]
     Eos {
@@ -250,6 +272,9 @@ pub enum TokenizeError {
         /// The library's reason.
         reason: String,
     },
+    /// The system starts no more threads.
+    #[error("cannot start a thread: {0}")]
+    Thread(io::Error),
     /// A thread of the run ended before its work was done.
     #[error("an encoder stopped while it worked on {place}")]
     EncoderStopped {

@@ -54,6 +54,24 @@ impl HuggingFace {
         Ok(())
     }
 
+    /// From now on, text that spells a special token is that token.
+    pub fn parse_special_tokens(&mut self) {
+        self.tokenizer.set_encode_special_tokens(false);
+    }
+
+    /// The ids of `text`, and the characters of each: from the first to behind the last.
+    ///
+    /// # Errors
+    /// With the library's reason.
+    pub fn encode_with_offsets(
+        &self,
+        text: &str,
+    ) -> Result<(Vec<u32>, Vec<(usize, usize)>), String> {
+        let encoded = guarded(|| self.tokenizer.encode_char_offsets(text, false))?;
+        let encoded = encoded.map_err(|error| error.to_string())?;
+        Ok((encoded.get_ids().to_vec(), encoded.get_offsets().to_vec()))
+    }
+
     /// Whether no text has this id.
     pub fn is_special(&self, id: u32) -> bool {
         self.tokenizer.get_added_tokens_decoder().get(&id).is_some_and(|token| token.special)

@@ -21,7 +21,7 @@ pub fn path_of(output: &Path) -> PathBuf {
 const ENDS_DOCUMENT: u32 = 1 << 31;
 
 /// Tokens of the longest sequence.
-const LONGEST: u64 = (ENDS_DOCUMENT - 1) as u64;
+pub(super) const LONGEST: u64 = (ENDS_DOCUMENT - 1) as u64;
 
 /// The stored lengths of one document of `tokens` tokens.
 pub(super) fn lengths(mut tokens: u64) -> impl Iterator<Item = u32> {
@@ -35,6 +35,16 @@ pub(super) fn lengths(mut tokens: u64) -> impl Iterator<Item = u32> {
         ended = tokens == 0;
         Some(sequence as u32 | if ended { ENDS_DOCUMENT } else { 0 })
     })
+}
+
+/// The stored lengths of one document of these turns, each of which is at most [`LONGEST`].
+pub(super) fn turns(lengths: &[u32]) -> impl Iterator<Item = u32> {
+    let last = lengths.len().saturating_sub(1);
+    let stored = move |(at, length): (usize, &u32)| {
+        debug_assert!(*length < ENDS_DOCUMENT);
+        length | if at == last { ENDS_DOCUMENT } else { 0 }
+    };
+    lengths.iter().enumerate().map(stored)
 }
 
 /// Writes the index `to` from the lengths in the file `from`.
@@ -198,6 +208,9 @@ mod tests {
         assert_eq!(all(LONGEST), [u32::MAX]);
         assert_eq!(all(LONGEST + 5), [LONGEST as u32, 5 | ENDS_DOCUMENT]);
         assert_eq!(all(2 * LONGEST), [LONGEST as u32, u32::MAX]);
+        let turns = |lengths: &[u32]| turns(lengths).collect::<Vec<u32>>();
+        assert_eq!(turns(&[0, 3]), [0, 3 | ENDS_DOCUMENT]);
+        assert_eq!(turns(&[LONGEST as u32]), [u32::MAX]);
     }
 
     /// An index of other software, whose documents have several sequences, is the same after import and export.
@@ -207,7 +220,7 @@ mod tests {
         fs::create_dir_all(&folder).unwrap();
         let (stored, index) = (folder.join("lengths"), folder.join("a.idx"));
         let mut lengths = Vec::new();
-        for length in [2, 3 | ENDS_DOCUMENT, 4 | ENDS_DOCUMENT, 1, 1, 1 | ENDS_DOCUMENT] {
+        for length in [2, 3 | ENDS_DOCUMENT, 4 | ENDS_DOCUMENT, 0, 2, 1 | ENDS_DOCUMENT] {
             lengths.extend(u32::to_le_bytes(length));
         }
         fs::write(&stored, &lengths).unwrap();

@@ -1,6 +1,6 @@
-//! One line of JSON: the text of one field of each object in it.
+//! One line of JSON: the text of one field of each object in it, or the objects themselves.
 //!
-//! Only the wanted field is kept; the others are checked and skipped. As in Python's `json`, the last of two fields of
+//! Only what is wanted is kept; the others are checked and skipped. As in Python's `json`, the last of two fields of
 //! one name counts. What that module writes and reads beyond the standard is read, too: `NaN` and `Infinity` among the
 //! values, and halves of surrogate pairs in texts, which become U+FFFD, as in tiktoken. Files that were put together
 //! without a thought have byte order marks before any line and several objects in one; both are read.
@@ -15,19 +15,18 @@ use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visito
 /// Most objects of a line; bounds memory.
 const MAX_OBJECTS: usize = 1 << 14;
 
-/// The field that holds the text.
+/// What is taken of each object.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Field<'a> {
-    name: &'a str,
+pub(super) enum Wanted<'a> {
+    /// The text of the field of this name.
+    Field(&'a str),
+    /// The object itself, as JSON.
+    Object,
 }
 
-impl<'a> Field<'a> {
-    pub(super) fn new(name: &'a str) -> Field<'a> {
-        Field { name }
-    }
-
-    /// Appends the text of the field in each object of this line to `text`, and passes on how each ended: `text` ends
-    /// with its text, or with what it held before and why it is broken.
+impl Wanted<'_> {
+    /// Appends what is wanted of each object of this line to `text`, and passes on how each ended: `text` ends
+    /// with it, or with what it held before and why it is broken.
     pub(super) fn read(
         self,
         line: &[u8],
@@ -49,12 +48,13 @@ impl<'a> Field<'a> {
             }
             let start = text.len();
             let mut parser = serde_json::Deserializer::from_str(rest);
-            let parsed = Object { name: self.name, text }.deserialize(&mut parser);
+            let parsed = self.parse(&mut parser, text);
             if parsed.is_ok() && parser.end().is_ok() {
+                self.keep(rest, text);
                 return each(text, Ok(()));
             }
             let object = &rest[..object_end(rest).unwrap_or(rest.len())];
-            let result = parsed.or_else(|error| {
+            let result = parsed.map(|()| self.keep(object, text)).or_else(|error| {
                 text.truncate(start);
                 match conforming(object) {
                     Some(object) => self.read_alone(&object, text),
@@ -72,8 +72,29 @@ impl<'a> Field<'a> {
     /// Appends the text of an object that has nothing behind it.
     fn read_alone(self, object: &str, text: &mut String) -> Result<(), String> {
         let mut parser = serde_json::Deserializer::from_str(object);
-        let parsed = Object { name: self.name, text }.deserialize(&mut parser);
-        parsed.and_then(|()| parser.end()).map_err(|error| described(&error))
+        let parsed = self.parse(&mut parser, text).and_then(|()| parser.end());
+        parsed.map_err(|error| described(&error))?;
+        self.keep(object, text);
+        Ok(())
+    }
+
+    /// Reads an object, and appends the text of the wanted field.
+    fn parse<'de>(
+        self,
+        parser: impl Deserializer<'de, Error = serde_json::Error>,
+        text: &mut String,
+    ) -> Result<(), serde_json::Error> {
+        match self {
+            Wanted::Field(name) => Object { name, text }.deserialize(parser),
+            Wanted::Object => parser.deserialize_map(Whole),
+        }
+    }
+
+    /// Appends an object that was read.
+    fn keep(self, object: &str, text: &mut String) {
+        if let Wanted::Object = self {
+            *text += object;
+        }
     }
 }
 
@@ -82,7 +103,7 @@ fn trimmed(line: &str) -> &str {
     line.trim_matches(|c: char| c.is_ascii_whitespace() || c == '\u{feff}')
 }
 
-fn described(error: &serde_json::Error) -> String {
+pub(super) fn described(error: &serde_json::Error) -> String {
     // The parser counts lines, but there is only one.
     error.to_string().replace("line 1 column", "column")
 }
@@ -111,7 +132,7 @@ fn object_end(line: &str) -> Option<usize> {
 
 /// The object as the standard has it: numbers that are none become null, halves of surrogate pairs U+FFFD. None where
 /// it holds neither.
-fn conforming(object: &str) -> Option<String> {
+pub(super) fn conforming(object: &str) -> Option<String> {
     let mut written = String::with_capacity(object.len());
     let (mut rest, mut in_text, mut is_changed) = (object, false, false);
     loop {
@@ -152,6 +173,22 @@ fn escape(text: &str) -> (&str, usize) {
             let length = 1 + text[1..].chars().next().map_or(0, char::len_utf8);
             (&text[..length], length)
         }
+    }
+}
+
+/// An object of which nothing is looked at.
+struct Whole;
+
+impl<'de> Visitor<'de> for Whole {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+        Ok(())
     }
 }
 
@@ -283,7 +320,7 @@ mod tests {
 
     fn texts(line: impl AsRef<[u8]>) -> Vec<Result<String, String>> {
         let (mut text, mut found) = (String::from("before"), Vec::new());
-        Field::new("text").read(line.as_ref(), &mut text, &mut |text, result| {
+        Wanted::Field("text").read(line.as_ref(), &mut text, &mut |text, result| {
             found.push(result.map(|()| text.split_off("before".len())));
             assert_eq!(text, "before", "nothing is left of what is broken");
         });
@@ -329,6 +366,25 @@ mod tests {
         let found = texts(many);
         assert_eq!(found.len(), MAX_OBJECTS + 1);
         assert!(found[MAX_OBJECTS].as_ref().unwrap_err().contains("objects in a line"));
+    }
+
+    #[test]
+    fn whole_objects_are_split() {
+        let objects = |line: &str| {
+            let (mut text, mut found) = (String::from("before"), Vec::new());
+            Wanted::Object.read(line.as_bytes(), &mut text, &mut |text, result| {
+                found.push(result.map(|()| text.split_off("before".len())));
+            });
+            found
+        };
+        let ok = |text: &str| Ok(text.to_owned());
+        assert_eq!(objects(r#" {"a":{"b":"}"}} "#), [ok(r#"{"a":{"b":"}"}}"#)]);
+        assert_eq!(objects(r#"{"a":1}{"b":[]}"#), [ok(r#"{"a":1}"#), ok(r#"{"b":[]}"#)]);
+        assert_eq!(objects(r#"{"a":NaN}"#), [ok(r#"{"a":null}"#)]);
+        for (line, why) in [("[1]", "a JSON object"), (r#"{"a":"#, "EOF"), ("a", "expected")] {
+            let found = objects(line);
+            assert!(found.len() == 1 && found[0].as_ref().unwrap_err().contains(why), "{found:?}");
+        }
     }
 
     #[test]

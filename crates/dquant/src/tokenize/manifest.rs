@@ -28,12 +28,15 @@ pub(super) struct Described {
     documents: Option<u64>,
     /// The largest id before.
     max_id: Option<u32>,
+    /// Whether documents are conversations, in turns.
+    #[serde(default)]
+    targets: bool,
 }
 
 impl Described {
     /// A new output.
-    pub(super) fn new(tokenizer: String, eos: Option<u32>) -> Described {
-        Described { tokenizer: Some(tokenizer), eos, documents: Some(0), max_id: Some(0) }
+    pub(super) fn new(tokenizer: String, eos: Option<u32>, targets: bool) -> Described {
+        Described { tokenizer: Some(tokenizer), eos, documents: Some(0), max_id: Some(0), targets }
     }
 
     /// An output that extends `output`, whose ids were checked to be of the same type.
@@ -49,10 +52,22 @@ impl Described {
             true => Some(Existing::open(output)?.documents()),
             false => None,
         };
-        let Some(old) = Manifest::load(output)? else {
-            return Ok(Described { tokenizer: None, eos: None, documents: counted, max_id: None });
-        };
         let refused = |reason: String| TokenizeError::Index { path: path_of(output), reason };
+        let old = Manifest::load(output)?;
+        match (old.as_ref().is_some_and(|old| old.targets), self.targets) {
+            (true, false) => {
+                return Err(refused(String::from("it holds conversations, made with --chat")));
+            }
+            (false, true) => {
+                let reason = "it does not say that it holds conversations, made with --chat";
+                return Err(refused(String::from(reason)));
+            }
+            _ => {}
+        }
+        let Some(old) = old else {
+            let (tokenizer, eos, max_id) = (None, None, None);
+            return Ok(Described { tokenizer, eos, documents: counted, max_id, targets: false });
+        };
         if let Some(tokenizer) = old.tokenizer.filter(|old| Some(old) != self.tokenizer.as_ref()) {
             return Err(refused(format!("the ids are those of {tokenizer}")));
         }
@@ -100,7 +115,7 @@ pub(super) fn write(
 
 fn create(output: &Path, dtype: TokenType, written: &Written) -> Result<Manifest, TokenizeError> {
     let Written { marks, totals, described } = written;
-    let Described { tokenizer, eos, documents, max_id } = described;
+    let Described { tokenizer, eos, documents, max_id, targets } = described;
     let contents = Contents {
         tokens: marks.tokens,
         min_id: None,
@@ -108,7 +123,7 @@ fn create(output: &Path, dtype: TokenType, written: &Written) -> Result<Manifest
         tokenizer: tokenizer.clone(),
         documents: documents.map(|before| before + totals.documents),
         eos: eos.map(u64::from),
-        targets: false,
+        targets: *targets,
     };
     let flat = dtype.in_file();
     let is_pair = index::path_of(output).exists();

@@ -1,6 +1,6 @@
 //! Text to one flat file of token ids, the format of datasets.
 //!
-//! A document is a text file, a line of JSON or a row of Parquet. Its tokens are followed by the token that ends a
+//! A document is a text file, a line of JSON or a row of Parquet, or a conversation in a line of JSON. Its tokens are followed by the token that ends a
 //! document, and its length is kept in the index beside the output. Plain text is cut into chunks that are encoded on
 //! all cores and written in order. The result depends on the text and the vocabulary alone: cuts are made only where
 //! the encoding's own splitting rule ends a piece ([`cut`]), so the tokens are those of the whole document, whatever
@@ -20,6 +20,7 @@
 //! | [`vocabulary`] | what turns text into ids |
 //! | [`encoding`], [`bpe`] | the four built-in encodings |
 //! | `hugging_face` | vocabularies in a `tokenizer.json` |
+//! | `chat` | conversations, rendered by a chat template and divided into turns |
 //! | `guard` | panics of libraries as errors |
 //! | [`holdout`] | which documents are held out for validation |
 //! | `batch` | what passes between the threads |
@@ -29,6 +30,8 @@
 
 mod batch;
 pub mod bpe;
+#[cfg_attr(not(feature = "hugging-face"), path = "no_chat.rs")]
+mod chat;
 mod checkpoint;
 pub mod cut;
 pub mod encoding;
@@ -70,8 +73,10 @@ pub struct Job<'a> {
     pub inputs: &'a [PathBuf],
     /// What the inputs hold; by their names when not given.
     pub format: Option<Format>,
-    /// The field or column that holds the text.
-    pub field: &'a str,
+    /// The field or column that holds the text, or the messages; the usual one when not given.
+    pub field: Option<&'a str>,
+    /// Whether documents are conversations, and what renders them.
+    pub chat: Option<ChatTemplate>,
     /// Whether a document that cannot be read ends the run.
     pub strict: bool,
     /// The file to write.
@@ -104,6 +109,20 @@ pub struct Job<'a> {
     pub leftovers: Leftovers,
 }
 
+impl Job<'_> {
+    /// The field or column that holds the text when none is named.
+    pub const FIELD: &'static str = "text";
+}
+
+/// What renders conversations.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ChatTemplate {
+    /// The template beside the `tokenizer.json`.
+    Beside,
+    /// That in a file.
+    File(PathBuf),
+}
+
 /// What has been written so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Totals {
@@ -113,6 +132,9 @@ pub struct Totals {
     pub text_bytes: u64,
     /// Tokens, those that end documents included.
     pub tokens: u64,
+    /// Those of them that the assistant says in conversations.
+    #[serde(default)]
+    pub targets: u64,
     /// The largest id; 0 when there are no tokens.
     pub max_id: u32,
     /// Files left out because they are not UTF-8.
@@ -134,6 +156,7 @@ impl Totals {
             documents: self.documents + others.documents,
             text_bytes: self.text_bytes + others.text_bytes,
             tokens: self.tokens + others.tokens,
+            targets: self.targets + others.targets,
             max_id: self.max_id.max(others.max_id),
             skipped_not_utf8: self.skipped_not_utf8 + others.skipped_not_utf8,
             skipped_empty: self.skipped_empty + others.skipped_empty,

@@ -19,19 +19,25 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use formats::manifest::Part;
 
-use super::batch::{After, Batch, Encoded, Place, Reason, Segment, Shared};
-use super::checkpoint::{EXTENDED, HELD_OUT, Marks, NOTHING, Position, State, Written};
+use super::batch::{After, Batch, Encoded, Encoder, Place, Reason, Segment, Shared, Turns};
+use super::chat::{self, Chat};
+use super::checkpoint::{
+    CONVERSATIONS, EXTENDED, HELD_OUT, Marks, NOTHING, Position, State, TIME, Written,
+};
 use super::index::Existing;
 use super::input::BytesRead;
 use super::manifest::{self, Described};
 use super::readers::{Reader, Stop};
 use super::sink::{Names, Sink, SinkError};
 use super::sources::{self, Format, Source};
-use super::vocabulary::Vocabulary;
-use super::{Event, HeldOut, Holdout, Job, Outcome, TokenType, TokenizeError, Totals};
+use super::vocabulary::{Eos, Vocabulary, VocabularyName};
+use super::{
+    ChatTemplate, Event, HeldOut, Holdout, Job, Noted, Outcome, TokenType, TokenizeError, Totals,
+};
 
 /// Ordered items that may wait, per encoder.
 const ITEMS_PER_THREAD: usize = 2;
@@ -60,26 +66,31 @@ pub fn run(job: &Job<'_>, watch: &mut dyn FnMut(Event<'_>)) -> Result<Outcome, T
     let written =
         |names: &Names| [names.output.clone(), names.index.clone(), names.manifest.clone()];
     let written: Vec<_> = outputs.iter().flat_map(written).collect();
-    let mut note = |path: &Path, noted| watch(Event::Noted { path, noted });
-    let sources = sources::list(job.inputs, job.format, &written, &mut note)?;
+    let sources = sources(job, &written, watch)?;
     for Names { output, .. } in &outputs {
         if job.with_index && output.extension().is_none_or(|end| end != "bin") {
             return Err(TokenizeError::NoIndexName { path: output.clone() });
         }
     }
     refuse_existing(job, &outputs)?;
-    let vocabulary = Vocabulary::load(&job.vocabulary)?;
-    let eos = vocabulary.end_of_document(&job.eos)?;
+    let mut vocabulary = Vocabulary::load(&job.vocabulary)?;
+    let (chat, time) = chat(job, &outputs[0], &mut vocabulary)?.unzip();
+    let encoder = encoder(job, &vocabulary, chat.as_ref())?;
+    let eos = encoder.eos;
     let dtype = dtype(job, &outputs[0])?;
-    let identity = identity(job, &sources, &vocabulary, eos, dtype);
+    let mut identity = identity(job, &sources, &encoder, dtype);
+    if let Some(time) = time.filter(|_| chat.as_ref().is_some_and(Chat::uses_time)) {
+        identity.insert(TIME.to_owned(), time.to_string());
+    }
     let spool = outputs[0].spool();
     let rule = job.holdout.as_ref().map(|holdout| holdout.rule);
     let mut sink = Sink::open(outputs, dtype, job.with_index, rule, job.leftovers.clone())?;
     if job.resume {
         sink.keep();
     }
-    let described =
-        Described::new(vocabulary.identity(), eos.filter(|eos| vocabulary.is_special(*eos)));
+    // What templates write between turns may be that id, too.
+    let own = eos.filter(|eos| vocabulary.is_special(*eos) && chat.is_none());
+    let described = Described::new(vocabulary.identity(), own, chat.is_some());
     let state = begin(job, &mut sink, identity, described, watch)?;
     let outcome = |state: State| outcome(state, dtype, vocabulary.identity(), eos);
     if state.complete {
@@ -93,15 +104,113 @@ pub fn run(job: &Job<'_>, watch: &mut dyn FnMut(Event<'_>)) -> Result<Outcome, T
     let begun = state.position;
     let written = thread::scope(|scope| {
         for _ in 0..threads {
-            scope.spawn(|| encode_all(&vocabulary, eos, &tasks));
+            let mut builder = thread::Builder::new();
+            if chat.is_some() {
+                builder = builder.stack_size(chat::STACK_BYTES);
+            }
+            let started = builder.spawn_scoped(scope, || encode_all(&encoder, &tasks));
+            started.map_err(TokenizeError::Thread)?;
         }
-        let (sources, cuts) = (&sources, vocabulary.cuts());
+        let (sources, encoder) = (&sources, &encoder);
         scope.spawn(move || {
-            read_all(job, sources, begun, cuts, &spool, &item_sender, &task_sender);
+            read_all(job, sources, begun, encoder, &spool, &item_sender, &task_sender);
         });
         Writer { sink, job, sources, dtype, watch, state, unsaved_bytes: 0 }.write_all(items)
     });
     written.map(outcome)
+}
+
+/// The inputs. Conversations are read from JSON lines alone; what else lies in a folder is left out.
+fn sources(
+    job: &Job<'_>,
+    outputs: &[PathBuf],
+    watch: &mut dyn FnMut(Event<'_>),
+) -> Result<Vec<Source>, TokenizeError> {
+    let is_chat = job.chat.is_some();
+    let mut note = |path: &Path, noted| {
+        if !(is_chat && noted == Noted::AsText) {
+            watch(Event::Noted { path, noted });
+        }
+    };
+    let sources = sources::list(job.inputs, job.format, outputs, &mut note)?;
+    if !is_chat {
+        return Ok(sources);
+    }
+    let mut left = Vec::new();
+    for mut source in sources {
+        if source.is_stdin() && job.format.is_none() {
+            source.format = Format::Jsonl;
+        }
+        let what = match source.format {
+            Format::Jsonl => {
+                left.push(source);
+                continue;
+            }
+            Format::Text => "plain text",
+            Format::Parquet => "Parquet",
+        };
+        if job.format.is_none() && !job.inputs.contains(&source.path) {
+            note(&source.path, Noted::LeftOut(what));
+            continue;
+        }
+        return Err(TokenizeError::Chat {
+            reason: format!("{source} is {what}, and conversations are read from JSON lines"),
+            hint: "write one record with `messages` per line; --format jsonl reads a file of any name so, and \
+                   `Dataset.from_parquet(FILE).to_json(FILE)` of the `datasets` library converts Parquet",
+        });
+    }
+    if left.is_empty() {
+        let inputs: Vec<_> = job.inputs.iter().map(|path| path.display().to_string()).collect();
+        return Err(TokenizeError::NoFiles { inputs: inputs.join(", ") });
+    }
+    Ok(left)
+}
+
+/// What makes conversations of records, with the time that templates may write: that of the interrupted run, or now.
+fn chat(
+    job: &Job<'_>,
+    names: &Names,
+    vocabulary: &mut Vocabulary,
+) -> Result<Option<(Chat, u64)>, TokenizeError> {
+    let Some(template) = &job.chat else {
+        return Ok(None);
+    };
+    let refused = |reason: &str, hint| Err(TokenizeError::Chat { reason: reason.to_owned(), hint });
+    let VocabularyName::File(tokenizer) = &job.vocabulary else {
+        return refused(
+            "a built-in encoding has no chat template",
+            "name the model's tokenizer with --tokenizer FOLDER/tokenizer.json",
+        );
+    };
+    if !job.with_index {
+        return refused(
+            "ids alone do not tell what the assistant says",
+            "leave out --flat, and end the name of the output with .bin: its index tells it",
+        );
+    }
+    let file = match template {
+        ChatTemplate::Beside => None,
+        ChatTemplate::File(path) => Some(path.as_path()),
+    };
+    let then = job.resume.then(|| State::entry_in(&names.state, TIME)).flatten();
+    let then = then.and_then(|time| time.parse().ok());
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let time = then.unwrap_or_else(now);
+    vocabulary.parse_special_tokens();
+    Ok(Some((Chat::load(tokenizer, file, job.field, time)?, time)))
+}
+
+/// What makes ids. A conversation ends as its template says: nothing is added unless the user asks for it.
+fn encoder<'a>(
+    job: &Job<'_>,
+    vocabulary: &'a Vocabulary,
+    chat: Option<&'a Chat>,
+) -> Result<Encoder<'a>, TokenizeError> {
+    let eos = match (&job.eos, chat) {
+        (Eos::Default, Some(_)) => None,
+        (eos, _) => vocabulary.end_of_document(eos)?,
+    };
+    Ok(Encoder { vocabulary, eos, chat })
 }
 
 fn outcome(state: State, dtype: TokenType, vocabulary: String, eos: Option<u32>) -> Outcome {
@@ -176,7 +285,7 @@ fn dtype(job: &Job<'_>, names: &Names) -> Result<TokenType, TokenizeError> {
     if let Some(dtype) = job.dtype {
         return Ok(dtype);
     }
-    if job.resume && State::type_in(&names.state).as_deref() == Some("u16") {
+    if job.resume && State::entry_in(&names.state, "type").as_deref() == Some("u16") {
         return Ok(TokenType::U16);
     }
     if job.append && job.with_index && names.output.exists() {
@@ -189,10 +298,10 @@ fn dtype(job: &Job<'_>, names: &Names) -> Result<TokenType, TokenizeError> {
 fn identity(
     job: &Job<'_>,
     sources: &[Source],
-    vocabulary: &Vocabulary,
-    eos: Option<u32>,
+    encoder: &Encoder<'_>,
     dtype: TokenType,
 ) -> BTreeMap<String, String> {
+    let Encoder { vocabulary, eos, chat } = encoder;
     let extended = |output: &Path| {
         let output = fs::metadata(output).ok().filter(|_| job.append);
         output.map_or(String::from(NOTHING), |found| {
@@ -206,13 +315,15 @@ fn identity(
         }
         held_out = format!("{rule} in {}", output.display());
     }
+    let field = job.field.unwrap_or(if chat.is_some() { "messages" } else { Job::FIELD });
     let entries = [
         ("inputs", sources::fingerprint(sources)),
         ("vocabulary", vocabulary.identity()),
         ("end of documents", eos.map_or(String::from("none"), |id| format!("id {id}"))),
         ("type", dtype.to_string()),
         ("index", if job.with_index { "written" } else { "left out" }.to_owned()),
-        ("field", job.field.to_owned()),
+        ("field", field.to_owned()),
+        (CONVERSATIONS, chat.map_or(NOTHING, Chat::identity).to_owned()),
         // Where text has no place to cut, the cuts follow from the size of a chunk.
         ("chunk", format!("{} bytes", job.chunk_bytes)),
         (EXTENDED, extends),
@@ -260,7 +371,7 @@ fn begin(
     Ok(State::new(identity, train, validation))
 }
 
-fn encode_all(vocabulary: &Vocabulary, eos: Option<u32>, tasks: &Mutex<Receiver<Task>>) {
+fn encode_all(encoder: &Encoder<'_>, tasks: &Mutex<Receiver<Task>>) {
     loop {
         // The guard protects only the receiver, which a panicking holder cannot leave half changed.
         let task = tasks.lock().unwrap_or_else(PoisonError::into_inner).recv();
@@ -268,7 +379,7 @@ fn encode_all(vocabulary: &Vocabulary, eos: Option<u32>, tasks: &Mutex<Receiver<
             return;
         };
         // Nothing waits for the reply when the writer has stopped.
-        let _ = reply.send(batch.encode(vocabulary, eos));
+        let _ = reply.send(batch.encode(encoder));
     }
 }
 
@@ -277,7 +388,7 @@ fn read_all(
     job: &Job<'_>,
     sources: &[Source],
     position: Position,
-    cuts: bool,
+    encoder: &Encoder<'_>,
     spool: &Path,
     items: &SyncSender<Item>,
     tasks: &SyncSender<Task>,
@@ -289,9 +400,10 @@ fn read_all(
     };
     let mut reader = Reader {
         sources,
-        field: job.field,
+        field: job.field.unwrap_or(Job::FIELD),
+        chat: encoder.chat,
         rule: job.holdout.as_ref().map(|holdout| holdout.rule),
-        cuts,
+        cuts: encoder.vocabulary.cuts(),
         chunk_bytes: job.chunk_bytes,
         spool,
         send: &mut send,
@@ -387,12 +499,22 @@ impl Writer<'_> {
             while let Some((_, place, reason)) = left_out.next_if(|(before, ..)| *before <= index) {
                 self.leave_out(*place, reason)?;
             }
-            let text_bytes = segment.end - text_start;
-            let written = self.segment(segment, &encoded.tokens[start..*end], text_bytes as u64);
+            let turns = match encoded.conversations.get(index) {
+                Some(Err(reason)) => {
+                    self.leave_out(segment.place, &Reason::Broken(reason.clone()))?;
+                    (text_start, start) = (segment.end, *end);
+                    continue;
+                }
+                Some(Ok(turns)) => Some(turns),
+                None => None,
+            };
+            let text_bytes = (segment.end - text_start) as u64;
+            let text_bytes = turns.map_or(text_bytes, |turns| turns.text_bytes);
+            let written = self.segment(segment, &encoded.tokens[start..*end], text_bytes);
             written.map_err(|error| self.explain(error, segment))?;
             (text_start, start) = (segment.end, *end);
             if segment.after == After::End {
-                self.end_document(segment)?;
+                self.end_document(segment, turns)?;
             }
         }
         for (_, place, reason) in left_out {
@@ -428,17 +550,22 @@ impl Writer<'_> {
         self.sink.push(segment.part, tokens)
     }
 
-    fn end_document(&mut self, segment: &Segment) -> Result<(), TokenizeError> {
+    fn end_document(
+        &mut self,
+        segment: &Segment,
+        turns: Option<&Turns>,
+    ) -> Result<(), TokenizeError> {
         let document = std::mem::take(&mut self.state.document);
         if document.tokens == 0 {
             return self.leave_out(segment.place, &Reason::Empty);
         }
-        let ended = self.sink.end_document(segment.part);
+        let ended = self.sink.end_document(segment.part, turns);
         ended.map_err(|error| self.explain(error, segment))?;
         let totals = &mut self.state.part(segment.part).totals;
         totals.documents += 1;
         totals.tokens += document.tokens;
         totals.text_bytes += document.text_bytes;
+        totals.targets += turns.map_or(0, Turns::targets);
         totals.forced_cuts += document.forced_cuts;
         totals.max_id = totals.max_id.max(document.max_id);
         Ok(())

@@ -12,11 +12,12 @@ use formats::manifest::Part;
 
 use super::TokenizeError;
 use super::batch::{After, Batch, Place, Reason, Segment};
+use super::chat::Chat;
 use super::checkpoint::Position;
 use super::cut::{ChunkReader, ReadError};
 use super::holdout::{DECIDING_BYTES, Rule};
 use super::input::{self, Bytes, BytesRead};
-use super::jsonl::Field;
+use super::jsonl::Wanted;
 use super::sources::{Format, Source};
 
 /// Bytes of the longest line, and of the longest document that must be encoded whole; bounds memory.
@@ -41,6 +42,8 @@ pub(super) struct Reader<'a> {
     pub(super) sources: &'a [Source],
     /// The field or column that holds the text.
     pub(super) field: &'a str,
+    /// What makes conversations of whole records.
+    pub(super) chat: Option<&'a Chat>,
     /// Which documents are held out.
     pub(super) rule: Option<Rule>,
     /// Whether documents may be sent in parts.
@@ -80,6 +83,14 @@ impl Reader<'_> {
     /// The part of a document with this text.
     fn part(&self, text: &[u8]) -> Part {
         self.rule.map_or(Part::Train, |rule| rule.part(text))
+    }
+
+    /// The part of what was taken of an object.
+    fn part_of_record(&self, text: &str) -> Result<Part, String> {
+        match (self.rule, self.chat) {
+            (Some(rule), Some(chat)) => Ok(rule.part(chat.deciding(text)?.as_bytes())),
+            _ => Ok(self.part(text.as_bytes())),
+        }
     }
 
     fn flush_if_full(&mut self) -> Result<(), Stop> {
@@ -193,7 +204,10 @@ impl Reader<'_> {
     fn jsonl(&mut self, source: &Source) -> Result<(), Stop> {
         let bytes = self.open(source)?;
         let mut lines = BufReader::with_capacity(1 << 20, bytes);
-        let field = Field::new(self.field);
+        let wanted = match self.chat {
+            Some(_) => Wanted::Object,
+            None => Wanted::Field(self.field),
+        };
         let mut line = Vec::new();
         loop {
             line.clear();
@@ -208,27 +222,30 @@ impl Reader<'_> {
                 self.batch.leave_out(place, Reason::Broken(too_long()));
                 self.skip_line(source, &mut lines)?;
             } else {
-                self.line(field, line.trim_ascii(), place);
+                self.line(wanted, line.trim_ascii(), place);
             }
             self.position.record += 1;
             self.flush_if_full()?;
         }
     }
 
-    fn line(&mut self, field: Field<'_>, line: &[u8], place: Place) {
+    fn line(&mut self, wanted: Wanted<'_>, line: &[u8], place: Place) {
         let mut text = std::mem::take(&mut self.batch.text);
         let mut start = text.len();
-        field.read(line, &mut text, &mut |text, result| {
+        wanted.read(line, &mut text, &mut |text, result| {
             let end = text.len();
-            match result {
-                Err(reason) => self.batch.leave_out(place, Reason::Broken(reason)),
-                Ok(()) if end == start => self.batch.leave_out(place, Reason::Empty),
-                Ok(()) => {
-                    let part = self.part(&text.as_bytes()[start..]);
+            let part = result.and_then(|()| self.part_of_record(&text[start..]));
+            match part {
+                Err(reason) => {
+                    text.truncate(start);
+                    self.batch.leave_out(place, Reason::Broken(reason));
+                }
+                Ok(_) if end == start => self.batch.leave_out(place, Reason::Empty),
+                Ok(part) => {
                     self.batch.segments.push(Segment { place, end, after: After::End, part });
                 }
             }
-            start = end;
+            start = text.len();
         });
         self.batch.text = text;
     }

@@ -25,6 +25,7 @@ use formats::manifest::Part;
 use xio::dataset::Dtype;
 
 use super::TokenizeError;
+use super::batch::Turns;
 use super::checkpoint::{self, Marks, State};
 use super::holdout::Rule;
 use super::index::{self, Existing};
@@ -401,18 +402,26 @@ impl Sink {
         self.output(part).document_tokens()
     }
 
-    /// Ends the current document.
+    /// Ends the current document, in one sequence, or in its turns.
     ///
     /// # Errors
     /// When the disk is full or fails.
-    pub(super) fn end_document(&mut self, part: Part) -> Result<(), SinkError> {
+    pub(super) fn end_document(
+        &mut self,
+        part: Part,
+        turns: Option<&Turns>,
+    ) -> Result<(), SinkError> {
         let with_index = self.with_index;
         let output = self.output(part);
         if with_index {
-            for length in index::lengths(output.document_tokens()) {
+            let lengths: Vec<u32> = match turns {
+                Some(turns) => index::turns(&turns.lengths).collect(),
+                None => index::lengths(output.document_tokens()).collect(),
+            };
+            for length in &lengths {
                 output.lengths.write_all(&length.to_le_bytes()).map_err(SinkError::Io)?;
-                output.marks.lengths += 1;
             }
+            output.marks.lengths += lengths.len() as u64;
         }
         output.marks.document_start = output.marks.tokens;
         Ok(())
@@ -670,7 +679,7 @@ mod tests {
     }
 
     fn state() -> State {
-        let described = Described::new(String::from("test"), None);
+        let described = Described::new(String::from("test"), None, false);
         State::new(BTreeMap::new(), Written::new(Marks::default(), described), None)
     }
 
@@ -692,7 +701,7 @@ mod tests {
         let folder = Folder::new("commit");
         let mut sink = folder.sink(TokenType::U32).unwrap();
         sink.push(Part::Train, &[1, 0x0102_0304]).unwrap();
-        sink.end_document(Part::Train).unwrap();
+        sink.end_document(Part::Train, None).unwrap();
         assert!(!folder.path("a.bin").exists());
         assert!(matches!(folder.sink(TokenType::U32), Err(TokenizeError::Busy { .. })));
         sink.commit(&mut state()).unwrap();
@@ -713,7 +722,7 @@ mod tests {
         let mut sink = folder.sink(TokenType::U32).unwrap();
         assert_eq!(mode(&part), PRIVATE);
         sink.push(Part::Train, &[1]).unwrap();
-        sink.end_document(Part::Train).unwrap();
+        sink.end_document(Part::Train, None).unwrap();
         sink.commit(&mut state()).unwrap();
         // The output is for whoever may read others of this user.
         fs::write(folder.path("other"), "").unwrap();
@@ -741,7 +750,7 @@ mod tests {
             if discarded {
                 sink.discard_document(Part::Train, state)
             } else {
-                sink.end_document(Part::Train)
+                sink.end_document(Part::Train, None)
             }
             .unwrap();
         }
@@ -757,7 +766,7 @@ mod tests {
             let mut sink = folder.sink(TokenType::U16).unwrap();
             sink.keep();
             sink.push(Part::Train, &[1, 2]).unwrap();
-            sink.end_document(Part::Train).unwrap();
+            sink.end_document(Part::Train, None).unwrap();
             sink.push(Part::Train, &[3, 3, 3]).unwrap();
             sink.save(&mut state()).unwrap();
             sink.push(Part::Train, &[3]).unwrap();
@@ -773,7 +782,7 @@ mod tests {
             sink.keep();
             sink.resume(&state).unwrap();
             sink.push(Part::Train, &[5]).unwrap();
-            sink.end_document(Part::Train).unwrap();
+            sink.end_document(Part::Train, None).unwrap();
             sink.commit(&mut state).unwrap();
             assert_eq!(fs::read(folder.path("a.bin")).unwrap(), [1, 0, 2, 0, 5, 0]);
         }
@@ -790,7 +799,7 @@ mod tests {
             let mut sink = folder.sink(TokenType::U32).unwrap();
             sink.keep();
             sink.push(Part::Train, &[5, 6, 7]).unwrap();
-            sink.end_document(Part::Train).unwrap();
+            sink.end_document(Part::Train, None).unwrap();
             sink.prepare(&mut state()).unwrap();
             drop(sink);
             let index = fs::read(folder.path(".a.bin.index")).unwrap();
@@ -843,7 +852,7 @@ mod tests {
             let mut sink = open();
             for (part, ids) in [(Part::Train, &[5, 6, 7][..]), (Part::Validation, &[8])] {
                 sink.push(part, ids).unwrap();
-                sink.end_document(part).unwrap();
+                sink.end_document(part, None).unwrap();
             }
             let mut written = state();
             written.validation = Some(written.train.clone());

@@ -6,6 +6,8 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use super::batch::Turns;
+use super::chat::Chat;
 use super::encoding::BytePairs;
 #[cfg(feature = "hugging-face")]
 use super::hugging_face::HuggingFace;
@@ -99,6 +101,33 @@ impl Vocabulary {
             }
             #[cfg(feature = "hugging-face")]
             Vocabulary::HuggingFace(tokenizer) => tokenizer.encode(text, tokens),
+        }
+    }
+
+    /// Prepares for conversations, in whose rendered text special tokens are spelt.
+    pub(super) fn parse_special_tokens(&mut self) {
+        match self {
+            Vocabulary::BytePairs(..) => {}
+            #[cfg(feature = "hugging-face")]
+            Vocabulary::HuggingFace(tokenizer) => tokenizer.parse_special_tokens(),
+        }
+    }
+
+    /// Appends the ids of a conversation.
+    ///
+    /// # Errors
+    /// Says why there are none.
+    #[cfg_attr(not(feature = "hugging-face"), expect(unused_variables))]
+    pub(super) fn encode_conversation(
+        &self,
+        chat: &Chat,
+        record: &str,
+        tokens: &mut Vec<u32>,
+    ) -> Result<Turns, String> {
+        match self {
+            Vocabulary::BytePairs(..) => Err(String::from("the encoding has no chat template")),
+            #[cfg(feature = "hugging-face")]
+            Vocabulary::HuggingFace(tokenizer) => chat.encode(record, tokenizer, tokens),
         }
     }
 

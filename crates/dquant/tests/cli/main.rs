@@ -26,6 +26,8 @@ mod sim;
 mod skip;
 mod subnet;
 mod tokenize;
+#[cfg(feature = "hugging-face")]
+mod tokenize_chat;
 mod tokenize_holdout;
 mod tokenize_ids;
 mod tokenize_inputs;

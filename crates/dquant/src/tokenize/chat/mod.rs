@@ -1,0 +1,160 @@
+//! Conversations: rendered by the chat template of a model, encoded, and divided into what the model is trained to say
+//! and what not.
+//!
+//! ```text
+//! record -> messages -> rendered text, spans of characters -> ids, spans of tokens -> turns
+//! ```
+//!
+//! The text and the ids are those of `apply_chat_template(..., tokenize=True)` of transformers. Where the template has
+//! generation blocks, so are the targets (`return_assistant_tokens_mask=True`). Where it has none, a message of the
+//! assistant is what rendering it adds to what is rendered before it, with the prompt for the assistant.
+
+mod messages;
+mod python;
+mod template;
+
+use std::ops::Range;
+use std::path::Path;
+
+use messages::Conversation;
+use minijinja::Value;
+pub(super) use template::STACK_BYTES;
+use template::{Rendered, Templates};
+
+use super::TokenizeError;
+use super::batch::Turns;
+use super::hugging_face::HuggingFace;
+
+/// Text that is rendered for one conversation to find out what the assistant says in it.
+const MAX_RENDERED_BYTES: usize = 1 << 32;
+
+/// How conversations are read and rendered; threads share it.
+pub(super) struct Chat {
+    templates: Templates,
+    field: Option<String>,
+}
+
+impl Chat {
+    /// Loads the template in `file`, or that beside a `tokenizer.json`. Messages are in `field`, or where the two usual
+    /// shapes have them. `now` is the time for templates.
+    ///
+    /// # Errors
+    /// When there is no template, or it is broken.
+    pub(super) fn load(
+        tokenizer: &Path,
+        file: Option<&Path>,
+        field: Option<&str>,
+        now: u64,
+    ) -> Result<Chat, TokenizeError> {
+        let templates = Templates::load(tokenizer, file, now)?;
+        Ok(Chat { templates, field: field.map(str::to_owned) })
+    }
+
+    /// The file and the hash of the template.
+    pub(super) fn identity(&self) -> &str {
+        self.templates.identity()
+    }
+
+    /// Whether ids may depend on the time.
+    pub(super) fn uses_time(&self) -> bool {
+        self.templates.uses_time()
+    }
+
+    /// The text of a record that decides whether it is held out; no template changes it.
+    ///
+    /// # Errors
+    /// Says why it is no conversation.
+    pub(super) fn deciding(&self, record: &str) -> Result<String, String> {
+        Conversation::read(record, self.field.as_deref())?.text()
+    }
+
+    /// Appends the ids of a record.
+    ///
+    /// # Errors
+    /// Says why it is no conversation, or why it cannot be rendered, divided or encoded.
+    pub(super) fn encode(
+        &self,
+        record: &str,
+        tokenizer: &HuggingFace,
+        tokens: &mut Vec<u32>,
+    ) -> Result<Turns, String> {
+        let conversation = Conversation::read(record, self.field.as_deref())?;
+        let Rendered { text, spans } = self.render(record, &conversation)?;
+        let (ids, offsets) = tokenizer.encode_with_offsets(&text)?;
+        tokens.extend_from_slice(&ids);
+        Turns::new(text.len() as u64, &masked(&offsets, &spans))
+    }
+
+    /// The text, and the characters that the assistant says.
+    fn render(&self, record: &str, conversation: &Conversation) -> Result<Rendered, String> {
+        let Conversation { messages, variables } = conversation;
+        let marks = template::marks(record)
+            .ok_or("it holds all 32 characters from U+FDD0 to U+FDEF, which mark what is said")?;
+        let mut whole = self.templates.render(messages, variables, false, marks)?;
+        if !self.templates.is_tracking(variables) {
+            let mut render = |messages: &[Value], prompts| {
+                let rendered = self.templates.render(messages, variables, prompts, marks)?;
+                Ok(rendered.text)
+            };
+            whole.spans = added(&whole.text, messages, &mut render)?;
+        }
+        Ok(whole)
+    }
+}
+
+/// The characters of `whole` that messages of the assistant add.
+fn added(
+    whole: &str,
+    messages: &[Value],
+    render: &mut dyn FnMut(&[Value], bool) -> Result<String, String>,
+) -> Result<Vec<Range<usize>>, String> {
+    let (mut spans, mut bytes_left) = (Vec::<Range<usize>>::new(), MAX_RENDERED_BYTES);
+    // Where the last span ends, in bytes and in characters.
+    let (mut byte, mut character) = (0, 0);
+    let is_said = |message: &Value| messages::get(message, "role").as_str() == Some("assistant");
+    for at in (0..messages.len()).filter(|at| is_said(&messages[*at])) {
+        let undivided = |what: &str| {
+            format!(
+                "{what} message {at}, so that it is not known where the assistant begins and ends: use a template with \
+                 `{{% generation %}}` blocks"
+            )
+        };
+        let prompt = render(&messages[..at], true)
+            .map_err(|reason| undivided(&format!("{reason}, in front of")))?;
+        let rendered = match at + 1 == messages.len() {
+            true => whole.to_owned(),
+            false => render(&messages[..=at], false)
+                .map_err(|reason| undivided(&format!("{reason}, up to")))?,
+        };
+        if !rendered.starts_with(&prompt) {
+            return Err(undivided("the template does not end its prompt where it begins with"));
+        }
+        if !whole.starts_with(&rendered) {
+            return Err(undivided(
+                "the template writes more or less for later messages in or before",
+            ));
+        }
+        bytes_left = bytes_left
+            .checked_sub(prompt.len() + rendered.len())
+            .ok_or_else(|| undivided("it takes too long to render the conversation up to"))?;
+        let start = prompt.len().max(byte);
+        let end = rendered.len().max(start);
+        let first = character + whole[byte..start].chars().count();
+        character = first + whole[start..end].chars().count();
+        byte = end;
+        if first < character {
+            spans.push(first..character);
+        }
+    }
+    Ok(spans)
+}
+
+/// Whether each token is in a span, as `apply_chat_template` decides it: if it overlaps one. Both are in order.
+fn masked(offsets: &[(usize, usize)], spans: &[Range<usize>]) -> Vec<bool> {
+    let mut spans = spans.iter().peekable();
+    let is_said = |(start, end): &(usize, usize)| {
+        while spans.next_if(|span| *start >= span.end).is_some() {}
+        spans.peek().is_some_and(|span| *end > span.start)
+    };
+    offsets.iter().map(is_said).collect()
+}
