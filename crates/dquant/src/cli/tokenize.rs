@@ -79,8 +79,7 @@ pub(super) struct Tokenize {
     #[arg(long, value_name = "NAME")]
     field: Option<String>,
 
-    /// Read conversations, render them by the chat template beside --tokenizer, or that in FILE, and keep in the index
-    /// what the assistant says
+    /// Read conversations; the template beside --tokenizer renders them, or that in FILE
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
     chat: Option<Option<PathBuf>>,
 

@@ -164,15 +164,18 @@ fn a_document_begins_with_what_is_not_said_and_ends_as_its_template_says() {
     let message = |role: &str, content: &str| json!({ "role": role, "content": content });
     let both = json!({ "messages": [message("assistant", "said</s>"), message("user", "x")] });
     let user = json!({ "messages": [{ "role": "user", "content": "alone" }] });
-    folder.write("c.jsonl", format!("{both}{user}\n{}", chat(&["a", "b"])));
+    folder.write("c.jsonl", format!("{both}{user}\n{}", chat(&["a\n\n", "b"])));
     run(&folder, "c.jsonl", &[]).good();
-    assert_eq!(texts(&folder, "a.bin"), [vec!["", "said</s>", "x"], vec!["alone"], vec!["a", "b"]]);
+    assert_eq!(
+        texts(&folder, "a.bin"),
+        [vec!["", "said</s>", "x"], vec!["alone"], vec!["a\n\n", "b"]]
+    );
     assert!(documents(&folder, "a.bin")[0][1].contains(&701), "special tokens are parsed");
     // A token that is asked for belongs to the last turn.
     run(&folder, "c.jsonl", &["--force", "--eos", "</s>"]).good();
     assert_eq!(
         texts(&folder, "a.bin"),
-        [vec!["", "said</s>", "x</s>"], vec!["alone</s>"], vec!["a", "b</s>"]]
+        [vec!["", "said</s>", "x</s>"], vec!["alone</s>"], vec!["a\n\n", "b</s>"]]
     );
     let manifest = String::from_utf8(folder.read("a.bin.dquant.json")).expect("UTF-8");
     assert!(!manifest.contains("\"eos\""), "the id occurs elsewhere, too: {manifest}");
@@ -452,8 +455,8 @@ fn a_killed_run_is_resumed() {
         let mut command = folder.command(&args);
         command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts")
     };
-    for seed in seeds(TEST, 6) {
-        let _replay = Replay(TEST, seed);
+    for seed in seeds(0..6) {
+        let _replay = Replay { test: TEST, seed };
         let mut random = Random::new(seed);
         for _ in 0..2 {
             let mut child = start();
@@ -495,8 +498,8 @@ fn ask(test: &str, folder: &Folder, seed: u64) -> bool {
 fn transformers_agrees_on_random_conversations() {
     const TEST: &str = "tokenize_chat::transformers_agrees_on_random_conversations";
     let folder = Folder::new("tokenize-chat-peers");
-    for seed in seeds(TEST, 1) {
-        let _replay = Replay(TEST, seed);
+    for seed in seeds(0..1) {
+        let _replay = Replay { test: TEST, seed };
         if !ask(TEST, &folder, seed) {
             return;
         }
