@@ -218,6 +218,9 @@ impl Turns {
     }
 }
 
+/// A batch that encoder and writer both look at.
+pub(super) type Shared = Arc<Batch>;
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
@@ -240,6 +243,3 @@ mod tests {
         assert!(full.extend().is_err());
     }
 }
-
-/// A batch that encoder and writer both look at.
-pub(super) type Shared = Arc<Batch>;

@@ -12,6 +12,9 @@ use twox_hash::XxHash3_128;
 use super::TokenizeError;
 use super::guard::guarded;
 
+/// Ids, and the first character and the one behind the last of each.
+pub(super) type Encoded = (Vec<u32>, Vec<(usize, usize)>);
+
 /// A loaded `tokenizer.json`.
 pub struct HuggingFace {
     tokenizer: Tokenizer,
@@ -63,10 +66,7 @@ impl HuggingFace {
     ///
     /// # Errors
     /// With the library's reason.
-    pub fn encode_with_offsets(
-        &self,
-        text: &str,
-    ) -> Result<(Vec<u32>, Vec<(usize, usize)>), String> {
+    pub(super) fn encode_with_offsets(&self, text: &str) -> Result<Encoded, String> {
         let encoded = guarded(|| self.tokenizer.encode_char_offsets(text, false))?;
         let encoded = encoded.map_err(|error| error.to_string())?;
         Ok((encoded.get_ids().to_vec(), encoded.get_offsets().to_vec()))

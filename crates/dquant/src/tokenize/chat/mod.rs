@@ -102,12 +102,11 @@ impl Chat {
     }
 }
 
+/// Renders messages, with the prompt for the assistant or without it.
+type Render<'a> = &'a mut dyn FnMut(&[Value], bool) -> Result<String, String>;
+
 /// The characters of `whole` that messages of the assistant add.
-fn added(
-    whole: &str,
-    messages: &[Value],
-    render: &mut dyn FnMut(&[Value], bool) -> Result<String, String>,
-) -> Result<Vec<Range<usize>>, String> {
+fn added(whole: &str, messages: &[Value], render: Render<'_>) -> Result<Vec<Range<usize>>, String> {
     let (mut spans, mut bytes_left) = (Vec::<Range<usize>>::new(), MAX_RENDERED_BYTES);
     // Where the last span ends, in bytes and in characters.
     let (mut byte, mut character) = (0, 0);

@@ -186,12 +186,15 @@ fn described(error: &Error) -> String {
 }
 
 /// The file of the templates, and the source of each by its name.
+type Sources = (PathBuf, Vec<(&'static str, String)>);
+
+/// Finds the templates.
 fn sources(
     tokenizer: &Path,
     file: Option<&Path>,
     config_path: &Path,
     config: &serde_json::Value,
-) -> Result<(PathBuf, Vec<(&'static str, String)>), TokenizeError> {
+) -> Result<Sources, TokenizeError> {
     let beside = tokenizer.with_file_name("chat_template.jinja");
     let file = file.or_else(|| beside.exists().then_some(beside.as_path()));
     if let Some(file) = file {
@@ -247,11 +250,10 @@ fn environment(now: u64) -> Environment<'static> {
 
 /// The marks of this conversation: two characters that the record lacks, of those to which Unicode gives no meaning.
 pub(super) fn marks(record: &str) -> Option<[char; 2]> {
-    let has_escapes = record.contains("\\ufd") || record.contains("\\uFD");
-    let lower = if has_escapes { record.to_ascii_lowercase() } else { String::new() };
-    let is_free = |c: char| {
-        !record.contains(c) && !(has_escapes && lower.contains(&format!("\\u{:04x}", c as u32)))
-    };
+    // Escapes have digits of either case.
+    let lower = if record.contains("\\u") { record.to_ascii_lowercase() } else { String::new() };
+    let is_escaped = |c: char| lower.contains(&format!("\\u{:04x}", c as u32));
+    let is_free = |c: char| !record.contains(c) && !is_escaped(c);
     let mut free = ('\u{fdd0}'..='\u{fdef}').filter(|c| is_free(*c));
     Some([free.next()?, free.next()?])
 }
@@ -440,7 +442,7 @@ mod tests {
     #[test]
     fn marks_are_characters_that_the_record_lacks() {
         assert_eq!(marks("{}"), Some(MARKS));
-        assert_eq!(marks("\u{fdd0} \\ufdd1 \\uFDD3"), Some(['\u{fdd2}', '\u{fdd4}']));
+        assert_eq!(marks("\u{fdd0} \\ufdd1 \\uFDD3 \\ufDd2"), Some(['\u{fdd4}', '\u{fdd5}']));
         let all: String = ('\u{fdd0}'..='\u{fdef}').collect();
         assert_eq!(marks(&all), None);
         assert_eq!(separate("a\u{fdd1}", MARKS), None);
