@@ -339,7 +339,7 @@ const EXCLUSIVE: [(&str, &[&str], &str); 3] = [
 ];
 
 /// Keywords that need another.
-const NEEDS: [(&str, &str); 12] = [
+const NEEDS: [(&str, &str); 13] = [
     ("overflow", "narrow"),
     ("compress_level", "compress"),
     ("compress_when", "compress"),
@@ -352,6 +352,8 @@ const NEEDS: [(&str, &str); 12] = [
     ("ignore", "pairs"),
     ("labels", "pairs"),
     ("part", "split"),
+    // Else a stream for evaluation would have the data of training.
+    ("split", "part"),
     ("split_seed", "split"),
 ];
 
@@ -512,7 +514,8 @@ impl Actions {
         let quantize = call("quantize", self.quantize.take(), [deliver])?;
         let widen = self.widen.as_ref().map(|to| format!("widen({to})"));
         // What PyTorch's loss leaves out.
-        let default = (self.labels.as_deref() == Some("targets")).then_some(-100);
+        let ignores = self.labels.as_deref().is_some_and(|of| of == "targets" || pack.is_some());
+        let default = ignores.then_some(-100);
         let ignore = self.ignore.or(default).map(|id| format!("ignore={id}"));
         let labels = self.labels.as_ref().map(|labels| format!("labels={}", quoted(labels)));
         let pairs = self.pairs.then(|| match (ignore, labels) {

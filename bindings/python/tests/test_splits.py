@@ -175,7 +175,7 @@ class Parts(Folder):
             ({"split": "98,1,1", "part": "valid"}, "10 samples are too few for the part valid"),
             ({"split": "9,1", "part": "test"}, "no part"),
             ({"split": "9,1", "part": "eval"}, "no part `eval`|no part \"eval\""),
-            ({"split": "x"}, "cannot divide"),
+            ({"split": "x", "part": "train"}, "cannot divide"),
             ({"part": "valid"}, "part is given, but split is not"),
             ({"split": [1, "x"]}, "the weight of the split|weight"),
         ):
@@ -557,6 +557,7 @@ class Keywords(World):
                 ("pack", ("filter", "keep", "dedup", "pad")),
                 ("pairs", ("ignore", "labels")),
                 ("split", ("part", "split_seed")),
+                ("part", ("split", "split_seed")),
                 ("epochs", ("epoch",)),
             ):
                 if any(name in options for name in by) and not (needed == "epochs" and "batches" in options):

@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import struct
 import subprocess
 
@@ -170,6 +171,33 @@ class Targets(World):
         struct.pack_into("<q", data, 34 + 4 * sequences + 8 * (at + 1), start - 4)
         with open(index, "wb") as file:
             file.write(data)
+        # Another index of the same documents would turn labels around, unless a manifest says that it is meant.
+        for source, where in self.paths("moved"):
+            with self.assertRaises(dquant.InvalidError) as caught:
+                dquant.Stream(source, **options, **where)
+            self.assertIn("moved.idx: is not that of its manifest", caught.exception.message)
+        os.remove(path + ".dquant.json")
+        write_manifest(path, True)
         with dquant.Stream(path, **options) as stream, self.assertRaises(dquant.StateError) as caught:
             stream.load_state_dict(state)
         self.assertIn("other targets", str(caught.exception))
+
+    def test_a_copy_without_its_manifest_is_no_other_text(self):
+        for name in ("chat.bin", "chat.idx"):
+            shutil.copy(os.path.join(self.root, name), os.path.join(self.root, "copy" + name[4:]))
+        chat, copy = os.path.join(self.root, "chat.bin"), os.path.join(self.root, "copy.bin")
+        with self.assertRaises(dquant.InvalidError) as caught:
+            dquant.Stream({chat: 1, copy: 1}, seq_len=64, pack="best", widen="i64", pairs=True, labels="targets")
+        self.assertIn("no manifest says whether they take turns", caught.exception.message)
+
+    def test_all_labels_are_those_of_conversations(self):
+        for source, where in self.paths("chat"):
+            options = dict(seq_len=64, batch_size=4, widen="i64", pairs=True, labels="all", pack="best", pad=self.pad)
+            with dquant.Stream(source, batches=40, **options, **where) as stream:
+                for batch in stream:
+                    inputs, labels = batch.numpy(copy=True)
+                    at = numpy.minimum(inputs, self.chat.tokens - 2)
+                    inside = (inputs != self.pad) & (self.chat.document[at] == self.chat.document[at + 1])
+                    self.assertTrue((labels[inside] == inputs[inside] + 1).all())
+                    self.assertTrue((labels[inputs == self.pad] == -100).all())
+                    self.assertTrue((labels[(inputs < self.chat.tokens - 1) & ~inside] == -100).all())

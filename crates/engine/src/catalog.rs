@@ -13,10 +13,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use formats::dochash::{self, ListReader, Subject, WRITE_HINT, Words};
-use formats::documents::{
-    Described, Entry, Fingerprint, IndexReader, MAX_TURNS, NO_INDEX_HINT, Sequences,
-};
-use formats::manifest::{ENDING, MAX_BYTES, REWRITE_HINT};
+use formats::documents::{Described, Entry, Fingerprint, IndexReader, NO_INDEX_HINT, Sequences};
+use formats::manifest::{ENDING, MAX_BYTES, MAX_TURNS, REWRITE_HINT};
 use formats::settle::{self, Asked, Identified, NoTokens, Origin, Refusal};
 use formats::{DOCUMENTLESS_HINT, Manifest};
 use host::descriptors::make_room;
@@ -191,6 +189,13 @@ impl Catalog {
         }
         let hint = "a module is named by its path below a --root, with or without .wasm";
         Err(Status::not_found(format!("{name}: no such module below the exported roots\n{hint}")))
+    }
+
+    /// Whether the manifest of a dataset says that it has targets.
+    pub(crate) fn has_targets(&self, name: &str) -> Result<bool, Status> {
+        let manifest =
+            self.locate(name, IoChoice::Buffered, |root, name, _| manifest_of(root, &name))?;
+        Ok(manifest.is_some_and(|manifest| manifest.targets))
     }
 
     /// Opens the index of a dataset of this name, to be read once.
@@ -411,7 +416,7 @@ fn find_file_in(folder: &mut Folder, path: &Path, request: &DatasetRef) -> Resul
     let here = Path::new(".");
     let parent = if parent.as_os_str().is_empty() { here } else { parent };
     let root = folder.open(parent).map_err(|error| refused(&error))?;
-    let mut index = Index::default();
+    let mut index = Index { wants_targets: request.sequences, ..Index::default() };
     let mut open = || {
         let file = root.open(name, IoChoice::Buffered).map_err(|error| refused_open(&error))?;
         describe(root, name.to_owned(), file, request, &mut |entry| index.push(entry))
@@ -435,6 +440,8 @@ fn find_file_in(folder: &mut Folder, path: &Path, request: &DatasetRef) -> Resul
 /// The documents of a file as they are read from its index.
 #[derive(Default)]
 struct Index {
+    /// Whether targets are wanted.
+    wants_targets: bool,
     lengths: Vec<u64>,
     targets: TargetsBuilder,
     /// Whether the next sequence is one of targets: in each document every second is.
@@ -444,6 +451,7 @@ struct Index {
 impl Index {
     fn push(&mut self, entry: Entry) {
         match entry {
+            Entry::Sequence(_) if !self.wants_targets => {}
             Entry::Sequence(tokens) => {
                 self.targets.push(tokens, self.is_target);
                 self.is_target = !self.is_target;
@@ -463,6 +471,7 @@ impl Index {
             end += tokens;
             start..end
         }))?;
+        let has_targets = has_targets && self.wants_targets;
         Ok(documents.with_targets(has_targets.then(|| self.targets.finish())))
     }
 }
@@ -544,7 +553,10 @@ fn describe(
     if let Some(manifest) = &manifest {
         agrees(manifest, &name, file.size, &layout, holds_records).map_err(refused)?;
     }
-    if has_targets && most > MAX_TURNS {
+    if let Some(manifest) = manifest.as_ref().filter(|_| has_targets && request.documents) {
+        check_index(root, &name, manifest)?;
+    }
+    if request.sequences && has_targets && most > MAX_TURNS {
         let why =
             format!("a document has {most} sequences in turns, at most {MAX_TURNS} are supported");
         return Err(refuse(&name, why, SPLIT_HINT));
@@ -772,6 +784,18 @@ fn open_index(root: &Root, name: &str, of: Described) -> Result<Option<IndexRead
         Err(OpenError::NotFound { .. }) => Ok(None),
         Err(error) => Err(refused_open(&error)),
     }
+}
+
+/// Whether the index beside a file is the one that its manifest describes. Where it only tells documents apart, its own
+/// checks suffice; where it says what is trained on, another one of the same documents would turn labels around.
+fn check_index(root: &Root, name: &str, manifest: &Manifest) -> Result<(), Status> {
+    let Some(index) = settle::index_of(Path::new(name)) else { return Ok(()) };
+    let index = index.display().to_string();
+    let file = root.open(&index, IoChoice::Buffered).map_err(|error| refused_open(&error))?;
+    let base = index.rsplit('/').next().unwrap_or(&index);
+    manifest
+        .check_file(base, &file.fd.into())
+        .map_err(|why| refuse(&index, format!("is not that of its manifest: {why}"), REWRITE_HINT))
 }
 
 /// What hashes of the documents of a dataset have to be of.

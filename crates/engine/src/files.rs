@@ -88,7 +88,7 @@ impl DividedFiles {
             vocabulary,
             documents: plan.needs_documents(),
             document_hashes: !plan.selection().is_empty(),
-            sequences: false,
+            sequences: plan.hides_others(),
         };
         if files.len() > MAX_DATASETS {
             let text =

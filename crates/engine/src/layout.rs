@@ -240,8 +240,27 @@ fn check_targets(plan: &Plan, infos: &[DatasetInfo]) -> Result<(), Error> {
         Some(Labels::Targets) if !drawn.any(|(_, info)| info.has_targets) => {
             let text = "labels=targets, but no dataset says which of its tokens are targets";
             Err(Error::invalid(text).hint(
-                "write one with `dquant tokenize --chat` or `dquant convert --targets COLUMN`, or leave labels out",
+                "write one with `dquant tokenize --chat` or `dquant convert --targets COLUMN`, put the manifest of a copied one \
+                 back beside it, or leave labels out",
             ))
+        }
+        Some(Labels::Targets) => {
+            // What a copy without its manifest looks like: every token would be a label.
+            let is_unsaid = |info: &DatasetInfo| {
+                let all = info.document_count + info.filtered_documents + info.duplicate_documents;
+                info.content == 0 && info.single_sequence_documents < all
+            };
+            match drawn.find(|(_, info)| is_unsaid(info)) {
+                None => Ok(()),
+                Some((_, DatasetInfo { name, .. })) => {
+                    let text = format!(
+                        "{name}: its documents have several sequences, and no manifest says whether they take turns"
+                    );
+                    Err(Error::invalid(text).hint(
+                        "put its manifest back beside it, or write one: dquant inspect FILE --write-manifest",
+                    ))
+                }
+            }
         }
         None if plan.pairs() => match drawn.find(|(_, info)| info.has_targets) {
             None => Ok(()),

@@ -299,7 +299,7 @@ fn documents_of(
     let list = selection.filter.as_ref().map_or(String::new(), |filter| filter.list.clone());
     let mut datasets = request.datasets.clone();
     for (dataset, info) in datasets.iter_mut().zip(&*infos) {
-        dataset.sequences = plan.hides_others() && info.targets != 0;
+        dataset.sequences = plan.hides_others() && info.has_targets;
     }
     let asked = DocumentsRequest { datasets, hashes, list };
     let mut received = context.runtime.block_on(control.documents(asked, infos, budget))?;

@@ -70,9 +70,6 @@ impl std::fmt::Debug for Fingerprint {
     }
 }
 
-/// Most sequences of a document whose sequences take turns: a table is sent in pieces of whole documents.
-pub const MAX_TURNS: u64 = 1 << 14;
-
 /// What an index says next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {

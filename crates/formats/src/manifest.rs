@@ -25,6 +25,9 @@ pub const BLOCK_BYTES: u64 = 1 << 20;
 /// Largest manifest that is read, in bytes: checksums of 7 TiB.
 pub const MAX_BYTES: u64 = 64 << 20;
 
+/// Most sequences of a document whose sequences take turns: a table is sent in pieces of whole documents.
+pub const MAX_TURNS: u64 = 1 << 14;
+
 /// What is appended to the name of a file.
 pub const ENDING: &str = ".dquant.json";
 
@@ -349,6 +352,27 @@ impl Manifest {
         let text =
             serde_json::to_string_pretty(self).map_err(|error| Error::write(path)(error.into()))?;
         crate::whole::write(path, text.as_bytes())
+    }
+
+    /// Compares every block of one of the files with its checksum; `file` is that of this name. A file that the
+    /// manifest does not name is not compared.
+    ///
+    /// # Errors
+    /// Says how it differs, or why it cannot be read.
+    pub fn check_file(&self, name: &str, file: &File) -> Result<(), String> {
+        let Some(expected) = self.files.iter().find(|one| one.name == name) else {
+            return Ok(());
+        };
+        let bytes = file.metadata().map_err(|error| error.to_string())?.len();
+        if bytes != expected.bytes {
+            return Err(format!("has {bytes} bytes, the manifest describes {}", expected.bytes));
+        }
+        let found = file_checksums(file, bytes, &|_| ()).map_err(|error| error.to_string())?;
+        let differs = expected.blocks().zip(found).position(|(expected, found)| expected != found);
+        match differs {
+            None => Ok(()),
+            Some(block) => Err(format!("block {block} differs from the manifest's checksum")),
+        }
     }
 
     /// Compares every block of the files with its checksum.

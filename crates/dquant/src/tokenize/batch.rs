@@ -6,7 +6,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use formats::manifest::Part;
+use formats::manifest::{MAX_TURNS, Part};
 
 use super::chat::Chat;
 use super::checkpoint::Position;
@@ -180,7 +180,7 @@ impl Turns {
     /// The turns of tokens that are targets or not.
     ///
     /// # Errors
-    /// When a turn is too long for a sequence.
+    /// When a turn is too long for a sequence, and when there are too many.
     #[cfg_attr(not(feature = "hugging-face"), expect(dead_code))]
     pub(super) fn new(text_bytes: u64, targets: &[bool]) -> Result<Turns, String> {
         let mut lengths = vec![0];
@@ -192,6 +192,9 @@ impl Turns {
         for target in targets {
             if last != Some(target) {
                 turns.lengths.push(0);
+            }
+            if turns.lengths.len() as u64 > MAX_TURNS {
+                return Err(format!("it takes turns more than {MAX_TURNS} times"));
             }
             last = Some(target);
             turns.extend()?;

@@ -181,6 +181,38 @@ fn a_document_begins_with_what_is_not_said_and_ends_as_its_template_says() {
     assert!(!manifest.contains("\"eos\""), "the id occurs elsewhere, too: {manifest}");
 }
 
+/// What a file says is not to be learnt is no target, or its record is left out; nor does a record rename the model's tokens.
+#[test]
+fn messages_without_weight_are_no_targets() {
+    let folder = model("weights", "chatml");
+    let message = |role: &str, content: &str| json!({ "role": role, "content": content });
+    let mut first = message("assistant", "hello");
+    first["weight"] = json!(0);
+    let rest = [message("user", "more?"), message("assistant", "no")];
+    let line =
+        json!({ "messages": [message("user", "hi"), first, rest[0], rest[1]], "eos_token": "x" });
+    folder.write("c.jsonl", format!("{line}\n"));
+    run(&folder, "c.jsonl", &[]).good();
+    let turns = &texts(&folder, "a.bin")[0];
+    assert_eq!(turns.len(), 2, "{turns:?}");
+    assert!(turns[0].contains("hello") && turns[1].starts_with("no"), "{turns:?}");
+    let folder = model("weights-generation", "chatml-generation");
+    folder.write("c.jsonl", format!("{line}\n"));
+    let ran = run(&folder, "c.jsonl", &["--strict"]);
+    ran.failed(1, "message 1 is not to be learnt", "");
+}
+
+/// A record of more turns than a reader takes would make the whole file unreadable.
+#[test]
+fn records_of_too_many_turns_are_left_out() {
+    let folder = model("turns", "llama3-generation");
+    let long: Vec<&str> = ["hi", "no"].into_iter().cycle().take(20_000).collect();
+    folder.write("c.jsonl", format!("{}{}", chat(&long), chat(&["hi", "no"])));
+    let ran = run(&folder, "c.jsonl", &[]).good();
+    assert!(ran.stderr.contains("turns more than 16384 times"), "{}", ran.stderr);
+    assert_eq!(documents(&folder, "a.bin").len(), 1);
+}
+
 #[test]
 fn both_shapes_and_compressed_lines_and_any_field_give_the_same() {
     let folder = model("shapes", "chatml");

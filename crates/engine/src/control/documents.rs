@@ -11,7 +11,8 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use formats::dochash::{Digest, ListReader, WRITE_HINT, Words};
-use formats::documents::{Fingerprint, IndexReader, MAX_TURNS, Sequences};
+use formats::documents::{Fingerprint, IndexReader, Sequences};
+use formats::manifest::MAX_TURNS;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::{Instant, timeout_at};
 use tokio_stream::Stream;
@@ -229,6 +230,11 @@ impl Tables {
     /// Begins with the next dataset, or with the list behind the last.
     fn begin(&mut self) -> Result<Option<Part>, Status> {
         match self.asked.datasets.get(self.at) {
+            Some(dataset) if dataset.sequences && !self.catalog.has_targets(&dataset.name)? => {
+                let why =
+                    format!("{}: its manifest does not say that it has targets", dataset.name);
+                Err(Status::invalid_argument(format!("{why}\n{CHANGED_HINT}")))
+            }
             Some(dataset) => self.catalog.index(&dataset.name).map(Part::Lengths).map(Some),
             None if self.at == self.asked.datasets.len() && !self.asked.list.is_empty() => {
                 self.catalog.list(&self.asked.list).map(Part::List).map(Some)
@@ -260,10 +266,12 @@ impl Tables {
         let mut numbers = Vec::with_capacity(PIECE_BYTES);
         while numbers.len() + MOST_BYTES <= PIECE_BYTES {
             let (mut known, begun) = (Sequences::default(), numbers.len());
-            let mut put = |entry| {
-                if let Some(number) = known.push(entry) {
+            let mut put = |entry| match known.push(entry) {
+                // One more than fits: it is refused below.
+                Some(number) if numbers.len() - begun <= MOST_BYTES => {
                     put_varint(&mut numbers, number);
                 }
+                _ => {}
             };
             let document = index.next_entries(&mut put);
             let Some(tokens) = document.map_err(|error| refused_index(name, &error))? else {
@@ -411,8 +419,17 @@ impl<'a> Arriving<'a> {
     }
 
     /// The same, of datasets whose targets are wanted.
-    pub(super) fn with_targets(self, targets: bool) -> Arriving<'a> {
-        Arriving { targets, ..self }
+    ///
+    /// # Errors
+    /// When a description says that there are some and not which.
+    pub(super) fn with_targets(self, targets: bool) -> Result<Arriving<'a>, Error> {
+        let unknown = self.infos.iter().find(|info| info.has_targets && info.targets == 0);
+        match unknown.filter(|_| targets) {
+            Some(DatasetInfo { name, .. }) => {
+                Err(malformed(format!("{name}: the target does not tell its targets")))
+            }
+            None => Ok(Arriving { targets, ..self }),
+        }
     }
 
     /// Takes the next piece.
@@ -659,7 +676,8 @@ mod tests {
         };
         let arrive = |pieces: &[DocumentsReply]| {
             let budget = Budget::documents(1 << 10);
-            let mut arriving = Arriving::new(&infos, (false, false), &budget)?.with_targets(true);
+            let mut arriving =
+                Arriving::new(&infos, (false, false), &budget)?.with_targets(true)?;
             pieces.iter().try_for_each(|piece| arriving.take(piece))?;
             arriving.finish()
         };

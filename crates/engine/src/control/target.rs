@@ -576,7 +576,7 @@ impl TargetControl {
     ) -> Result<Received, Error> {
         let wants = (asked.hashes, !asked.list.is_empty());
         let targets = asked.datasets.iter().any(|dataset| dataset.sequences);
-        let mut arriving = Arriving::new(infos, wants, budget)?.with_targets(targets);
+        let mut arriving = Arriving::new(infos, wants, budget)?.with_targets(targets)?;
         let receive = async {
             let mut client = self.client.clone();
             let call = client.documents(asked);

@@ -428,16 +428,23 @@ impl Columns {
         if self.targets.is_none() {
             return Ok(());
         }
-        let mut found = None;
+        let (mut found, mut unclear) = (None, None);
         for part in 0..self.parts() {
             self.each_batch(part, &mut |path, first, batch| {
-                let rows = self.rows(path, first, batch)?;
-                found = found.or_else(|| rows.and_then(|rows| rows.form()));
+                let Some(rows) = self.rows(path, first, batch)? else { return Ok(false) };
+                found = if rows.are_booleans() { Some(Form::Mask) } else { rows.form() };
+                if found.is_none() && rows.hold_tokens() {
+                    unclear = Some(path.to_owned());
+                }
                 Ok(found.is_none())
             })?;
             if found.is_some() {
                 break;
             }
+        }
+        if let (None, Some(path), Some(targets)) = (found, unclear, &self.targets) {
+            let why = format!("`{}` may be a mask or labels: all ids are 0 and 1", targets.name);
+            return Err(Error::refused(&path, why, "save a mask as booleans"));
         }
         if let Some(targets) = &mut self.targets {
             targets.form = found.unwrap_or(Form::Mask);

@@ -114,6 +114,20 @@ pub(super) fn get(value: &Value, name: &str) -> Value {
     value.get_attr(name).unwrap_or_default()
 }
 
+/// Whether a model is to learn to say a message: one of the assistant that has no weight of 0, as OpenAI's and Mistral's
+/// files mark those that it is not to learn.
+pub(super) fn is_said(message: &Value) -> bool {
+    get(message, "role").as_str() == Some("assistant") && !is_unweighted(message)
+}
+
+/// Whether a message has a weight of 0, or is not to be trained.
+pub(super) fn is_unweighted(message: &Value) -> bool {
+    let weight = get(message, "weight");
+    let train = get(message, "train");
+    weight.kind() == ValueKind::Number && !weight.is_true()
+        || train.kind() == ValueKind::Bool && !train.is_true()
+}
+
 /// What a value is, for whoever expected another.
 fn kind(value: &Value) -> &'static str {
     match value.kind() {

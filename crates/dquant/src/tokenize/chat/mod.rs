@@ -25,6 +25,10 @@ use super::TokenizeError;
 use super::batch::Turns;
 use super::hugging_face::HuggingFace;
 
+/// Messages that are rendered for one conversation to find out what the assistant says in it: it is rendered up to each
+/// of them, so that time grows with the square.
+const MAX_RENDERED_MESSAGES: usize = 1 << 21;
+
 /// Text that is rendered for one conversation to find out what the assistant says in it.
 const MAX_RENDERED_BYTES: usize = 1 << 32;
 
@@ -79,19 +83,27 @@ impl Chat {
         tokens: &mut Vec<u32>,
     ) -> Result<Turns, String> {
         let conversation = Conversation::read(record, self.field.as_deref())?;
-        let Rendered { text, spans } = self.render(record, &conversation)?;
+        let Rendered { text, spans } = self.render(&conversation)?;
         let (ids, offsets) = tokenizer.encode_with_offsets(&text)?;
         tokens.extend_from_slice(&ids);
         Turns::new(text.len() as u64, &masked(&offsets, &spans))
     }
 
     /// The text, and the characters that the assistant says.
-    fn render(&self, record: &str, conversation: &Conversation) -> Result<Rendered, String> {
+    fn render(&self, conversation: &Conversation) -> Result<Rendered, String> {
         let Conversation { messages, variables } = conversation;
-        let marks = template::marks(record)
+        let marks = self
+            .templates
+            .marks(messages, variables)
             .ok_or("it holds all 32 characters from U+FDD0 to U+FDEF, which mark what is said")?;
         let mut whole = self.templates.render(messages, variables, false, marks)?;
-        if !self.templates.is_tracking(variables) {
+        if self.templates.is_tracking(variables) {
+            if let Some(at) = messages.iter().position(messages::is_unweighted) {
+                return Err(format!(
+                    "message {at} is not to be learnt, which a template with `{{% generation %}}` blocks does not know"
+                ));
+            }
+        } else {
             let mut render = |messages: &[Value], prompts| {
                 let rendered = self.templates.render(messages, variables, prompts, marks)?;
                 Ok(rendered.text)
@@ -110,8 +122,16 @@ fn added(whole: &str, messages: &[Value], render: Render<'_>) -> Result<Vec<Rang
     let (mut spans, mut bytes_left) = (Vec::<Range<usize>>::new(), MAX_RENDERED_BYTES);
     // Where the last span ends, in bytes and in characters.
     let (mut byte, mut character) = (0, 0);
-    let is_said = |message: &Value| messages::get(message, "role").as_str() == Some("assistant");
-    for at in (0..messages.len()).filter(|at| is_said(&messages[*at])) {
+    let said: Vec<usize> =
+        (0..messages.len()).filter(|at| messages::is_said(&messages[*at])).collect();
+    if said.len().saturating_mul(2 * messages.len()) > MAX_RENDERED_MESSAGES {
+        let (count, answers) = (messages.len(), said.len());
+        return Err(format!(
+            "it has {count} messages, {answers} of the assistant: too many for a template without `{{% generation %}}` \
+             blocks"
+        ));
+    }
+    for at in said {
         let undivided = |what: &str| {
             format!(
                 "{what} message {at}, so that it is not known where the assistant begins and ends: use a template with \

@@ -11,6 +11,9 @@ use minijinja_contrib::pycompat;
 /// Deepest nesting that `tojson` writes.
 const MAX_DEPTH: usize = 256;
 
+/// Most bytes that `tojson` and the text of a value have: nothing else counts what they write, and values share parts.
+const MAX_TEXT: usize = 64 << 20;
+
 fn refused(reason: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, reason.into())
 }
@@ -72,6 +75,9 @@ impl Json {
     fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
         if depth > MAX_DEPTH {
             return Err(refused("tojson: nested too deeply"));
+        }
+        if self.text.len() > MAX_TEXT {
+            return Err(refused(format!("tojson: longer than {MAX_TEXT} bytes")));
         }
         match value.kind() {
             ValueKind::None => self.text += "null",
@@ -189,6 +195,9 @@ pub(super) fn text(value: &Value) -> Result<String, Error> {
 fn repr(value: &Value, text: &mut String, depth: usize) -> Result<(), Error> {
     if depth > MAX_DEPTH {
         return Err(refused("a value is nested too deeply to be written"));
+    }
+    if text.len() > MAX_TEXT {
+        return Err(refused(format!("the text of a value is longer than {MAX_TEXT} bytes")));
     }
     let brackets = match value.kind() {
         ValueKind::String => {

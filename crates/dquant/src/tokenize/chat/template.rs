@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Value};
+use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State};
 use twox_hash::XxHash3_128;
 
@@ -34,6 +34,9 @@ const TRACKER: &str = "dquant_generation";
 const TOKENS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
+/// Functions that templates call.
+const GLOBALS: [&str; 4] = ["raise_exception", "strftime_now", "range", "namespace"];
+
 /// Names of templates in the environment.
 const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
@@ -46,6 +49,8 @@ pub(super) struct Templates {
     /// Those of [`DEFAULT`] and [`TOOL_USE`] that say what the assistant says.
     tracking: Vec<&'static str>,
     has_tool_use: bool,
+    /// Characters of sources and tokens that are no marks.
+    used: Used,
     identity: String,
     uses_time: bool,
 }
@@ -79,7 +84,8 @@ impl Templates {
         let mut tracking = Vec::new();
         let mut hash = XxHash3_128::new();
         for (name, source) in &sources {
-            hash.write(source.as_bytes());
+            part_of(&mut hash, name);
+            part_of(&mut hash, source);
             // As Python reads text, and as Jinja takes it.
             let source = source.replace("\r\n", "\n").replace('\r', "\n");
             let (source, is_tracking) = track(&source);
@@ -94,12 +100,19 @@ impl Templates {
         let tokens = TOKENS.iter().filter_map(|name| {
             let value = config.get(name)?;
             let text = value.as_str().or_else(|| value.get("content")?.as_str())?;
+            part_of(&mut hash, name);
+            part_of(&mut hash, text);
             Some(((*name).to_owned(), Value::from(text)))
         });
+        let tokens: Vec<_> = tokens.collect();
+        let mut used = Used::default();
+        sources.iter().for_each(|(_, source)| used.text(source));
+        tokens.iter().for_each(|(_, token)| used.value(token));
         let file_name = path.file_name().unwrap_or_default().display();
         Ok(Templates {
             environment,
-            tokens: tokens.collect(),
+            tokens,
+            used,
             tracking,
             has_tool_use: sources.iter().any(|(name, _)| *name == TOOL_USE),
             identity: format!("{file_name} (xxh3 {:032x})", hash.finish_128()),
@@ -151,7 +164,12 @@ impl Templates {
         ];
         let absent = ["tools", "documents"].map(|name| (name.to_owned(), Value::from(())));
         let own = own.map(|(name, value)| (name.to_owned(), value));
-        let given = self.tokens.iter().chain(&absent).chain(variables).chain(&own).cloned();
+        // What the model's files say, a record does not change.
+        let is_free = |(name, _): &&(String, Value)| {
+            !GLOBALS.contains(&name.as_str()) && self.tokens.iter().all(|(own, _)| own != name)
+        };
+        let of_record = variables.iter().filter(is_free);
+        let given = self.tokens.iter().chain(&absent).chain(of_record).chain(&own).cloned();
         let context = Value::from_pairs(given);
         let template = self.environment.get_template(self.name(variables));
         let template = template.map_err(|error| error.to_string())?;
@@ -248,14 +266,62 @@ fn environment(now: u64) -> Environment<'static> {
     environment
 }
 
-/// The marks of this conversation: two characters that the record lacks, of those to which Unicode gives no meaning.
-pub(super) fn marks(record: &str) -> Option<[char; 2]> {
-    // Escapes have digits of either case.
-    let lower = if record.contains("\\u") { record.to_ascii_lowercase() } else { String::new() };
-    let is_escaped = |c: char| lower.contains(&format!("\\u{:04x}", c as u32));
-    let is_free = |c: char| !record.contains(c) && !is_escaped(c);
-    let mut free = ('\u{fdd0}'..='\u{fdef}').filter(|c| is_free(*c));
-    Some([free.next()?, free.next()?])
+/// Adds a text to an identity.
+fn part_of(hash: &mut XxHash3_128, text: &str) {
+    hash.write(&(text.len() as u64).to_le_bytes());
+    hash.write(text.as_bytes());
+}
+
+/// Which of the characters to which Unicode gives no meaning, from U+FDD0 to U+FDEF, occur somewhere: a bit for each.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Used(u32);
+
+impl Used {
+    fn text(&mut self, text: &str) {
+        for c in text.chars().filter(|c| ('\u{fdd0}'..='\u{fdef}').contains(c)) {
+            self.0 |= 1 << (c as u32 - 0xfdd0);
+        }
+    }
+
+    /// The texts in a value, which is as deep as JSON may be.
+    pub(super) fn value(&mut self, value: &Value) {
+        if let Some(text) = value.as_str() {
+            return self.text(text);
+        }
+        if !matches!(value.kind(), ValueKind::Seq | ValueKind::Map) {
+            return;
+        }
+        for item in value.try_iter().into_iter().flatten() {
+            if value.kind() == ValueKind::Map {
+                self.value(&value.get_item(&item).unwrap_or_default());
+            }
+            self.value(&item);
+        }
+    }
+
+    /// The first two that do not occur.
+    fn free(self) -> Option<[char; 2]> {
+        let mut free = (0..32_u32).filter(|bit| self.0 >> bit & 1 == 0);
+        let mut next = || char::from_u32(0xfdd0 + free.next()?);
+        Some([next()?, next()?])
+    }
+}
+
+impl Templates {
+    /// The marks for a conversation: two characters that nothing of it and of the model holds.
+    pub(super) fn marks(
+        &self,
+        messages: &[Value],
+        variables: &[(String, Value)],
+    ) -> Option<[char; 2]> {
+        let mut used = self.used;
+        messages.iter().for_each(|message| used.value(message));
+        for (name, value) in variables {
+            used.text(name);
+            used.value(value);
+        }
+        used.free()
+    }
 }
 
 /// Takes the marks out of a rendered text. `None` when they do not match.
@@ -440,11 +506,17 @@ mod tests {
     }
 
     #[test]
-    fn marks_are_characters_that_the_record_lacks() {
+    fn marks_are_characters_that_nothing_holds() {
+        let marks = |record: &str| {
+            let mut used = Used::default();
+            used.value(&serde_json::from_str(record).unwrap());
+            used.free()
+        };
         assert_eq!(marks("{}"), Some(MARKS));
-        assert_eq!(marks("\u{fdd0} \\ufdd1 \\uFDD3 \\ufDd2"), Some(['\u{fdd4}', '\u{fdd5}']));
+        let escaped = r#"{"a": ["\ufdd0 \uFDD1", {"\uFdd3": "\ufDd2"}]}"#;
+        assert_eq!(marks(escaped), Some(['\u{fdd4}', '\u{fdd5}']));
         let all: String = ('\u{fdd0}'..='\u{fdef}').collect();
-        assert_eq!(marks(&all), None);
+        assert_eq!(marks(&format!("[\"{all}\"]")), None);
         assert_eq!(separate("a\u{fdd1}", MARKS), None);
         assert_eq!(separate("\u{fdd0}a", MARKS), None);
     }

@@ -16,6 +16,7 @@ use arrow_schema::{DataType, Schema};
 
 use super::{Lists, list_type, raw_values};
 use crate::error::Error;
+use crate::manifest::MAX_TURNS;
 use crate::source::{MAX_PIECE, Sink};
 
 /// The label of a token that is no target.
@@ -147,6 +148,17 @@ impl<'a> Rows<'a> {
         Ok([tokens, marks])
     }
 
+    /// Whether they have a token at all.
+    pub(super) fn hold_tokens(&self) -> bool {
+        (0..self.tokens.column.len())
+            .any(|row| self.row(row).is_ok_and(|[tokens, _]| !tokens.is_empty()))
+    }
+
+    /// Whether the values are booleans, which are no labels.
+    pub(super) fn are_booleans(&self) -> bool {
+        *self.marks.values.data_type() == DataType::Boolean
+    }
+
     /// What the column holds, as far as these rows tell. Rows that are invalid are refused when they are read.
     pub(super) fn form(&self) -> Option<Form> {
         (0..self.tokens.column.len()).find_map(|row| {
@@ -174,7 +186,7 @@ impl<'a> Rows<'a> {
         for row in 0..self.tokens.column.len() {
             let [tokens, marks] = self.row(row)?;
             let (start, end) = (tokens.start, tokens.end);
-            let (mut begun, mut is_target) = (start, false);
+            let (mut begun, mut is_target, mut turns) = (start, false, 1_u64);
             for (at, mark) in tokens.zip(marks) {
                 let (value, token) = ((self.mark)(mark), (self.token)(at));
                 let found = self.targets.form.is_target(value, token).ok_or_else(|| {
@@ -185,7 +197,11 @@ impl<'a> Rows<'a> {
                 if found != is_target {
                     put(sink, begun..at)?;
                     sink.end_sequence()?;
-                    (begun, is_target) = (at, found);
+                    (begun, is_target, turns) = (at, found, turns + 1);
+                    if turns > MAX_TURNS {
+                        let why = format_args!("targets begin or end more than {MAX_TURNS} times");
+                        return Err(self.refused(row, why));
+                    }
                 }
             }
             put(sink, begun..end)?;
