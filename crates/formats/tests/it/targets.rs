@@ -15,9 +15,6 @@ use super::resume::stop_after;
 /// Documents, each of sequences of ids.
 type Sequences = Vec<Vec<Vec<i64>>>;
 
-/// A row group of Parquet or a batch of Arrow in the tests below.
-const ROWS: usize = 3;
-
 fn number<const N: usize>(bytes: &[u8], at: usize) -> i64 {
     let mut wide = [0; 8];
     wide[..N].copy_from_slice(&bytes[at..at + N]);
@@ -226,6 +223,9 @@ mod columns {
     use proptest::prelude::*;
 
     use super::*;
+
+    /// A row group of Parquet or a batch of Arrow.
+    const ROWS: usize = 3;
 
     /// A row: ids, and which of them are targets.
     type Row = Vec<(i64, bool)>;
