@@ -257,7 +257,7 @@ fn check_targets(plan: &Plan, infos: &[DatasetInfo]) -> Result<(), Error> {
                         "{name}: its documents have several sequences, and no manifest says whether they take turns"
                     );
                     Err(Error::invalid(text).hint(
-                        "put its manifest back beside it, or write one: dquant inspect FILE --write-manifest",
+                        "put its manifest back beside it; one that says they do not: dquant inspect FILE --write-manifest",
                     ))
                 }
             }
