@@ -325,7 +325,7 @@ const FLOORS: &[(&str, &str)] = &[
          dochash: cores error value whole
          manifest: cores error whole
          settle: dochash kind manifest
-         source: error kind manifest settle
+         source: error kind manifest settle value
          reading: error source value
          writer: error kind source
          convert: *",

@@ -115,6 +115,9 @@ pub struct Summary {
     pub dtype_origin: String,
     /// Number of tokens.
     pub tokens: u64,
+    /// Those that a model is trained to say, where the output tells them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub targets: Option<u64>,
     /// Number of documents; none where neither format keeps them apart.
     pub documents: Option<u64>,
     /// What the selection left out, where there is one.
@@ -145,6 +148,8 @@ pub struct Census {
     pub(crate) documents: Digest,
     /// Digest of where documents go on with another sequence.
     pub(crate) sequences: Digest,
+    /// Tokens of every second sequence of a document: the targets, where sequences take turns.
+    pub targets: u64,
     /// Smallest and largest id.
     pub range: Option<(i128, i128)>,
     /// How often the id occurs that was looked for.
@@ -182,7 +187,7 @@ pub fn census(
 ) -> Result<Census, Error> {
     let dtype = source.layout().dtype;
     let (mut tokens, mut documents, mut scan) = (Digest::default(), Digest::default(), Scan::EMPTY);
-    let mut sequences = Digest::default();
+    let (mut sequences, mut targets, mut is_target) = (Digest::default(), 0, false);
     let (mut occurrences, mut in_document, mut last) = (0, 0, None);
     let plan = Plan { dtype, eos: None, threads, first_part: 0 };
     // Documents that end with `eos` are not cut here: what the format keeps apart is counted.
@@ -194,8 +199,15 @@ pub fn census(
         }
         last = value::last(&chunk.tokens, dtype).or(last);
         let mut at = 0;
+        let mut count = |end: usize, is_target: bool| {
+            let tokens = (end - at) as u64;
+            at = end;
+            targets += if is_target { tokens } else { 0 };
+            tokens
+        };
         for end in &chunk.ends {
-            (at, in_document) = (end.at, in_document + (end.at - at) as u64);
+            in_document += count(end.at, is_target);
+            is_target = !end.is_document && !is_target;
             if end.is_document {
                 documents.push(std::mem::take(&mut in_document));
             } else {
@@ -203,11 +215,12 @@ pub fn census(
                 sequences.push(in_document);
             }
         }
-        in_document += (chunk.tokens.len() / dtype.bytes() as usize - at) as u64;
+        in_document += count(chunk.tokens.len() / dtype.bytes() as usize, is_target);
         watch(tokens.count, chunk.part as f64 / source.parts().max(1) as f64);
         Ok(())
     })?;
-    Ok(Census { tokens, documents, sequences, range: scan.range, occurrences, last })
+    let range = scan.range;
+    Ok(Census { tokens, documents, sequences, targets, range, occurrences, last })
 }
 
 /// Converts a dataset.
@@ -394,8 +407,9 @@ impl Run<'_> {
     fn check_vocabulary(&self, chunk: &Chunk, position: u64) -> Result<(), Error> {
         let Some(vocab) = self.job.read.vocabulary else { return Ok(()) };
         let dtype = self.dtype();
-        match kernel::scan(&chunk.tokens, dtype).range {
-            Some((_, id)) if id >= i128::from(vocab) => {
+        let Some((min, max)) = kernel::scan(&chunk.tokens, dtype).range else { return Ok(()) };
+        match if min < 0 { min } else { max } {
+            id if id < 0 || id >= i128::from(vocab) => {
                 let at = value::positions(&chunk.tokens, dtype, id).first().copied().unwrap_or(0);
                 let (path, position) = (self.source.part_path(chunk.part), position + at as u64);
                 Err(Error::BeyondVocabulary { path, position, id, vocab })
@@ -502,6 +516,7 @@ impl Run<'_> {
             dtype: self.dtype().name(),
             dtype_origin: layout.origin.to_string(),
             tokens: census.tokens(),
+            targets: layout.targets.then_some(census.targets),
             documents: contents.documents,
             dropped,
             eos,

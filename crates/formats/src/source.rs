@@ -12,6 +12,7 @@ mod hashes;
 pub(crate) mod litdata;
 pub(crate) mod mds;
 pub(crate) mod shard;
+mod turns;
 pub(crate) mod webdataset;
 
 use std::fs::{self, File};
@@ -48,7 +49,7 @@ pub struct ReadOptions {
     pub vocabulary: Option<u64>,
     /// The column, field or member that holds the tokens, where there are several.
     pub column: Option<String>,
-    /// The column that says which tokens are targets; Parquet and Arrow only.
+    /// The column that says which tokens are targets; Parquet, Arrow and MDS only.
     pub targets: Option<String>,
     /// Take the given type of a flat file without a look at its bytes or its manifest.
     pub trusted: bool,
@@ -154,9 +155,10 @@ pub fn open(path: &Path, options: &ReadOptions) -> Result<Box<dyn Source>, Error
         _ => open_file(path, options),
     }?;
     let kind = source.layout().kind;
-    if options.targets.is_some() && !matches!(kind, Kind::Parquet | Kind::Arrow) {
-        let why =
-            format!("is of the format {kind}: a column of targets is read of parquet and arrow");
+    if options.targets.is_some() && !matches!(kind, Kind::Parquet | Kind::Arrow | Kind::Mds) {
+        let why = format!(
+            "is of the format {kind}: a column of targets is read of parquet, arrow and mds"
+        );
         let hint = "save the rows as Parquet, tokens and targets as columns of lists";
         return Err(Error::refused(path, why, hint));
     }

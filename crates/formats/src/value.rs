@@ -94,6 +94,13 @@ pub(crate) fn last(input: &[u8], dtype: Dtype) -> Option<i128> {
     })
 }
 
+/// The value at an index; none beyond the last.
+pub(crate) fn at(input: &[u8], dtype: Dtype, index: usize) -> Option<i128> {
+    with_type!(dtype, T => {
+        input.as_chunks::<{ size_of::<T>() }>().0.get(index).map(|bytes| T::from_le_bytes(*bytes).into())
+    })
+}
+
 /// Positions at which `value` occurs in `input`.
 pub(crate) fn positions(input: &[u8], dtype: Dtype, value: i128) -> Vec<usize> {
     with_type!(dtype, T => {

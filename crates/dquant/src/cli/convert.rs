@@ -12,7 +12,8 @@ use xio::dataset::Dtype;
 
 use super::datasets::{Bar, note_guess, token_type};
 use super::documents::SelectionArgs;
-use super::{Console, Report};
+use super::targets::Targets;
+use super::{Console, Report, console};
 use crate::exit::{CliError, Exit};
 use crate::units::{self, Bytes, Count};
 
@@ -151,6 +152,14 @@ impl Convert {
             bar.show(console, tokens, share);
         })?;
         note_guess(console, job.source.display(), summary.from_dtype, &summary.dtype_origin);
+        if let Some(targets) = summary.targets {
+            Targets(targets, summary.tokens)
+                .check("is it the column that says which tokens are trained on?");
+        }
+        if let Some(id) = summary.min_id.filter(|id| *id < 0) {
+            let hint = "labels hold -100 where a token is no target: --targets names their column";
+            console::warn(&format!("ids begin at {id}, and ids below 0 are no tokens"), hint);
+        }
         console.report(&Converted { output: job.output.display().to_string(), summary })?;
         Ok(Exit::Good)
     }
@@ -238,6 +247,9 @@ impl fmt::Display for Converted {
         let Converted { output, summary } = self;
         let convert::Summary { from, to, from_dtype, dtype, tokens, .. } = summary;
         writeln!(f, "{output}: {from} {from_dtype} to {to} {dtype}, {} tokens", Count(*tokens))?;
+        if let Some(targets) = summary.targets {
+            writeln!(f, "  targets      {}", Targets(targets, *tokens))?;
+        }
         if let Some(documents) = summary.documents {
             write!(f, "  documents    {}", Count(documents))?;
             match summary.eos {

@@ -11,6 +11,7 @@ use serde::Serialize;
 use xio::dataset::{Dtype, Format};
 
 use super::datasets::{Bar, note_guess, shown, token_type};
+use super::targets::Targets;
 use super::{Console, Report};
 use crate::exit::{CliError, Exit};
 use crate::units::{Bytes, Count};
@@ -107,9 +108,10 @@ impl Inspect {
 
     fn check_vocabulary(&self, found: &Census) -> Result<(), CliError> {
         match (self.vocab, found.range) {
-            (Some(vocabulary), Some((_, max))) if max >= i128::from(vocabulary) => {
+            (Some(vocabulary), Some((min, max))) if min < 0 || max >= i128::from(vocabulary) => {
+                let id = if min < 0 { min } else { max };
                 let why = format!(
-                    "{}: id {max} is beyond the vocabulary of {vocabulary}",
+                    "{}: id {id} is beyond the vocabulary of {vocabulary}",
                     self.file.display()
                 );
                 Err(CliError::check_failed(why).hint(formats::VOCABULARY_HINT))
@@ -205,6 +207,9 @@ struct Holding {
     tokenizer: Option<String>,
     /// Whether every second sequence of a document is a target.
     targets: bool,
+    /// The tokens of these.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    target_tokens: Option<u64>,
     /// The other part, of documents that were split, as the manifest says it.
     #[serde(skip_serializing_if = "Option::is_none")]
     split: Option<Split>,
@@ -246,6 +251,7 @@ impl Holding {
             digest: found.digest(),
             tokenizer: recorded.and_then(|manifest| manifest.tokenizer.clone()),
             targets: recorded.is_some_and(|manifest| manifest.targets),
+            target_tokens: layout.targets.then_some(found.targets),
             split: recorded.and_then(|manifest| manifest.split.clone()),
             manifest,
         }
@@ -281,8 +287,12 @@ impl fmt::Display for Holding {
         if let Some(tokenizer) = &self.tokenizer {
             writeln!(f, "  tokenizer    {tokenizer}")?;
         }
-        if self.targets {
-            writeln!(f, "  targets      every second sequence of a document")?;
+        match self.target_tokens {
+            Some(targets) => writeln!(f, "  targets      {}", Targets(targets, self.tokens))?,
+            None if self.targets => {
+                writeln!(f, "  targets      told by an index that is not here")?;
+            }
+            None => {}
         }
         if let Some(Split { part, seed, share, other, other_fingerprint }) = &self.split {
             let (part, rest) = (part.name(), part.other().name());

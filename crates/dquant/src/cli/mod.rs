@@ -34,6 +34,7 @@ mod sim;
 mod status;
 mod stream_args;
 mod subnet;
+mod targets;
 mod tokenize;
 mod top;
 mod trainer;

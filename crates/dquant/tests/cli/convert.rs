@@ -315,7 +315,14 @@ fn a_column_of_targets_becomes_sequences() {
     for column in ["labels", "flags", "mask"] {
         let (bin, idx) = (format!("{column}.bin"), format!("{column}.idx"));
         let args = ["sft.parquet", &bin, "--column", "input_ids", "--targets", column, "--json"];
-        assert_eq!(run(&args).good().json()["documents"], documents.len());
+        let summary = run(&args).good().json();
+        let targets = expected.iter().flatten().filter(|is_target| **is_target).count();
+        assert_eq!(
+            (&summary["documents"], &summary["targets"]),
+            (&documents.len().into(), &targets.into())
+        );
+        let held = folder.run(&["inspect", &bin, "--json"]).good().json();
+        assert_eq!((&held["targets"], &held["target_tokens"]), (&true.into(), &targets.into()));
         assert!(folder.read(&bin) == stored(&documents.concat(), 2));
         let kinds = |lengths: &Vec<u32>| -> Vec<bool> {
             let turns = lengths.iter().enumerate();
@@ -338,4 +345,9 @@ fn a_column_of_targets_becomes_sequences() {
         "sft.parquet: row 1: token 2 is 1, and `labels` holds",
         "labels hold -100 or the token itself",
     );
+    // The wrong column is not passed on in silence.
+    let ran = run(&["sft.parquet", "labels.npy", "--column", "labels"]).good();
+    assert!(ran.stderr.contains("ids begin at -100"), "{}", ran.stderr);
+    run(&["sft.parquet", "v.npy", "--column", "labels", "--vocab", "60000"])
+        .failed(1, "id -100", "");
 }

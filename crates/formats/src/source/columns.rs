@@ -27,7 +27,8 @@ use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ParquetRecordBatchReader
 use parquet::file::reader::{ChunkReader, Length};
 use xio::dataset::Dtype;
 
-use self::targets::{Form, Rows, Targets};
+use self::targets::{Rows, Targets};
+use super::turns::{self, Form};
 use super::{BLOCK_BYTES, Layout, MAX_PIECE, ReadOptions, Sink, Source, folder_of, relative};
 use crate::error::Error;
 use crate::kind::Kind;
@@ -443,8 +444,7 @@ impl Columns {
             }
         }
         if let (None, Some(path), Some(targets)) = (found, unclear, &self.targets) {
-            let why = format!("`{}` may be a mask or labels: all ids are 0 and 1", targets.name);
-            return Err(Error::refused(&path, why, "save a mask as booleans"));
+            return Err(turns::is_unclear(&path, &targets.name));
         }
         if let Some(targets) = &mut self.targets {
             targets.form = found.unwrap_or(Form::Mask);

@@ -3,8 +3,10 @@
 //! A sample is a record of named columns; one of them holds tokens. Read are `ndarray` columns of integers, with or
 //! without a fixed type and shape, and `bytes` columns whose type the user names. Shards are raw or compressed with
 //! zstd; where both files exist the raw one is read. Hashes that the index records of a shard are compared with the
-//! file before any of its samples is passed on.
+//! file before any of its samples is passed on. A second column may say which tokens are [targets](super::turns).
 
+use std::fmt::Display;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -12,11 +14,16 @@ use xio::dataset::Dtype;
 
 use super::hashes::Hashes;
 use super::shard::Shard;
-use super::{Layout, ReadOptions, Sink, Source};
+use super::turns::{self, Form, Row};
+use super::{Layout, MAX_PIECE, ReadOptions, Sink, Source};
 use crate::error::Error;
 use crate::kind::Kind;
 use crate::manifest::is_plain;
 use crate::settle::{self, Origin};
+use crate::value;
+
+/// Most bytes of one column of a sample that is read with its targets: it is held in memory.
+const MAX_ROW_BYTES: u64 = 64 << 20;
 
 /// Type codes of `ndarray` columns without a fixed type.
 const CODES: [(u8, Dtype); 8] = [
@@ -30,7 +37,7 @@ const CODES: [(u8, Dtype); 8] = [
     (65, Dtype::I64),
 ];
 
-/// How the column with the tokens is stored.
+/// How a column of numbers is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Column {
     index: usize,
@@ -50,11 +57,16 @@ struct ShardFile {
     raw_bytes: Option<u64>,
     /// Fixed size of each column, in bytes.
     sizes: Vec<Option<u64>>,
+    /// The tokens.
     column: Column,
+    /// What says which of them are targets.
+    marks: Option<Column>,
 }
 
 struct Mds {
     shards: Vec<ShardFile>,
+    /// Name of the column that says which tokens are targets, and what it holds.
+    targets: Option<(String, Form)>,
     layout: Layout,
 }
 
@@ -84,20 +96,47 @@ pub(super) fn open(
     let unchecked = shards.iter().flat_map(|shard| shard.hashes.unknown()).next();
     let unchecked = unchecked.map(|algorithm| format!("; hashes of {algorithm} are not checked"));
     let documents = shards.iter().fold(0_u64, |sum, shard| sum.saturating_add(shard.samples));
+    let targets = options.targets.as_deref();
+    let targets =
+        targets.map(|name| Ok((name.to_owned(), find_form(index, &shards, name, dtype)?)));
+    let targets = targets.transpose()?;
+    let by = options.targets.as_ref().map(|name| format!(", targets by {name}"));
     let layout = Layout {
         kind: Kind::Mds,
         dtype,
         origin,
         tokens: None,
         documents: Some(documents),
-        note: Some(format!("{} shards{}", shards.len(), unchecked.unwrap_or_default())),
-        targets: false,
+        note: Some(format!(
+            "{} shards{}{}",
+            shards.len(),
+            by.unwrap_or_default(),
+            unchecked.unwrap_or_default()
+        )),
+        targets: targets.is_some(),
         run: None,
         manifest: options.manifest(folder)?,
         folder: folder.to_owned(),
         files,
     };
-    Ok(Box::new(Mds { shards, layout }))
+    Ok(Box::new(Mds { shards, targets, layout }))
+}
+
+/// What a column of targets holds, from the first sample that tells. Samples that do not fit are refused when they are read.
+fn find_form(index: &Path, shards: &[ShardFile], name: &str, dtype: Dtype) -> Result<Form, Error> {
+    let mut is_empty = true;
+    for file in shards {
+        let mut shard = file.open()?;
+        while let Some(len) = shard.next_sample()? {
+            let sample = file.marked_sample(&mut shard, len, dtype)?;
+            let form = sample.with_row(name, |row| (row.tokens == row.values).then(|| row.form()));
+            if let Some(form) = form.flatten() {
+                return Ok(form);
+            }
+            is_empty &= sample.tokens.is_empty();
+        }
+    }
+    if is_empty { Ok(Form::Mask) } else { Err(turns::is_unclear(index, name)) }
 }
 
 fn shard_file(
@@ -148,17 +187,17 @@ fn shard_file(
         }
         _ => (raw, None, raw_hashes),
     };
-    let column = column(index, names, encodings, options)?;
-    Ok(ShardFile { path, samples, hashes, raw_bytes, sizes, column })
+    let (column, marks) = columns(index, names, encodings, options)?;
+    Ok(ShardFile { path, samples, hashes, raw_bytes, sizes, column, marks })
 }
 
-/// Chooses the column with the tokens.
-fn column(
+/// Chooses the column with the tokens, and finds the one that says which of them are targets.
+fn columns(
     index: &Path,
     names: &[Value],
     encodings: &[Value],
     options: &ReadOptions,
-) -> Result<Column, Error> {
+) -> Result<(Column, Option<Column>), Error> {
     let texts = |values: &[Value]| -> Vec<String> {
         values.iter().map(|value| value.as_str().unwrap_or_default().to_owned()).collect()
     };
@@ -170,23 +209,30 @@ fn column(
     };
     let candidate =
         |at: usize| array_column(&encodings[at]).map(|column| Column { index: at, ..column });
-    if let Some(wanted) = &options.column {
+    let named = |wanted: &String| {
         let at = names.iter().position(|name| name == wanted);
-        let column = at.and_then(candidate);
-        return column.ok_or_else(|| {
+        at.and_then(candidate).ok_or_else(|| {
             let why = format!("column {wanted:?} does not exist or holds no integers");
             Error::refused(index, why, format!("its columns are {}", shown()))
-        });
+        })
+    };
+    let marks = options.targets.as_ref().map(named).transpose()?;
+    if let Some(wanted) = &options.column {
+        if options.targets.as_ref() == Some(wanted) {
+            let why = format!("column {wanted:?} cannot hold both tokens and targets");
+            return Err(Error::refused(index, why, format!("its columns are {}", shown())));
+        }
+        return Ok((named(wanted)?, marks));
     }
-    let arrays: Vec<Column> =
-        (0..names.len()).filter_map(candidate).filter(|column| !column.is_bytes).collect();
-    let bytes: Vec<Column> = (0..names.len()).filter_map(candidate).collect();
+    let is_other = |column: &Column| marks.as_ref().is_none_or(|marks| marks.index != column.index);
+    let bytes: Vec<Column> = (0..names.len()).filter_map(candidate).filter(is_other).collect();
+    let arrays: Vec<Column> = bytes.iter().filter(|column| !column.is_bytes).cloned().collect();
     let mut chosen = if arrays.is_empty() { bytes } else { arrays };
     if chosen.len() > 1 {
         chosen.retain(|column| super::TOKEN_COLUMNS.contains(&names[column.index].as_str()));
     }
     match &chosen[..] {
-        [only] => Ok(only.clone()),
+        [only] => Ok((only.clone(), marks)),
         _ => {
             let why = format!("{} of its columns may hold tokens", chosen.len());
             Err(Error::refused(index, why, format!("name one with --column: {}", shown())))
@@ -290,8 +336,8 @@ impl ShardFile {
         Ok(bytes)
     }
 
-    /// Skips to the column; returns its length and the bytes that follow it in the sample.
-    fn to_column(&self, shard: &mut Shard, len: u64) -> Result<(u64, u64), Error> {
+    /// Lengths of the columns of a sample, whose content follows.
+    fn lengths(&self, shard: &mut Shard, len: u64) -> Result<Vec<u64>, Error> {
         let mut lengths = Vec::with_capacity(self.sizes.len());
         let mut sum = 0_u64;
         for size in &self.sizes {
@@ -311,7 +357,12 @@ impl ShardFile {
                 shard.bad_sample(format_args!("its columns have {sum} bytes, it has {len}"))
             );
         }
-        let at = self.column.index;
+        Ok(lengths)
+    }
+
+    /// Skips to the column; returns its length and the bytes that follow it in the sample.
+    fn to_column(&self, shard: &mut Shard, len: u64) -> Result<(u64, u64), Error> {
+        let (lengths, at) = (self.lengths(shard, len)?, self.column.index);
         shard.skip(lengths[..at].iter().sum())?;
         Ok((lengths[at], lengths[at + 1..].iter().sum()))
     }
@@ -324,44 +375,136 @@ impl ShardFile {
         dtype: Dtype,
         sink: &mut dyn Sink,
     ) -> Result<(), Error> {
-        let (mut bytes, rest) = self.to_column(shard, len)?;
-        if !self.column.is_bytes {
-            let (header, values) = self.array_header(shard, bytes, dtype)?;
-            let need = values.and_then(|values| values.checked_mul(u64::from(dtype.bytes())));
-            if need.and_then(|need| need.checked_add(header)) != Some(bytes) {
-                let why = format!("an array of {values:?} values in {bytes} bytes");
-                return Err(shard.bad_sample(why));
-            }
-            bytes -= header;
-        }
+        let (bytes, rest) = self.to_column(shard, len)?;
+        let (bytes, _) = self.column.to_values(shard, bytes, Some(dtype))?;
         shard.tokens(bytes, dtype, sink)?;
         shard.skip(rest)
     }
 
-    /// Reads the header of an array of `bytes` bytes: its length, and the number of values.
-    fn array_header(
+    /// A sample whose targets are told.
+    fn marked_sample(
+        &self,
+        shard: &mut Shard,
+        len: u64,
+        dtype: Dtype,
+    ) -> Result<MarkedSample, Error> {
+        let mut sample =
+            MarkedSample { tokens: Vec::new(), dtype, marks: Vec::new(), marks_dtype: dtype };
+        let mut marks_dtype = None;
+        for (index, length) in self.lengths(shard, len)?.into_iter().enumerate() {
+            let marks = self.marks.as_ref().filter(|marks| marks.index == index);
+            let is_tokens = index == self.column.index;
+            if (is_tokens || marks.is_some()) && length > MAX_ROW_BYTES {
+                let why = format_args!(
+                    "a column of {length} bytes; with targets at most {MAX_ROW_BYTES} are read"
+                );
+                return Err(shard.bad_sample(why));
+            }
+            if let Some(marks) = marks {
+                let (bytes, found) = marks.to_values(shard, length, None)?;
+                (sample.marks, marks_dtype) = (shard.bytes(bytes)?, found);
+            } else if is_tokens {
+                let (bytes, _) = self.column.to_values(shard, length, Some(dtype))?;
+                sample.tokens = shard.bytes(bytes)?;
+            } else {
+                shard.skip(length)?;
+            }
+        }
+        // Plain bytes are as wide as the tokens, or one for each.
+        let is_bytes = sample.marks.len() == sample.tokens.len() / dtype.bytes() as usize;
+        sample.marks_dtype = marks_dtype.unwrap_or(if is_bytes { Dtype::U8 } else { dtype });
+        for (values, dtype) in [(&sample.tokens, dtype), (&sample.marks, sample.marks_dtype)] {
+            let bytes = values.len();
+            if !bytes.is_multiple_of(dtype.bytes() as usize) {
+                let why = format_args!("{bytes} bytes are no whole number of {dtype}");
+                return Err(shard.bad_sample(why));
+            }
+        }
+        Ok(sample)
+    }
+}
+
+/// The two columns of a sample whose targets are told, whole numbers of values.
+struct MarkedSample {
+    tokens: Vec<u8>,
+    dtype: Dtype,
+    marks: Vec<u8>,
+    marks_dtype: Dtype,
+}
+
+impl MarkedSample {
+    /// Calls what it is given with the sample as a row.
+    fn with_row<T>(&self, name: &str, each: impl FnOnce(&Row<'_>) -> T) -> T {
+        let MarkedSample { tokens, dtype, marks, marks_dtype } = self;
+        let count = |bytes: &[u8], dtype: &Dtype| bytes.len() / dtype.bytes() as usize;
+        each(&Row {
+            name,
+            tokens: count(tokens, dtype),
+            values: count(marks, marks_dtype),
+            token: &|at| value::at(tokens, *dtype, at).unwrap_or_default(),
+            value: &|at| value::at(marks, *marks_dtype, at).unwrap_or_default(),
+        })
+    }
+
+    /// Passes it on as a document whose sequences take turns.
+    fn pass(
+        &self,
+        (name, form): (&str, Form),
+        sink: &mut dyn Sink,
+        refused: &dyn Fn(&dyn Display) -> Error,
+    ) -> Result<(), Error> {
+        let width = self.dtype.bytes() as usize;
+        let put = |sink: &mut dyn Sink, run: Range<usize>| {
+            let run = &self.tokens[run.start * width..run.end * width];
+            run.chunks(MAX_PIECE).try_for_each(|piece| sink.tokens(piece))
+        };
+        self.with_row(name, |row| row.pass(form, sink, &put, refused))
+    }
+}
+
+impl Column {
+    /// Goes to the values of an array of `bytes` bytes: how many bytes they have, and their type where it is recorded. They
+    /// have to be of type `dtype` where it is given.
+    fn to_values(
         &self,
         shard: &mut Shard,
         bytes: u64,
-        dtype: Dtype,
-    ) -> Result<(u64, Option<u64>), Error> {
-        let (mut header, mut byte) = (0, [0]);
+        dtype: Option<Dtype>,
+    ) -> Result<(u64, Option<Dtype>), Error> {
+        if self.is_bytes {
+            return Ok((bytes, None));
+        }
+        let Header { bytes: header, found, values } = self.header(shard, bytes)?;
+        if let (Some(found), Some(dtype)) = (found, dtype)
+            && found != dtype
+        {
+            let why = format_args!("holds {found}, the samples before {dtype}");
+            return Err(shard.bad_sample(why));
+        }
+        let dtype = self.dtype.or(found);
+        let width = dtype.map_or(1, |dtype| u64::from(dtype.bytes()));
+        let need = values.and_then(|values| values.checked_mul(width));
+        if need.and_then(|need| need.checked_add(header)) != Some(bytes) {
+            let why = format_args!("an array of {values:?} values in {bytes} bytes");
+            return Err(shard.bad_sample(why));
+        }
+        Ok((bytes - header, dtype))
+    }
+
+    /// Reads the header of an array of `bytes` bytes.
+    fn header(&self, shard: &mut Shard, bytes: u64) -> Result<Header, Error> {
+        let (mut header, mut byte, mut found) = (0, [0], None);
         let short = || "its array has no header".to_owned();
-        if self.column.dtype.is_none() {
+        if self.dtype.is_none() {
             header += 1;
             if bytes < header {
                 return Err(shard.bad_sample(short()));
             }
             shard.exact(&mut byte)?;
-            let found = of_code(shard, byte[0])?;
-            if found != dtype {
-                return Err(
-                    shard.bad_sample(format_args!("holds {found}, the samples before {dtype}"))
-                );
-            }
+            found = Some(of_code(shard, byte[0])?);
         }
-        if let Some(values) = self.column.values {
-            return Ok((header, Some(values)));
+        if self.values.is_some() {
+            return Ok(Header { bytes: header, found, values: self.values });
         }
         header += 1;
         if bytes < header {
@@ -379,8 +522,18 @@ impl ShardFile {
             shard.exact(&mut axis[..width as usize])?;
             values = values.and_then(|values| values.checked_mul(u64::from_le_bytes(axis)));
         }
-        Ok((header, values))
+        Ok(Header { bytes: header, found, values })
     }
+}
+
+/// What stands before the values of an array.
+struct Header {
+    /// Its own length.
+    bytes: u64,
+    /// The type, where the column does not fix it.
+    found: Option<Dtype>,
+    /// Number of values; none beyond 64 bits.
+    values: Option<u64>,
 }
 
 fn of_code(shard: &Shard, code: u8) -> Result<Dtype, Error> {
@@ -407,8 +560,16 @@ impl Source for Mds {
         file.hashes.check(&file.path)?;
         let mut shard = file.open()?;
         while let Some(len) = shard.next_sample()? {
-            file.sample(&mut shard, len, self.layout.dtype, sink)?;
-            sink.end_document()?;
+            let Some((name, form)) = &self.targets else {
+                file.sample(&mut shard, len, self.layout.dtype, sink)?;
+                sink.end_document()?;
+                continue;
+            };
+            let sample = file.marked_sample(&mut shard, len, self.layout.dtype)?;
+            let refused = |why: &dyn Display| {
+                Error::refused(&file.path, format!("sample {}: {why}", shard.number()), turns::HINT)
+            };
+            sample.pass((name, *form), sink, &refused)?;
         }
         Ok(())
     }

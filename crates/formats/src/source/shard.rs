@@ -98,10 +98,14 @@ impl Shard {
         Ok(Some(end - begin))
     }
 
+    /// Number of the current sample.
+    pub(crate) fn number(&self) -> usize {
+        self.sample.max(1) - 1
+    }
+
     /// A complaint about the current sample.
     pub(crate) fn bad_sample(&self, why: impl std::fmt::Display) -> Error {
-        let sample = self.sample.max(1) - 1;
-        self.corrupt(format!("sample {sample}: {why}"))
+        self.corrupt(format!("sample {}: {why}", self.number()))
     }
 
     pub(crate) fn exact(&mut self, bytes: &mut [u8]) -> Result<(), Error> {
@@ -111,6 +115,17 @@ impl Shard {
         })?;
         self.at += bytes.len() as u64;
         Ok(())
+    }
+
+    /// The next bytes, which grow with what the file holds.
+    pub(crate) fn bytes(&mut self, bytes: u64) -> Result<Vec<u8>, Error> {
+        let mut found = Vec::new();
+        while (found.len() as u64) < bytes {
+            let have = found.len();
+            found.resize(have + (bytes - have as u64).min(BLOCK_BYTES) as usize, 0);
+            self.exact(&mut found[have..])?;
+        }
+        Ok(found)
     }
 
     pub(crate) fn u32(&mut self) -> Result<u32, Error> {

@@ -210,6 +210,38 @@ fn what_cannot_keep_targets_is_refused() {
     assert_eq!(folder.names(), left, "nothing is left behind");
 }
 
+/// A row: ids, and which of them are targets.
+type Row = Vec<(i64, bool)>;
+
+/// How a column says which tokens are targets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    #[cfg(feature = "parquet")]
+    Booleans,
+    Mask,
+    Labels,
+}
+
+fn with_targets(source: &Path, output: &Path, column: &str) -> Job {
+    let mut job = job(source, output, Kind::Megatron);
+    (job.read.targets, job.dtype) = (Some(column.into()), Some(Dtype::I32));
+    job
+}
+
+/// The rows that a pair holds, and whether its sequences take turns in as few as possible.
+fn rows_of(path: &Path) -> (Vec<Row>, bool) {
+    let documents = read_pair(path, 4);
+    let row = |document: &Vec<Vec<i64>>| {
+        let turns = document.iter().enumerate();
+        turns.flat_map(|(at, ids)| ids.iter().map(move |id| (*id, at % 2 == 1))).collect()
+    };
+    let short = documents.iter().all(|document| {
+        let empty = |ids: &Vec<i64>| ids.is_empty();
+        !document.is_empty() && !document.iter().skip(1).any(empty)
+    });
+    (documents.iter().map(row).collect(), short)
+}
+
 #[cfg(feature = "parquet")]
 mod columns {
     use std::fs::File;
@@ -226,17 +258,6 @@ mod columns {
 
     /// A row group of Parquet or a batch of Arrow.
     const ROWS: usize = 3;
-
-    /// A row: ids, and which of them are targets.
-    type Row = Vec<(i64, bool)>;
-
-    /// How a column says which tokens are targets.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    enum Form {
-        Booleans,
-        Mask,
-        Labels,
-    }
 
     fn integers(rows: &[Vec<Option<i64>>]) -> ArrayRef {
         let mut lists = ListBuilder::new(Int64Builder::new());
@@ -291,26 +312,6 @@ mod columns {
                 writer.finish().expect("writable");
             }
         }
-    }
-
-    fn with_targets(source: &Path, output: &Path, column: &str) -> Job {
-        let mut job = job(source, output, Kind::Megatron);
-        (job.read.targets, job.dtype) = (Some(column.into()), Some(Dtype::I32));
-        job
-    }
-
-    /// The rows that a pair holds, and whether its sequences take turns in as few as possible.
-    fn rows_of(path: &Path) -> (Vec<Row>, bool) {
-        let documents = read_pair(path, 4);
-        let row = |document: &Vec<Vec<i64>>| {
-            let turns = document.iter().enumerate();
-            turns.flat_map(|(at, ids)| ids.iter().map(move |id| (*id, at % 2 == 1))).collect()
-        };
-        let short = documents.iter().all(|document| {
-            let empty = |ids: &Vec<i64>| ids.is_empty();
-            !document.is_empty() && !document.iter().skip(1).any(empty)
-        });
-        (documents.iter().map(row).collect(), short)
     }
 
     proptest! {
@@ -420,6 +421,177 @@ mod columns {
         write(&folder.path("text.parquet"), &[("tokens", tokens.clone()), ("text", words)]);
         let job = with_targets(&folder.path("text.parquet"), &folder.path("out.bin"), "text");
         refused(&job, "holds no lists of booleans or integers", "a mask");
+        assert!(
+            !folder.names().iter().any(|name| name.starts_with("out") || name.starts_with('.'))
+        );
+    }
+}
+
+/// Samples of MosaicML, written by the description of the format.
+mod samples {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// How a column of numbers is stored.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Stored {
+        /// `ndarray`: every value of a sample has a header with type and shape.
+        Dynamic,
+        /// `ndarray:int64`.
+        Typed,
+        Bytes,
+        /// A byte for each value.
+        Narrow,
+    }
+
+    fn encoded(values: &[i64], stored: Stored) -> Vec<u8> {
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>();
+        // One axis of two bytes.
+        let shape = [&[1 << 2 | 1][..], &(values.len() as u16).to_le_bytes()].concat();
+        match stored {
+            Stored::Dynamic => [&[65][..], &shape, &bytes].concat(),
+            Stored::Typed => [shape, bytes].concat(),
+            Stored::Bytes => bytes,
+            Stored::Narrow => values.iter().map(|value| *value as u8).collect(),
+        }
+    }
+
+    const NAMES: [&str; 3] = ["id", "input_ids", "wanted"];
+
+    /// Writes samples of three columns, the last two in this order or the other one, as shards of two.
+    fn write(path: &Path, samples: &[(Vec<i64>, Vec<i64>)], stored: [Stored; 2], is_first: bool) {
+        fs::create_dir(path).expect("writable");
+        let order = if is_first { [0, 2, 1] } else { [0, 1, 2] };
+        let encodings = ["int", "", ""].iter().zip([None, Some(stored[0]), Some(stored[1])]);
+        let encodings: Vec<&str> = encodings
+            .map(|(other, stored)| match stored {
+                None => other,
+                Some(Stored::Dynamic) => "ndarray",
+                Some(Stored::Typed) => "ndarray:int64",
+                Some(_) => "bytes",
+            })
+            .collect();
+        let quoted = |texts: &[&str]| order.map(|at| format!("{:?}", texts[at])).join(",");
+        let mut shards = Vec::new();
+        for (number, samples) in samples.chunks(2).enumerate() {
+            let header = 4 + 4 * (samples.len() as u32 + 1);
+            let (mut offsets, mut body) = (header.to_le_bytes().to_vec(), Vec::new());
+            for (ids, marks) in samples {
+                let columns = [
+                    7_i64.to_le_bytes().to_vec(),
+                    encoded(ids, stored[0]),
+                    encoded(marks, stored[1]),
+                ];
+                let variable = order.into_iter().filter(|at| *at > 0);
+                body.extend(variable.flat_map(|at| (columns[at].len() as u32).to_le_bytes()));
+                body.extend(order.iter().flat_map(|at| &columns[*at]));
+                offsets.extend((header + body.len() as u32).to_le_bytes());
+            }
+            let shard = [(samples.len() as u32).to_le_bytes().to_vec(), offsets, body].concat();
+            let name = format!("shard.{number:05}.mds");
+            fs::write(path.join(&name), &shard).expect("writable");
+            shards.push(format!(
+                r#"{{"column_encodings":[{}],"column_names":[{}],"column_sizes":[8,null,null],"compression":null,
+                "format":"mds","hashes":[],"samples":{},"version":2,"zip_data":null,
+                "raw_data":{{"basename":"{name}","bytes":{},"hashes":{{}}}}}}"#,
+                quoted(&encodings),
+                quoted(&NAMES),
+                samples.len(),
+                shard.len()
+            ));
+        }
+        let index = format!(r#"{{"version":2,"shards":[{}]}}"#, shards.join(","));
+        fs::write(path.join("index.json"), index).expect("writable");
+    }
+
+    fn of(rows: &[Row], form: Form) -> Vec<(Vec<i64>, Vec<i64>)> {
+        let mark = |(id, target): &(i64, bool)| match (form, target) {
+            (Form::Labels, false) => -100,
+            (Form::Labels, true) => *id,
+            _ => i64::from(*target),
+        };
+        let sample =
+            |row: &Row| (row.iter().map(|(id, _)| *id).collect(), row.iter().map(mark).collect());
+        rows.iter().map(sample).collect()
+    }
+
+    fn stored() -> impl Strategy<Value = Stored> {
+        prop_oneof![Just(Stored::Dynamic), Just(Stored::Typed), Just(Stored::Bytes)]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        #[test]
+        fn a_column_of_samples_says_which_tokens_are_targets(
+            rows in prop::collection::vec(prop::collection::vec((2_i64..100, any::<bool>()), 0..9), 1..9),
+            // A column of tokens that is chosen by its name.
+            tokens in prop_oneof![Just(Stored::Dynamic), Just(Stored::Typed)],
+            marks in stored(),
+            form in prop_oneof![Just(Form::Mask), Just(Form::Labels)],
+            is_first in any::<bool>(),
+        ) {
+            let folder = Folder::new("targets-samples");
+            write(&folder.path("mds"), &of(&rows, form), [tokens, marks], is_first);
+            let job = with_targets(&folder.path("mds"), &folder.path("out.bin"), "wanted");
+            run(&job);
+            prop_assert!(has_targets(&job.output));
+            prop_assert_eq!(rows_of(&job.output), (rows, true));
+        }
+    }
+
+    /// As LLM Foundry writes tokens, with masks of one byte.
+    #[test]
+    fn plain_bytes_are_as_wide_as_the_tokens_or_one_each() {
+        let folder = Folder::new("targets-plain");
+        let rows: Vec<Row> =
+            vec![vec![(300, false), (301, true), (302, true)], vec![], vec![(900, true)]];
+        for (at, (form, marks)) in
+            [(Form::Labels, Stored::Bytes), (Form::Mask, Stored::Narrow)].into_iter().enumerate()
+        {
+            let source = folder.path(&format!("mds{at}"));
+            write(&source, &of(&rows, form), [Stored::Bytes, marks], false);
+            let mut job = with_targets(&source, &folder.path(&format!("{at}.bin")), "wanted");
+            job.read.dtype = Some(Dtype::I64);
+            run(&job);
+            assert_eq!(rows_of(&job.output), (rows.clone(), true));
+        }
+    }
+
+    #[test]
+    fn samples_that_do_not_fit_are_refused_by_number() {
+        let folder = Folder::new("targets-bad-samples");
+        let good = (vec![5, 6, 7], vec![-100, 6, 7]);
+        let mut count = 0;
+        let mut refuse = |marks: &[i64], why: &str| {
+            count += 1;
+            let source = folder.path(&format!("mds{count}"));
+            let samples =
+                [good.clone(), good.clone(), good.clone(), (good.0.clone(), marks.to_vec())];
+            write(&source, &samples, [Stored::Typed; 2], false);
+            let job = with_targets(&source, &folder.path("out.bin"), "wanted");
+            refused(&job, why, "a mask holds 1");
+        };
+        // The second of the second shard.
+        refuse(&[-100, 5, 7], "sample 1: token 1 is 6, and `wanted` holds 5 for it");
+        refuse(&[1, 6, 7], "sample 1: token 0 is 5, and `wanted` holds 1");
+        refuse(&[-100, 6], "sample 1: `wanted` holds 2 values for 3 tokens");
+        let source = folder.path("mds1");
+        let mut job = with_targets(&source, &folder.path("out.bin"), "mask");
+        refused(
+            &job,
+            "column \"mask\" does not exist or holds no integers",
+            "wanted (ndarray:int64)",
+        );
+        job.read.targets = Some("id".into());
+        refused(&job, "column \"id\" does not exist or holds no integers", "id (int)");
+        (job.read.targets, job.read.column) = (Some("wanted".into()), Some("wanted".into()));
+        refused(&job, "cannot hold both tokens and targets", "its columns are");
+        let zeros = vec![(vec![0, 1, 1], vec![0, 1, 1]); 2];
+        write(&folder.path("unclear"), &zeros, [Stored::Typed; 2], false);
+        let job = with_targets(&folder.path("unclear"), &folder.path("out.bin"), "wanted");
+        refused(&job, "may be a mask or labels", "Parquet");
         assert!(
             !folder.names().iter().any(|name| name.starts_with("out") || name.starts_with('.'))
         );

@@ -1,9 +1,6 @@
-//! Which tokens of a row are targets: a column of lists beside that of the tokens.
-//!
-//! A mask holds 1 or `true` for each target, and 0 or `false` for every other token. Labels, as collators of Hugging Face make
-//! them, hold the token itself, and -100 in place of a token that is no target. Integers are labels when the first row
-//! that tells them apart holds anything but 0 and 1; each row is then checked against that. Nothing is guessed of one row.
+//! A column of lists beside that of the tokens that says which of them are [targets](crate::source::turns).
 
+use std::fmt::Display;
 use std::ops::Range;
 use std::path::Path;
 
@@ -16,35 +13,8 @@ use arrow_schema::{DataType, Schema};
 
 use super::{Lists, list_type, raw_values};
 use crate::error::Error;
-use crate::manifest::MAX_TURNS;
+use crate::source::turns::{Form, HINT, Row};
 use crate::source::{MAX_PIECE, Sink};
-
-/// The label of a token that is no target.
-const IGNORED: i128 = -100;
-
-/// Longest run of tokens of one kind: a sequence of a Megatron index.
-const MAX_RUN: usize = i32::MAX as usize;
-
-const HINT: &str = "a mask holds 1 for a target and 0 for other tokens, or booleans; labels hold -100 or the token itself";
-
-/// What a column of targets holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
-    Mask,
-    Labels,
-}
-
-impl Form {
-    /// Whether the token is a target; none when the value says nothing about it.
-    fn is_target(self, value: i128, token: i128) -> Option<bool> {
-        match (self, value) {
-            (Form::Mask, 0 | 1) => Some(value == 1),
-            (Form::Labels, IGNORED) => Some(false),
-            (Form::Labels, label) if label == token => Some(true),
-            _ => None,
-        }
-    }
-}
 
 /// The column, once it is known what it holds.
 #[derive(Clone, Debug)]
@@ -128,30 +98,32 @@ impl<'a> Rows<'a> {
         Ok(Rows { path, targets, first, tokens, marks, token, mark })
     }
 
-    fn refused(&self, row: usize, why: impl std::fmt::Display) -> Error {
+    fn refused(&self, row: usize, why: &dyn Display) -> Error {
         Error::refused(self.path, format!("row {}: {why}", self.first + row as u64), HINT)
     }
 
-    /// Where the lists of a row are.
-    fn row(&self, row: usize) -> Result<[Range<usize>; 2], Error> {
-        let name = &self.targets.name;
+    /// Calls `each` with a row, and where its tokens are.
+    fn with_row<T>(
+        &self,
+        row: usize,
+        each: impl FnOnce(&Row<'_>, Range<usize>) -> Result<T, Error>,
+    ) -> Result<T, Error> {
         let tokens = self.tokens.row(self.path, self.first, row)?;
         let marks = self.marks.row(self.path, self.first, row)?;
-        if tokens.len() != marks.len() {
-            let (count, marks) = (tokens.len(), marks.len());
-            let why = format!("`{name}` holds {marks} values for {count} tokens");
-            return Err(self.refused(row, why));
-        }
-        if tokens.len() > MAX_RUN {
-            return Err(self.refused(row, format_args!("has more than {MAX_RUN} tokens")));
-        }
-        Ok([tokens, marks])
+        let row = Row {
+            name: &self.targets.name,
+            tokens: tokens.len(),
+            values: marks.len(),
+            token: &|at| (self.token)(tokens.start + at),
+            value: &|at| (self.mark)(marks.start + at),
+        };
+        each(&row, tokens.clone())
     }
 
     /// Whether they have a token at all.
     pub(super) fn hold_tokens(&self) -> bool {
-        (0..self.tokens.column.len())
-            .any(|row| self.row(row).is_ok_and(|[tokens, _]| !tokens.is_empty()))
+        let holds = |row: &Row<'_>, _| Ok(row.tokens == row.values && row.tokens > 0);
+        (0..self.tokens.column.len()).any(|row| self.with_row(row, holds).is_ok_and(|holds| holds))
     }
 
     /// Whether the values are booleans, which are no labels.
@@ -161,18 +133,8 @@ impl<'a> Rows<'a> {
 
     /// What the column holds, as far as these rows tell. Rows that are invalid are refused when they are read.
     pub(super) fn form(&self) -> Option<Form> {
-        (0..self.tokens.column.len()).find_map(|row| {
-            let [tokens, marks] = self.row(row).ok()?;
-            let mut mask = None;
-            for (token, mark) in tokens.zip(marks) {
-                match (self.mark)(mark) {
-                    0 | 1 if (self.mark)(mark) == (self.token)(token) => {}
-                    0 | 1 => mask = Some(Form::Mask),
-                    _ => return Some(Form::Labels),
-                }
-            }
-            mask
-        })
+        let form = |row: &Row<'_>, _| Ok((row.tokens == row.values).then(|| row.form()).flatten());
+        (0..self.tokens.column.len()).find_map(|row| self.with_row(row, form).ok()?)
     }
 
     /// Passes the rows on, each a document whose sequences take turns.
@@ -183,29 +145,13 @@ impl<'a> Rows<'a> {
             let run = bytes.get(run.start * width..run.end * width).unwrap_or_default();
             run.chunks(MAX_PIECE).try_for_each(|piece| sink.tokens(piece))
         };
-        for row in 0..self.tokens.column.len() {
-            let [tokens, marks] = self.row(row)?;
-            let (start, end) = (tokens.start, tokens.end);
-            let (mut begun, mut is_target, mut turns) = (start, false, 1_u64);
-            for (at, mark) in tokens.zip(marks) {
-                let (value, token) = ((self.mark)(mark), (self.token)(at));
-                let found = self.targets.form.is_target(value, token).ok_or_else(|| {
-                    let (at, name) = (at - start, &self.targets.name);
-                    let why = format!("token {at} is {token}, and `{name}` holds {value} for it");
-                    self.refused(row, why)
-                })?;
-                if found != is_target {
-                    put(sink, begun..at)?;
-                    sink.end_sequence()?;
-                    (begun, is_target, turns) = (at, found, turns + 1);
-                    if turns > MAX_TURNS {
-                        let why = format_args!("targets begin or end more than {MAX_TURNS} times");
-                        return Err(self.refused(row, why));
-                    }
-                }
-            }
-            put(sink, begun..end)?;
-            sink.end_document()?;
+        for number in 0..self.tokens.column.len() {
+            self.with_row(number, |row, tokens| {
+                let put = |sink: &mut dyn Sink, run: Range<usize>| {
+                    put(sink, tokens.start + run.start..tokens.start + run.end)
+                };
+                row.pass(self.targets.form, sink, &put, &|why| self.refused(number, why))
+            })?;
         }
         Ok(())
     }
