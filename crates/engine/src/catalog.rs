@@ -552,9 +552,9 @@ fn describe(
     }
     if let Some(manifest) = &manifest {
         agrees(manifest, &name, file.size, &layout, holds_records).map_err(refused)?;
-    }
-    if let Some(manifest) = manifest.as_ref().filter(|_| has_targets && request.documents) {
-        check_index(root, &name, manifest)?;
+        if has_targets && request.documents {
+            check_index(root, &name, manifest)?;
+        }
     }
     if request.sequences && has_targets && most > MAX_TURNS {
         let why =
@@ -581,6 +581,7 @@ fn describe(
         dtype_origin: origin.to_string(),
         tokenizer: ids.and_then(|manifest| manifest.tokenizer.clone()).unwrap_or_default(),
         max_id: ids.and_then(|manifest| u64::try_from(manifest.max_id?).ok()),
+        min_id: ids.and_then(below_zero),
         other_part: manifest.as_ref().and_then(|manifest| manifest.other_part()).unwrap_or(0),
         content: manifest.map_or(0, |manifest| manifest.fingerprint()),
         record_bytes,
@@ -596,6 +597,11 @@ fn describe(
         info.document_hashes = current_hashes(root, &info)?;
     }
     Ok(Found { info, file, layout, sums, documents: None, hashes: None })
+}
+
+/// The smallest id, where it is below 0.
+fn below_zero(manifest: &Manifest) -> Option<i64> {
+    i64::try_from(manifest.min_id?).ok().filter(|id| *id < 0)
 }
 
 /// Where the tokens of an open file are, who says their type, and the bytes of a record. Where documents are asked for

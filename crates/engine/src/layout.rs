@@ -466,17 +466,25 @@ fn check_parts(plan: &Plan, infos: &[DatasetInfo]) -> Result<(), Error> {
     }
 }
 
-/// Manifests tell the largest id, so a plan that cannot deliver it is refused now and not at the block that has it. A
-/// table, a module or a selection may leave it out.
+/// Manifests tell the largest id and the smallest, so a plan that cannot deliver one is refused now and not at the block
+/// that has it. A table, a module or a selection may leave it out.
 ///
 /// # Errors
-/// Names the dataset and its largest id.
+/// Names the dataset and the id.
 pub fn check_ids(plan: &Plan, infos: &[DatasetInfo]) -> Result<(), Error> {
     let may_lack_it = !plan.selection().is_empty() || plan.split().is_some();
     if plan.remap().is_some() || plan.wasm().is_some() || may_lack_it {
         return Ok(());
     }
     for (dataset, info) in infos.iter().enumerate() {
+        if let Some(id) = info.min_id.filter(|_| plan.draws(dataset))
+            && let Some(Narrow { to, overflow: Overflow::Refuse }) = plan.narrow()
+            && i128::from(id) < to.range().0
+        {
+            let text = format!("{} holds ids from {id} on, which narrow({to}) refuses", info.name);
+            let hint = "ids below 0 are no tokens: is it a column of labels?";
+            return Err(Error::invalid(text).hint(hint));
+        }
         let Some(id) = info.max_id.filter(|_| plan.draws(dataset)) else { continue };
         if let Some(Narrow { to, overflow: Overflow::Refuse }) = plan.narrow()
             && i128::from(id) > to.range().1

@@ -238,6 +238,15 @@ fn ids_are_checked_and_parts_counted() {
     folder.run(&tokenize).good();
     let ran = folder.run(&["plan", "explain", "window(64) | narrow(u16)", "big.bin"]);
     ran.failed(2, "big.bin holds ids up to 100257, which narrow(u16) refuses", "overflow=");
+    // Labels taken for tokens.
+    folder.write("labels.bin", [7_i64, -100, 9].map(i64::to_le_bytes).concat().repeat(100));
+    folder.run(&["inspect", "labels.bin", "--dtype", "i64", "--write-manifest"]).good();
+    let ran = folder.run(&["plan", "explain", "window(64) | narrow(u16)", "labels.bin"]);
+    ran.failed(
+        2,
+        "labels.bin holds ids from -100 on, which narrow(u16) refuses",
+        "column of labels",
+    );
     let lines: String = (0..400).map(|line| format!("{{\"text\": \"line {line}\"}}\n")).collect();
     folder.write("lines.jsonl", lines);
     let tokenize = ["tokenize", "lines.jsonl", "--encoding", "r50k_base", "-o", "lines.bin"];
