@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use clap::{ArgGroup, Args};
 use serde::Serialize;
 
-use super::{Console, Report};
+use super::targets::Targets;
+use super::{Console, Report, console};
 use crate::exit::{CliError, Exit, on_end_signal};
 use crate::tokenize::{
     self, ChatTemplate, Encoding, Eos, Event, Format, HeldOut, Holdout, Job, Leftovers, Noted,
@@ -178,6 +179,7 @@ impl Tokenize {
         let outcome = tokenize::run(&job, &mut |event| narrator.tell(event));
         let (elapsed, before) = (narrator.started.elapsed(), narrator.bytes_before);
         let summary = Summary::new(&job, outcome.map_err(explain)?, elapsed, before);
+        summary.warn();
         console.report(&summary)?;
         Ok(Exit::Good)
     }
@@ -322,7 +324,7 @@ fn explain(error: TokenizeError) -> CliError {
         TokenizeError::Split { hint, .. } => CliError::usage(&error).hint(hint),
         TokenizeError::Chat { hint, .. } => CliError::usage(&error).hint(*hint),
         TokenizeError::NoDocuments { broken: 1.., .. } => CliError::check_failed(&error).hint(
-            "nothing was written; --field names the field or column of the text, or of messages",
+            "nothing was written; --field names the field or column of the text, and --chat reads conversations",
         ),
         TokenizeError::NoDocuments { .. } => CliError::check_failed(&error).hint(
             "nothing was written; name files of UTF-8 text, or say what they hold with --format",
@@ -377,6 +379,9 @@ fn hint(error: &TokenizeError) -> &'static str {
         }
         TokenizeError::StdinTwice => "name - once",
         TokenizeError::NotCompressed { .. } => "rename it, or copy it again if it is damaged",
+        TokenizeError::NoDocumentsIn { what: tokenize::CHAT_TEMPLATE, .. } => {
+            "join it to its option: --chat=FILE"
+        }
         TokenizeError::NoDocumentsIn { .. } => {
             "write its texts as JSON lines (of a list: jq -c '.[]' FILE) or as plain text; --format text takes it as \
              it is, --format jsonl line by line"
@@ -513,6 +518,24 @@ impl Summary {
     }
 }
 
+impl Summary {
+    /// Warns of what is rarely meant.
+    fn warn(&self) {
+        let skipped = self.skipped_not_utf8 + self.skipped_empty + self.skipped_broken;
+        let written = self.documents + self.held_out.as_ref().map_or(0, |part| part.documents);
+        if skipped > written {
+            let (skipped, written) = (Count(skipped), Count(written));
+            let what = format!("{skipped} documents are skipped, and {written} written");
+            console::warn(&what, "the reasons are above; --strict ends at the first broken record");
+        }
+        if let Some(0) = self.targets.filter(|_| self.tokens > 0) {
+            let hint =
+                "messages of the role assistant are targets, in ShareGPT's shape those from gpt";
+            Targets(0, self.tokens).check(hint);
+        }
+    }
+}
+
 impl Report for Summary {
     const SCHEMA: &'static str = "dquant.tokenize/1";
 }
@@ -532,8 +555,7 @@ impl fmt::Display for Summary {
             writeln!(f, "  appended to  {} tokens", Count(self.tokens_before))?;
         }
         if let Some(targets) = self.targets {
-            let percent = 100.0 * targets as f64 / self.tokens.max(1) as f64;
-            writeln!(f, "  targets      {} tokens, {percent:.1} %", Count(targets))?;
+            writeln!(f, "  targets      {}", Targets(targets, self.tokens))?;
         }
         let ends = self.eos.map_or(String::from("nothing"), |id| format!("id {id}"));
         writeln!(f, "  documents    {}, ended by {ends}", Count(self.documents))?;

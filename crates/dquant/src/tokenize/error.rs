@@ -163,7 +163,7 @@ pub enum TokenizeError {
         inputs: String,
     },
     /// Every document was left out.
-    #[error("no file holds text: {}", skipped(*not_utf8, *empty, *broken, "are "))]
+    #[error("no file holds text: {}{}", skipped(*not_utf8, *empty, *broken, "are "), first_of(first.as_deref()))]
     NoDocuments {
         /// Files that are not UTF-8.
         not_utf8: u64,
@@ -171,6 +171,8 @@ pub enum TokenizeError {
         empty: u64,
         /// Lines and rows without text.
         broken: u64,
+        /// The first of them, and why.
+        first: Option<String>,
     },
     /// The output would replace one of the inputs.
     #[error("{} is to be read and to be written", path.display())]
@@ -290,4 +292,9 @@ impl TokenizeError {
     ) -> impl FnOnce(io::Error) -> TokenizeError + 'a {
         move |source| TokenizeError::Io { action, path: path.to_owned(), source }
     }
+}
+
+/// The first of several, behind their number.
+fn first_of(first: Option<&str>) -> String {
+    first.map(|first| format!("; the first is {first}")).unwrap_or_default()
 }

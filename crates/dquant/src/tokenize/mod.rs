@@ -63,7 +63,7 @@ pub use error::TokenizeError;
 pub use holdout::{Holdout, Rule, Share};
 pub use pipeline::run;
 pub use sink::{Leftovers, TokenType};
-pub use sources::{Format, Noted};
+pub use sources::{CHAT_TEMPLATE, Format, Noted};
 pub use vocabulary::{Eos, VocabularyName};
 
 /// What to tokenise and how.

@@ -463,11 +463,13 @@ impl Writer<'_> {
 
     /// Whether there is something in each output.
     fn check_parts(&self) -> Result<(), TokenizeError> {
-        let Totals { documents, skipped_not_utf8, skipped_empty, skipped_broken, .. } =
-            self.state.totals();
+        let Totals {
+            documents, skipped_not_utf8, skipped_empty, skipped_broken, first_broken, ..
+        } = self.state.totals();
         if documents == 0 {
             let (not_utf8, empty, broken) = (skipped_not_utf8, skipped_empty, skipped_broken);
-            return Err(TokenizeError::NoDocuments { not_utf8, empty, broken });
+            let first = first_broken;
+            return Err(TokenizeError::NoDocuments { not_utf8, empty, broken, first });
         }
         let validation = self.job.holdout.as_ref().map(|holdout| holdout.output.as_path());
         let outputs = [self.job.output].into_iter().chain(validation);

@@ -42,6 +42,9 @@ const TEXT: &[&str] = &[
     "ts", "tsx", "txt", "v", "vb", "vhd", "vim", "vtt", "vue", "wiki", "yaml", "yml", "zig", "zsh",
 ];
 
+/// What a file is that was meant for `--chat`.
+pub const CHAT_TEMPLATE: &str = "a chat template";
+
 /// Endings of files that hold no documents that are read, and what such a file is.
 const NO_DOCUMENTS: &[(&[&str], &str)] = &[
     (&["warc", "wet", "wat", "arc"], "a web archive"),
@@ -55,6 +58,7 @@ const NO_DOCUMENTS: &[(&[&str], &str)] = &[
         "a file of numbers",
     ),
     (&["ds", "tfrecord", "tfrecords", "array_record", "mds", "db", "sqlite"], "a file of records"),
+    (&["jinja", "jinja2", "j2"], CHAT_TEMPLATE),
     (&["pdf", "epub", "doc", "docx", "odt", "rtf"], "a document with structure of its own"),
 ];
 

@@ -202,6 +202,33 @@ fn messages_without_weight_are_no_targets() {
     ran.failed(1, "message 1 is not to be learnt", "");
 }
 
+/// Mistakes of the first try: the template as an input, and conversations without `--chat`.
+#[test]
+fn what_was_meant_for_chat_names_the_option() {
+    let folder = model("meant", "chatml");
+    folder.write("c.jsonl", chat(&["hi", "no"]));
+    let ran = run(&folder, "m/chat_template.jinja", &["c.jsonl"]);
+    ran.failed(2, "chat_template.jinja is a chat template", "--chat=FILE");
+    let args =
+        ["tokenize", "c.jsonl", "--tokenizer", "m/tokenizer.json", "--eos", "none", "-o", "x.bin"];
+    folder.run(&args).failed(1, "; the first is c.jsonl:1", "--chat reads conversations");
+}
+
+/// Roles that nobody trains, and files that are mostly left out, are told.
+#[test]
+fn what_leaves_nothing_to_learn_is_told() {
+    let folder = model("untold", "chatml");
+    let line = json!({ "messages": [{ "role": "user", "content": "hi" }, { "role": "Assistant", "content": "ho" }] });
+    folder.write("c.jsonl", format!("{line}\n"));
+    let ran = run(&folder, "c.jsonl", &[]).good();
+    assert!(ran.stderr.contains("none of the tokens is a target"), "{}", ran.stderr);
+    assert!(!ran.stderr.contains("are skipped"), "{}", ran.stderr);
+    folder.write("c.jsonl", format!("{}{{}}\n[]\n", chat(&["hi", "no"])));
+    let ran = run(&folder, "c.jsonl", &["--force"]).good();
+    assert!(ran.stderr.contains("2 documents are skipped, and 1 written"), "{}", ran.stderr);
+    assert!(!ran.stderr.contains("none of the tokens"), "{}", ran.stderr);
+}
+
 /// A record of more turns than a reader takes would make the whole file unreadable.
 #[test]
 fn records_of_too_many_turns_are_left_out() {
