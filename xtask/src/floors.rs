@@ -346,7 +346,8 @@ const FLOORS: &[(&str, &str)] = &[
          fault
          ranks: errors
          options: errors ranks
-         source: errors fault options
+         spares
+         source: errors fault options spares
          dlpack
          batch: dlpack errors fault ranks source
          records: batch

@@ -239,7 +239,7 @@ impl Batch {
     fn copied<'py>(slf: &Bound<'py, Self>, row: Option<usize>) -> PyResult<Bound<'py, PyAny>> {
         let batch = slf.get();
         let array = batch.array(row);
-        let (copy, strides) = Copied::of(batch.seen(row), &array);
+        let (copy, strides) = Copied::of(batch.seen(row), &array, &batch.held);
         let strides = &strides[..array.shape.len()];
         let array = Array { data: copy.words.cast(), strides, ..array };
         dlpack::capsule(slf.py(), &array, Box::new(copy), None)
@@ -263,6 +263,7 @@ struct Copied {
     /// In words, so that elements of every type are aligned.
     words: *mut u64,
     count: usize,
+    held: Arc<Held>,
 }
 
 // SAFETY: the memory is its own, and nothing of it is of a thread.
@@ -272,24 +273,25 @@ impl Drop for Copied {
     fn drop(&mut self) {
         let words = ptr::slice_from_raw_parts_mut(self.words, self.count);
         // SAFETY: they came from a box, and whoever used them has let go of them.
-        drop(unsafe { Box::from_raw(words) });
+        self.held.spares.give(unsafe { Box::from_raw(words) });
     }
 }
 
 impl Copied {
     /// Copies an array that begins with these bytes. Also returns the strides of the copy, in bytes.
-    fn of(bytes: &[u8], array: &Array<'_>) -> (Copied, [isize; MAX_DIMENSIONS]) {
+    fn of(bytes: &[u8], array: &Array<'_>, held: &Arc<Held>) -> (Copied, [isize; MAX_DIMENSIONS]) {
         let mut strides = [0; MAX_DIMENSIONS];
         let mut len = array.width;
         for (stride, length) in strides[..array.shape.len()].iter_mut().zip(array.shape).rev() {
             *stride = len as isize;
             len *= *length as usize;
         }
-        let mut words = vec![0; len.div_ceil(size_of::<u64>())].into_boxed_slice();
+        let mut words = held.spares.take(len.div_ceil(size_of::<u64>()));
         let (from, to) = ((bytes, 0), &mut bytes_of(&mut words)[..len]);
         copy_elements(from, array.width, (array.shape, array.strides), to);
         let count = words.len();
-        (Copied { words: Box::into_raw(words).cast(), count }, strides)
+        let words = Box::into_raw(words).cast();
+        (Copied { words, count, held: Arc::clone(held) }, strides)
     }
 }
 

@@ -10,6 +10,7 @@
 //! | [`dlpack`] | the same memory as a tensor of DLPack |
 //! | [`fault`] | what a process says that ends because it wrote to a batch |
 //! | [`options`] | keyword arguments |
+//! | [`spares`] | memory of copies, for the next ones |
 //! | [`errors`] | errors of `client` as exceptions |
 //! | [`records`] | what a stream reports about itself as Python objects |
 //!
@@ -28,6 +29,7 @@ mod options;
 mod ranks;
 mod records;
 mod source;
+mod spares;
 mod stream;
 
 #[pymodule]

@@ -17,6 +17,7 @@ use pyo3::prelude::*;
 use crate::errors::{Class, invalid, raised};
 use crate::fault;
 use crate::options::Request;
+use crate::spares::Spares;
 
 /// Longest time without a look at signals.
 const PIECE: Duration = Duration::from_millis(25);
@@ -31,6 +32,8 @@ pub(crate) struct Held {
     pub(crate) batches: AtomicUsize,
     /// Living buffers of them: memoryviews, and arrays made from them.
     pub(crate) buffers: AtomicUsize,
+    /// Memory of copies that nobody has any more.
+    pub(crate) spares: Spares,
 }
 
 /// A stream, dropped only by the process that opened it.

@@ -5,7 +5,9 @@ import gc
 import multiprocessing
 import os
 import pickle
+import queue
 import signal
+import threading
 import unittest
 
 import numpy
@@ -528,6 +530,49 @@ class Torch(World):
             numpy.testing.assert_array_equal(x, views[0])
             numpy.testing.assert_array_equal(y, views[1])
             del x, y, views, batch
+
+    def test_copies_use_memory_again_and_never_what_is_held(self):
+        with self.stream(plan=PLAN) as stream:
+            x, y = next(stream).torch(copy=True)
+            places = {x.data_ptr(), y.data_ptr()}
+            # Neither is free: the next copies lie elsewhere, and these stay as they are.
+            before = x.clone(), y.clone()
+            others = next(stream).torch(copy=True)
+            self.assertTrue(places.isdisjoint(tensor.data_ptr() for tensor in others))
+            self.assertTrue(torch.equal(x, before[0]) and torch.equal(y, before[1]))
+            del x, y
+            want = next(stream)
+            x, y = want.torch(copy=True)
+            self.assertEqual(places, {x.data_ptr(), y.data_ptr()})
+            self.assertTrue(numpy.array_equal(want.x, x) and numpy.array_equal(want.y, y))
+            del want
+        # It belongs to whoever holds it, also after the stream.
+        x.fill_(7)
+        self.assertTrue(bool((x == 7).all()))
+
+    def test_copies_of_many_threads_are_right(self):
+        with self.stream(plan=PLAN, batches=400) as stream:
+            batches = queue.Queue(4)
+            wrong = []
+
+            def check():
+                while (batch := batches.get()) is not None:
+                    x, y = batch.torch(copy=True)
+                    if not (numpy.array_equal(batch.x, x) and numpy.array_equal(batch.y, y)):
+                        wrong.append(batch.number)
+                    del batch, x, y
+
+            threads = [threading.Thread(target=check) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for batch in stream:
+                batches.put(batch)
+                del batch
+            for _ in threads:
+                batches.put(None)
+            for thread in threads:
+                thread.join(PATIENCE_S)
+            self.assertEqual(wrong, [])
 
     @unittest.skipIf(StatefulDataLoader is None, "torchdata is not installed")
     def test_the_loader_of_torchdata_saves_and_resumes(self):
