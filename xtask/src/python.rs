@@ -23,7 +23,8 @@ Usage: cargo xtask python [-k PATTERN]
 
 Makes a virtual environment below the target folder, installs maturin and numpy from PyPI into it (once), builds
 `bindings/python` as a wheel, installs that, and runs `bindings/python/tests` against daemons of a fresh `dquant`.
-Skipped, with the reason, where there is no Python 3.11 with `venv` or PyPI cannot be reached.
+Skipped, with the reason, where there is no Python 3.11 with `venv` or PyPI cannot be reached. Where `python3` has PyTorch,
+its tests and the example run, too: `examples/python/train_gpt.py` trains, evaluates and resumes on small data.
 
 With --wheel: the wheel for others. Built in release mode with zig as linker, for glibc 2.28 and Python 3.11 and later of
 this machine's architecture, with the command line `dquant` (every feature) and its libibverbs.so.1 inside. auditwheel
@@ -52,7 +53,10 @@ fn run(args: &[String]) -> Result<(), Failure> {
     }
     let target = workspace::target_directory()?;
     let folder = target.join("python");
-    let python = match environment(&folder.join("venv"), &["maturin>=1.9,<2", "numpy"]) {
+    // Its tests train where PyTorch is installed; it is too large to be installed for them.
+    let sees_torch = shell::answers("python3", &["-c", "import torch"]);
+    let options: &[&str] = if sees_torch { &["--system-site-packages"] } else { &[] };
+    let python = match environment(&folder.join("venv"), options, TOOLS) {
         Ok(python) => python,
         Err(reason) => {
             println!("skipped: {reason}");
@@ -75,6 +79,9 @@ fn run(args: &[String]) -> Result<(), Failure> {
     test(&python, &target.join("debug/dquant"), args)
 }
 
+/// What builds the package and what its tests need.
+const TOOLS: &[&str] = &["maturin>=1.9,<2", "numpy"];
+
 /// Runs the tests of the package with an interpreter that has it, and this binary; `more` are options of unittest.
 fn test(python: &Path, binary: &Path, more: &[String]) -> Result<(), Failure> {
     let mut tests = process::Command::new(python);
@@ -84,15 +91,15 @@ fn test(python: &Path, binary: &Path, more: &[String]) -> Result<(), Failure> {
     shell::run_watched(&mut tests)
 }
 
-/// The interpreter of a virtual environment with these packages, or why there is none.
-fn environment(venv: &Path, packages: &[&str]) -> Result<PathBuf, String> {
+/// The interpreter of a virtual environment with these packages, made with these options, or why there is none.
+fn environment(venv: &Path, options: &[&str], packages: &[&str]) -> Result<PathBuf, String> {
     if !shell::answers("python3", &["-c", "import sys; assert sys.version_info >= (3, 11)"]) {
         return Err("no python3 of version 3.11 or later".into());
     }
     let python = venv.join("bin/python");
     if !shell::answers(&python.to_string_lossy(), &["-m", "pip", "--version"]) {
         let mut make = process::Command::new("python3");
-        make.args(["-m", "venv", "--clear"]).arg(venv);
+        make.args(["-m", "venv", "--clear"]).args(options).arg(venv);
         shell::run(&mut make).map_err(|failure| format!("no virtual environment: {failure}"))?;
     }
     // Asks PyPI for nothing when all of them are there.
