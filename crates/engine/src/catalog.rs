@@ -527,7 +527,6 @@ fn describe(
 ) -> Result<Found, Status> {
     refuse_description(&name)?;
     let manifest = manifest_of(root, &name)?;
-    let vocabulary = Some(request.vocabulary).filter(|size| *size > 0);
     let refused = |refusal: Refusal| refuse(&name, refusal.why, &refusal.hint);
     let holds_records = request.dtype == BYTES;
     let has_targets = manifest.as_ref().is_some_and(|manifest| manifest.targets);
@@ -561,7 +560,7 @@ fn describe(
             format!("a document has {most} sequences in turns, at most {MAX_TURNS} are supported");
         return Err(refuse(&name, why, SPLIT_HINT));
     }
-    if let Some(vocabulary) = vocabulary {
+    if let Some(vocabulary) = Some(request.vocabulary).filter(|size| *size > 0) {
         let tokens = layout.data_offset..layout.data_offset + layout.data_bytes();
         let evidence = settle::sample(&buffered, tokens, Some(vocabulary));
         let evidence = evidence.map_err(|error| refused_file(&name, error.into()))?;
