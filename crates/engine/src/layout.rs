@@ -482,8 +482,7 @@ pub fn check_ids(plan: &Plan, infos: &[DatasetInfo]) -> Result<(), Error> {
             && i128::from(id) < to.range().0
         {
             let text = format!("{} holds ids from {id} on, which narrow({to}) refuses", info.name);
-            let hint = "ids below 0 are no tokens: is it a column of labels?";
-            return Err(Error::invalid(text).hint(hint));
+            return Err(Error::invalid(text).hint(formats::BELOW_ZERO_HINT));
         }
         let Some(id) = info.max_id.filter(|_| plan.draws(dataset)) else { continue };
         if let Some(Narrow { to, overflow: Overflow::Refuse }) = plan.narrow()

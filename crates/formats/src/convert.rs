@@ -118,6 +118,9 @@ pub struct Summary {
     /// Those that a model is trained to say, where the output tells them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub targets: Option<u64>,
+    /// A column beside the tokens that says something of each token and was not read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unread: Option<String>,
     /// Number of documents; none where neither format keeps them apart.
     pub documents: Option<u64>,
     /// What the selection left out, where there is one.
@@ -517,6 +520,7 @@ impl Run<'_> {
             dtype_origin: layout.origin.to_string(),
             tokens: census.tokens(),
             targets: layout.targets.then_some(census.targets),
+            unread: layout.unread.clone(),
             documents: contents.documents,
             dropped,
             eos,

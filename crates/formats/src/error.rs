@@ -92,6 +92,9 @@ pub const DOCUMENTLESS_HINT: &str = "Megatron-core refuses it, too: merge the fi
 /// What to do about ids that are none of the vocabulary's.
 pub const VOCABULARY_HINT: &str = "is it the tokenizer that made the file, and the right --dtype?";
 
+/// What ids below 0 may be.
+pub const BELOW_ZERO_HINT: &str = "ids below 0 are no tokens: labels hold -100 where a token is no target, and `convert --targets` names their column";
+
 impl Error {
     pub(crate) fn read(path: &Path) -> impl Fn(io::Error) -> Error + Copy + '_ {
         |source| Error::Io { action: "read", path: path.to_owned(), source }
@@ -146,6 +149,7 @@ impl Error {
             Error::DoesNotFit { .. } => {
                 "choose a wider type for the output, such as --to-dtype u32"
             }
+            Error::BeyondVocabulary { id: ..0, .. } => BELOW_ZERO_HINT,
             Error::BeyondVocabulary { .. } => VOCABULARY_HINT,
             Error::Differs { .. } => "something else wrote to the files, or the disk is faulty",
             Error::Stopped { .. } => "this is a bug: report it with the command line",

@@ -31,7 +31,7 @@ mod value;
 mod whole;
 mod writer;
 
-pub use error::{DOCUMENTLESS_HINT, Error, VOCABULARY_HINT};
+pub use error::{BELOW_ZERO_HINT, DOCUMENTLESS_HINT, Error, VOCABULARY_HINT};
 pub use kind::Kind;
 pub use manifest::Manifest;
 pub use source::{Layout, ReadOptions, Source, open};

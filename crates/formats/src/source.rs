@@ -35,6 +35,24 @@ pub(crate) const BLOCK_BYTES: u64 = 1 << 20;
 /// Names by which a column of tokens is known where several columns could be it.
 pub(crate) const TOKEN_COLUMNS: [&str; 2] = ["tokens", "input_ids"];
 
+/// Names by which columns are known that say which tokens are targets, or no padding.
+const COLUMNS_BESIDE: [&str; 6] = [
+    "labels",
+    "loss_mask",
+    "assistant_masks",
+    "assistant_mask",
+    "completion_mask",
+    "attention_mask",
+];
+
+/// The first column beside the tokens that says something of each of them and is not read. `is_read` are the others.
+pub(crate) fn unread(names: &[&str], is_read: &[&str]) -> Option<String> {
+    let beside = COLUMNS_BESIDE.iter().filter(|name| !is_read.contains(name));
+    let has_targets = is_read.len() > 1;
+    let mut beside = beside.filter(|name| !has_targets || **name == "attention_mask");
+    beside.find(|name| names.contains(name)).map(|name| (*name).to_owned())
+}
+
 /// Largest `index.json` that is read.
 pub(crate) const MAX_INDEX_BYTES: u64 = 256 << 20;
 
@@ -79,6 +97,8 @@ pub struct Layout {
     pub documents: Option<u64>,
     /// Whether the sequences of each document take turns: see [`Manifest::targets`].
     pub targets: bool,
+    /// A column beside that of the tokens that says something of each token and is not read.
+    pub unread: Option<String>,
     /// What else a user should know, such as the column that is read.
     pub note: Option<String>,
     /// Where the tokens lie, when they are one run in one file.

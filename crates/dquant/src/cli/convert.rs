@@ -73,9 +73,9 @@ pub(super) struct Convert {
 
     /// Column of SRC that says which tokens a model is trained to say; DST is a Megatron pair
     ///
-    /// A list for each list of tokens: a mask of 0 and 1 or booleans, or labels, -100 or the token itself.
+    /// A value for each token: a mask of 0 and 1 or booleans, or labels, -100 or the token itself.
     ///
-    /// SRC is parquet or arrow.
+    /// SRC is parquet, arrow or mds.
     #[arg(long, value_name = "COLUMN")]
     targets: Option<String>,
 
@@ -152,14 +152,7 @@ impl Convert {
             bar.show(console, tokens, share);
         })?;
         note_guess(console, job.source.display(), summary.from_dtype, &summary.dtype_origin);
-        if let Some(targets) = summary.targets {
-            Targets(targets, summary.tokens)
-                .check("is it the column that says which tokens are trained on?");
-        }
-        if let Some(id) = summary.min_id.filter(|id| *id < 0) {
-            let hint = "labels hold -100 where a token is no target: --targets names their column";
-            console::warn(&format!("ids begin at {id}, and ids below 0 are no tokens"), hint);
-        }
+        summary_warnings(&summary, job.read.targets.is_some());
         console.report(&Converted { output: job.output.display().to_string(), summary })?;
         Ok(Exit::Good)
     }
@@ -207,6 +200,31 @@ impl Convert {
             save_bytes: self.save_every.max(1),
             restart: self.restart,
         })
+    }
+}
+
+/// Warns of what is rarely meant.
+fn summary_warnings(summary: &convert::Summary, is_column: bool) {
+    if let Some(targets) = summary.targets {
+        let hint = match is_column {
+            true => "is it the column that says which tokens are trained on?",
+            false => "so says the index of the source: `dquant inspect` shows both",
+        };
+        Targets(targets, summary.tokens).check(hint);
+    }
+    if let Some(id) = summary.min_id.filter(|id| *id < 0) {
+        console::warn(&format!("ids begin at {id}"), formats::BELOW_ZERO_HINT);
+    }
+    match summary.unread.as_deref() {
+        Some("attention_mask") => console::warn(
+            "column `attention_mask` is not read: where it holds 0, padding is kept as tokens",
+            "write rows without padding; streams cut and pack documents of any length",
+        ),
+        Some(column) => console::warn(
+            &format!("column `{column}` is not read: all tokens are trained on"),
+            &format!("--targets {column} keeps which tokens are trained on, in a pair"),
+        ),
+        None => {}
     }
 }
 

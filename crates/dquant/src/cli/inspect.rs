@@ -114,7 +114,8 @@ impl Inspect {
                     "{}: id {id} is beyond the vocabulary of {vocabulary}",
                     self.file.display()
                 );
-                Err(CliError::check_failed(why).hint(formats::VOCABULARY_HINT))
+                let hint = if id < 0 { formats::BELOW_ZERO_HINT } else { formats::VOCABULARY_HINT };
+                Err(CliError::check_failed(why).hint(hint))
             }
             _ => Ok(()),
         }

@@ -10,8 +10,9 @@ pub(super) struct Targets(pub(super) u64, pub(super) u64);
 
 impl fmt::Display for Targets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let percent = 100.0 * self.0 as f64 / self.1.max(1) as f64;
-        write!(f, "{} tokens, {percent:.1} %", Count(self.0))
+        // Rounded down: 100 % are all of them.
+        let thousandths = 1_000 * u128::from(self.0) / u128::from(self.1.max(1));
+        write!(f, "{} tokens, {}.{} %", Count(self.0), thousandths / 10, thousandths % 10)
     }
 }
 

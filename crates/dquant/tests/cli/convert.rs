@@ -345,6 +345,9 @@ fn a_column_of_targets_becomes_sequences() {
         "sft.parquet: row 1: token 2 is 1, and `labels` holds",
         "labels hold -100 or the token itself",
     );
+    // What is not read is named.
+    let ran = run(&["sft.parquet", "plain.npy", "--column", "input_ids"]).good();
+    assert!(ran.stderr.contains("column `labels` is not read"), "{}", ran.stderr);
     // The wrong column is not passed on in silence.
     let ran = run(&["sft.parquet", "labels.npy", "--column", "labels"]).good();
     assert!(ran.stderr.contains("ids begin at -100"), "{}", ran.stderr);

@@ -245,7 +245,7 @@ fn ids_are_checked_and_parts_counted() {
     ran.failed(
         2,
         "labels.bin holds ids from -100 on, which narrow(u16) refuses",
-        "column of labels",
+        "ids below 0 are no tokens",
     );
     let lines: String = (0..400).map(|line| format!("{{\"text\": \"line {line}\"}}\n")).collect();
     folder.write("lines.jsonl", lines);

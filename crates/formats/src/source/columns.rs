@@ -28,8 +28,10 @@ use parquet::file::reader::{ChunkReader, Length};
 use xio::dataset::Dtype;
 
 use self::targets::{Rows, Targets};
-use super::turns::{self, Form};
-use super::{BLOCK_BYTES, Layout, MAX_PIECE, ReadOptions, Sink, Source, folder_of, relative};
+use super::turns::{self, Form, Told};
+use super::{
+    BLOCK_BYTES, Layout, MAX_PIECE, ReadOptions, Sink, Source, folder_of, relative, unread,
+};
 use crate::error::Error;
 use crate::kind::Kind;
 use crate::settle::Origin;
@@ -137,6 +139,11 @@ pub(super) fn open(
     if let Some(Targets { name, .. }) = &targets {
         note += &format!(", targets by {name}");
     }
+    let names: Vec<&str> =
+        first.schema().fields().iter().map(|field| field.name().as_str()).collect();
+    let mut is_read = vec![first.schema().field(column).name().as_str()];
+    is_read.extend(options.targets.as_deref());
+    let unread = unread(&names, &is_read);
     let folder = if path.is_dir() { path.to_owned() } else { folder_of(path) };
     let layout = Layout {
         kind,
@@ -145,6 +152,7 @@ pub(super) fn open(
         tokens: None,
         documents: (kind == Kind::Parquet).then_some(documents),
         targets: targets.is_some(),
+        unread,
         note: Some(note),
         run: None,
         manifest: options.manifest(path)?,
@@ -433,9 +441,11 @@ impl Columns {
         for part in 0..self.parts() {
             self.each_batch(part, &mut |path, first, batch| {
                 let Some(rows) = self.rows(path, first, batch)? else { return Ok(false) };
-                found = if rows.are_booleans() { Some(Form::Mask) } else { rows.form() };
-                if found.is_none() && rows.hold_tokens() {
-                    unclear = Some(path.to_owned());
+                match rows.told() {
+                    _ if rows.are_booleans() => found = Some(Form::Mask),
+                    Told::Form(form) => found = Some(form),
+                    Told::Both => unclear = Some(path.to_owned()),
+                    Told::Nothing => {}
                 }
                 Ok(found.is_none())
             })?;

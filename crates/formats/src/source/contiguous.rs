@@ -244,6 +244,7 @@ fn finish(
     let layout = Layout {
         kind,
         targets: index.is_some() && manifest.as_ref().is_some_and(|found| found.targets),
+        unread: None,
         dtype,
         origin,
         tokens,

@@ -14,7 +14,7 @@ use xio::dataset::Dtype;
 
 use super::hashes::Hashes;
 use super::shard::Shard;
-use super::turns::{self, Form, Row};
+use super::turns::{self, Form, Row, Told};
 use super::{Layout, MAX_PIECE, ReadOptions, Sink, Source};
 use crate::error::Error;
 use crate::kind::Kind;
@@ -61,6 +61,8 @@ struct ShardFile {
     column: Column,
     /// What says which of them are targets.
     marks: Option<Column>,
+    /// A column that says something of each token and is not read.
+    unread: Option<String>,
 }
 
 struct Mds {
@@ -114,6 +116,7 @@ pub(super) fn open(
             unchecked.unwrap_or_default()
         )),
         targets: targets.is_some(),
+        unread: shards.first().and_then(|shard| shard.unread.clone()),
         run: None,
         manifest: options.manifest(folder)?,
         folder: folder.to_owned(),
@@ -124,19 +127,20 @@ pub(super) fn open(
 
 /// What a column of targets holds, from the first sample that tells. Samples that do not fit are refused when they are read.
 fn find_form(index: &Path, shards: &[ShardFile], name: &str, dtype: Dtype) -> Result<Form, Error> {
-    let mut is_empty = true;
+    let mut is_unclear = false;
     for file in shards {
+        file.hashes.check(&file.path)?;
         let mut shard = file.open()?;
         while let Some(len) = shard.next_sample()? {
             let sample = file.marked_sample(&mut shard, len, dtype)?;
-            let form = sample.with_row(name, |row| (row.tokens == row.values).then(|| row.form()));
-            if let Some(form) = form.flatten() {
-                return Ok(form);
+            match sample.with_row(name, |row| row.told()) {
+                Told::Form(form) => return Ok(form),
+                Told::Both => is_unclear = true,
+                Told::Nothing => {}
             }
-            is_empty &= sample.tokens.is_empty();
         }
     }
-    if is_empty { Ok(Form::Mask) } else { Err(turns::is_unclear(index, name)) }
+    if is_unclear { Err(turns::is_unclear(index, name)) } else { Ok(Form::Mask) }
 }
 
 fn shard_file(
@@ -188,7 +192,11 @@ fn shard_file(
         _ => (raw, None, raw_hashes),
     };
     let (column, marks) = columns(index, names, encodings, options)?;
-    Ok(ShardFile { path, samples, hashes, raw_bytes, sizes, column, marks })
+    let names: Vec<&str> = names.iter().filter_map(Value::as_str).collect();
+    let mut is_read: Vec<&str> = names.get(column.index).copied().into_iter().collect();
+    is_read.extend(options.targets.as_deref());
+    let unread = super::unread(&names, &is_read);
+    Ok(ShardFile { path, samples, hashes, raw_bytes, sizes, column, marks, unread })
 }
 
 /// Chooses the column with the tokens, and finds the one that says which of them are targets.
@@ -213,7 +221,8 @@ fn columns(
         let at = names.iter().position(|name| name == wanted);
         at.and_then(candidate).ok_or_else(|| {
             let why = format!("column {wanted:?} does not exist or holds no integers");
-            Error::refused(index, why, format!("its columns are {}", shown()))
+            let hint = format!("its columns are {}; cast masks to integers", shown());
+            Error::refused(index, why, hint)
         })
     };
     let marks = options.targets.as_ref().map(named).transpose()?;
@@ -344,7 +353,7 @@ impl ShardFile {
             let length = match size {
                 Some(size) => *size,
                 None => {
-                    sum += 4;
+                    sum = sum.saturating_add(4);
                     u64::from(shard.u32()?)
                 }
             };
@@ -352,6 +361,7 @@ impl ShardFile {
             sum = sum.saturating_add(length);
             lengths.push(length);
         }
+        // A sum that was cut off is that of no sample: those have 32 bits.
         if sum != len {
             return Err(
                 shard.bad_sample(format_args!("its columns have {sum} bytes, it has {len}"))
@@ -395,10 +405,11 @@ impl ShardFile {
             let marks = self.marks.as_ref().filter(|marks| marks.index == index);
             let is_tokens = index == self.column.index;
             if (is_tokens || marks.is_some()) && length > MAX_ROW_BYTES {
-                let why = format_args!(
-                    "a column of {length} bytes; with targets at most {MAX_ROW_BYTES} are read"
+                let sample = shard.number();
+                let why = format!(
+                    "sample {sample}: a column of {length} bytes, more than {MAX_ROW_BYTES}"
                 );
-                return Err(shard.bad_sample(why));
+                return Err(Error::refused(&self.path, why, "cut such samples into several"));
             }
             if let Some(marks) = marks {
                 let (bytes, found) = marks.to_values(shard, length, None)?;

@@ -19,7 +19,7 @@ const IGNORED: i128 = -100;
 /// Longest run of tokens of one kind: a sequence of a Megatron index.
 const MAX_RUN: usize = i32::MAX as usize;
 
-pub(super) const HINT: &str = "a mask holds 1 for a target and 0 for other tokens, or booleans; labels hold -100 or the token itself";
+pub(super) const HINT: &str = "a mask holds 1 for a target and 0 for other tokens, or booleans; labels hold -100 or the token itself, not the one behind it";
 
 /// What values beside tokens are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +38,16 @@ impl Form {
             _ => None,
         }
     }
+}
+
+/// What a row tells of the values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Told {
+    Form(Form),
+    /// They may be either.
+    Both,
+    /// It has no tokens, or not a value for each.
+    Nothing,
 }
 
 /// The error of a dataset of which no row tells a mask from labels.
@@ -79,17 +89,20 @@ impl Row<'_> {
         Ok(())
     }
 
-    /// What the values are, as far as this row tells.
-    pub(super) fn form(&self) -> Option<Form> {
-        let mut mask = None;
-        for at in 0..self.tokens.min(self.values) {
+    /// What the values are, as far as this row tells. One that is invalid is refused when it is read.
+    pub(super) fn told(&self) -> Told {
+        if self.tokens != self.values || self.tokens == 0 {
+            return Told::Nothing;
+        }
+        let mut told = Told::Both;
+        for at in 0..self.tokens {
             match (self.value)(at) {
                 0 | 1 if (self.value)(at) == (self.token)(at) => {}
-                0 | 1 => mask = Some(Form::Mask),
-                _ => return Some(Form::Labels),
+                0 | 1 => told = Told::Form(Form::Mask),
+                _ => return Told::Form(Form::Labels),
             }
         }
-        mask
+        told
     }
 
     /// Passes the row on, a document whose sequences take turns: tokens that are no targets, there may be none, then tokens

@@ -82,6 +82,7 @@ pub(super) fn open(
         documents: Some(documents),
         note: Some(format!("{} archives, field {field}", archives.len())),
         targets: false,
+        unread: None,
         run: None,
         manifest: options.manifest(path)?,
         files: relative(&folder, &archives),

@@ -577,6 +577,16 @@ mod samples {
         refuse(&[-100, 5, 7], "sample 1: token 1 is 6, and `wanted` holds 5 for it");
         refuse(&[1, 6, 7], "sample 1: token 0 is 5, and `wanted` holds 1");
         refuse(&[-100, 6], "sample 1: `wanted` holds 2 values for 3 tokens");
+        // Labels of the token behind, in all samples.
+        let short = vec![(vec![5, 6, 7], vec![6, 7]); 3];
+        write(&folder.path("short"), &short, [Stored::Typed; 2], false);
+        let job = with_targets(&folder.path("short"), &folder.path("out.bin"), "wanted");
+        refused(&job, "sample 0: `wanted` holds 2 values for 3 tokens", "not the one behind it");
+        // An index with columns as long as a number can say.
+        let huge = fs::read_to_string(folder.path("short").join("index.json")).expect("written");
+        let huge = huge.replace("[8,null,null]", "[null,18446744073709551615,null]");
+        fs::write(folder.path("short").join("index.json"), huge).expect("writable");
+        refused(&job, "its columns have 18446744073709551615 bytes", "");
         let source = folder.path("mds1");
         let mut job = with_targets(&source, &folder.path("out.bin"), "mask");
         refused(

@@ -13,7 +13,7 @@ use arrow_schema::{DataType, Schema};
 
 use super::{Lists, list_type, raw_values};
 use crate::error::Error;
-use crate::source::turns::{Form, HINT, Row};
+use crate::source::turns::{Form, HINT, Row, Told};
 use crate::source::{MAX_PIECE, Sink};
 
 /// The column, once it is known what it holds.
@@ -120,21 +120,23 @@ impl<'a> Rows<'a> {
         each(&row, tokens.clone())
     }
 
-    /// Whether they have a token at all.
-    pub(super) fn hold_tokens(&self) -> bool {
-        let holds = |row: &Row<'_>, _| Ok(row.tokens == row.values && row.tokens > 0);
-        (0..self.tokens.column.len()).any(|row| self.with_row(row, holds).is_ok_and(|holds| holds))
-    }
-
     /// Whether the values are booleans, which are no labels.
     pub(super) fn are_booleans(&self) -> bool {
         *self.marks.values.data_type() == DataType::Boolean
     }
 
-    /// What the column holds, as far as these rows tell. Rows that are invalid are refused when they are read.
-    pub(super) fn form(&self) -> Option<Form> {
-        let form = |row: &Row<'_>, _| Ok((row.tokens == row.values).then(|| row.form()).flatten());
-        (0..self.tokens.column.len()).find_map(|row| self.with_row(row, form).ok()?)
+    /// What the column holds, as far as these rows tell.
+    pub(super) fn told(&self) -> Told {
+        let mut all = Told::Nothing;
+        for row in 0..self.tokens.column.len() {
+            match self.with_row(row, |row, _| Ok(row.told())) {
+                Ok(Told::Form(form)) => return Told::Form(form),
+                Ok(Told::Both) => all = Told::Both,
+                // Rows that are invalid are refused when they are read.
+                Ok(Told::Nothing) | Err(_) => {}
+            }
+        }
+        all
     }
 
     /// Passes the rows on, each a document whose sequences take turns.
