@@ -323,6 +323,10 @@ fn explain(error: TokenizeError) -> CliError {
             .hint("nothing was written; choose another --holdout, or another --seed"),
         TokenizeError::Split { hint, .. } => CliError::usage(&error).hint(hint),
         TokenizeError::Chat { hint, .. } => CliError::usage(&error).hint(*hint),
+        TokenizeError::NoDocuments { broken: 1.., chat: true, .. } => {
+            CliError::check_failed(&error)
+                .hint("nothing was written; --field names the field of the messages")
+        }
         TokenizeError::NoDocuments { broken: 1.., .. } => CliError::check_failed(&error).hint(
             "nothing was written; --field names the field or column of the text, and --chat reads conversations",
         ),
@@ -427,6 +431,9 @@ struct Summary {
     /// Those of them that the assistant says.
     #[serde(skip_serializing_if = "Option::is_none")]
     targets: Option<u64>,
+    /// Conversations in which it says nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    documents_without_targets: Option<u64>,
     /// Tokens that were in the output before; not part of the others.
     tokens_before: u64,
     bytes_per_token: f64,
@@ -501,6 +508,7 @@ impl Summary {
             text_bytes: totals.text_bytes,
             tokens: totals.tokens,
             targets: job.chat.as_ref().map(|_| totals.targets),
+            documents_without_targets: job.chat.as_ref().map(|_| totals.without_targets),
             tokens_before: outcome.tokens_before,
             bytes_per_token: totals.text_bytes as f64 / totals.tokens.max(1) as f64,
             max_id: totals.max_id,
@@ -521,17 +529,21 @@ impl Summary {
 impl Summary {
     /// Warns of what is rarely meant.
     fn warn(&self) {
-        let skipped = self.skipped_not_utf8 + self.skipped_empty + self.skipped_broken;
+        let skipped = self.skipped_not_utf8 + self.skipped_broken;
         let written = self.documents + self.held_out.as_ref().map_or(0, |part| part.documents);
         if skipped > written {
             let (skipped, written) = (Count(skipped), Count(written));
             let what = format!("{skipped} documents are skipped, and {written} written");
-            console::warn(&what, "the reasons are above; --strict ends at the first broken record");
+            console::warn(&what, "the first ones are named above, with their reasons");
         }
-        if let Some(0) = self.targets.filter(|_| self.tokens > 0) {
-            let hint =
-                "messages of the role assistant are targets, in ShareGPT's shape those from gpt";
-            Targets(0, self.tokens).check(hint);
+        let hint = "messages of the role assistant are targets, in ShareGPT's shape those from gpt";
+        match (self.targets, self.documents_without_targets) {
+            (Some(0), _) => Targets(0, self.tokens).check(hint),
+            (_, Some(without)) if without > self.documents / 2 => {
+                let what = format!("{} documents have no targets", Count(without));
+                console::warn(&what, hint);
+            }
+            _ => {}
         }
     }
 }
@@ -556,6 +568,9 @@ impl fmt::Display for Summary {
         }
         if let Some(targets) = self.targets {
             writeln!(f, "  targets      {}", Targets(targets, self.tokens))?;
+        }
+        if let Some(without @ 1..) = self.documents_without_targets {
+            writeln!(f, "  no targets   {} of the documents", Count(without))?;
         }
         let ends = self.eos.map_or(String::from("nothing"), |id| format!("id {id}"));
         writeln!(f, "  documents    {}, ended by {ends}", Count(self.documents))?;

@@ -163,7 +163,12 @@ pub enum TokenizeError {
         inputs: String,
     },
     /// Every document was left out.
-    #[error("no file holds text: {}{}", skipped(*not_utf8, *empty, *broken, "are "), first_of(first.as_deref()))]
+    #[error(
+        "no file holds {}: {}{}",
+        if *chat { "conversations" } else { "text" },
+        skipped(*not_utf8, *empty, *broken, "are "),
+        first_of(first.as_deref())
+    )]
     NoDocuments {
         /// Files that are not UTF-8.
         not_utf8: u64,
@@ -173,6 +178,8 @@ pub enum TokenizeError {
         broken: u64,
         /// The first of them, and why.
         first: Option<String>,
+        /// Whether conversations were to be read.
+        chat: bool,
     },
     /// The output would replace one of the inputs.
     #[error("{} is to be read and to be written", path.display())]

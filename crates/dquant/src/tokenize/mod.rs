@@ -135,6 +135,9 @@ pub struct Totals {
     /// Those of them that the assistant says in conversations.
     #[serde(default)]
     pub targets: u64,
+    /// Conversations in which the assistant says nothing.
+    #[serde(default)]
+    pub without_targets: u64,
     /// The largest id; 0 when there are no tokens.
     pub max_id: u32,
     /// Files left out because they are not UTF-8.
@@ -157,6 +160,7 @@ impl Totals {
             text_bytes: self.text_bytes + others.text_bytes,
             tokens: self.tokens + others.tokens,
             targets: self.targets + others.targets,
+            without_targets: self.without_targets + others.without_targets,
             max_id: self.max_id.max(others.max_id),
             skipped_not_utf8: self.skipped_not_utf8 + others.skipped_not_utf8,
             skipped_empty: self.skipped_empty + others.skipped_empty,

@@ -468,8 +468,8 @@ impl Writer<'_> {
         } = self.state.totals();
         if documents == 0 {
             let (not_utf8, empty, broken) = (skipped_not_utf8, skipped_empty, skipped_broken);
-            let first = first_broken;
-            return Err(TokenizeError::NoDocuments { not_utf8, empty, broken, first });
+            let (first, chat) = (first_broken, self.job.chat.is_some());
+            return Err(TokenizeError::NoDocuments { not_utf8, empty, broken, first, chat });
         }
         let validation = self.job.holdout.as_ref().map(|holdout| holdout.output.as_path());
         let outputs = [self.job.output].into_iter().chain(validation);
@@ -568,6 +568,7 @@ impl Writer<'_> {
         totals.tokens += document.tokens;
         totals.text_bytes += document.text_bytes;
         totals.targets += turns.map_or(0, Turns::targets);
+        totals.without_targets += u64::from(turns.is_some_and(|turns| turns.targets() == 0));
         totals.forced_cuts += document.forced_cuts;
         totals.max_id = totals.max_id.max(document.max_id);
         Ok(())

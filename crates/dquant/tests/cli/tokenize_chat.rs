@@ -214,6 +214,32 @@ fn what_was_meant_for_chat_names_the_option() {
     folder.run(&args).failed(1, "; the first is c.jsonl:1", "--chat reads conversations");
 }
 
+/// A weight in between would be trained in full.
+#[test]
+fn weights_that_are_not_understood_are_refused() {
+    let folder = model("halves", "chatml");
+    for (name, value, reason) in [
+        ("weight", json!(0.5), "message 1 of `messages` has a weight of `0.5`, neither 0 nor 1"),
+        ("weight", json!(-1), "a weight of `-1`"),
+        ("weight", json!("0"), "a weight of `\"0\"`"),
+        ("weight", json!(false), "a weight of `false`"),
+        ("train", json!(0), "a `train` that is a number, not a boolean"),
+    ] {
+        let mut said = json!({ "role": "assistant", "content": "no" });
+        said[name] = value;
+        let line = json!({ "messages": [{ "role": "user", "content": "hi" }, said] });
+        folder.write("c.jsonl", format!("{line}\n"));
+        run(&folder, "c.jsonl", &["--strict"]).failed(1, reason, "");
+        run(&folder, "c.jsonl", &[]).failed(1, "no file holds conversations", "--field names");
+    }
+    for value in [json!(0), json!(1), json!(0.0), json!(1.0), json!(null)] {
+        let line =
+            json!({ "messages": [{ "role": "assistant", "content": "no", "weight": value }] });
+        folder.write("c.jsonl", format!("{line}\n{}", chat(&["hi", "no"])));
+        run(&folder, "c.jsonl", &["--strict", "--force"]).good();
+    }
+}
+
 /// Roles that nobody trains, and files that are mostly left out, are told.
 #[test]
 fn what_leaves_nothing_to_learn_is_told() {
@@ -223,6 +249,10 @@ fn what_leaves_nothing_to_learn_is_told() {
     let ran = run(&folder, "c.jsonl", &[]).good();
     assert!(ran.stderr.contains("none of the tokens is a target"), "{}", ran.stderr);
     assert!(!ran.stderr.contains("are skipped"), "{}", ran.stderr);
+    folder.write("c.jsonl", format!("{line}\n{line}\n{}", chat(&["hi", "no"])));
+    let ran = run(&folder, "c.jsonl", &["--force"]).good();
+    assert!(ran.stderr.contains("2 documents have no targets"), "{}", ran.stderr);
+    assert_eq!(ran.json()["documents_without_targets"], 2);
     folder.write("c.jsonl", format!("{}{{}}\n[]\n", chat(&["hi", "no"])));
     let ran = run(&folder, "c.jsonl", &["--force"]).good();
     assert!(ran.stderr.contains("2 documents are skipped, and 1 written"), "{}", ran.stderr);

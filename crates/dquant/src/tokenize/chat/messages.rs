@@ -155,7 +155,7 @@ fn message(value: &Value) -> Result<Value, String> {
                 "from" => {
                     let role = value.as_str().and_then(role);
                     let role = role.ok_or_else(|| {
-                        format!("is from `{value}`, none of human, gpt, system and tool")
+                        format!("is from `{value}`, none of human, user, gpt, assistant, model, system, tool and observation")
                     })?;
                     (*key, *value) = (String::from("role"), Value::from(role));
                 }
@@ -178,12 +178,32 @@ fn message(value: &Value) -> Result<Value, String> {
     {
         return Err(format!("has a content that is {}, not a string", kind(content)));
     }
+    if find("role").and_then(Value::as_str) == Some("assistant") {
+        check_weight(find("weight"), find("train"))?;
+    }
     let reasoning = REASONING.iter().find_map(|name| find(name)).cloned();
     if let Some(reasoning) = reasoning {
         fields.insert(0, (String::from("thinking"), reasoning.clone()));
         fields.push((String::from("reasoning_content"), reasoning));
     }
     Ok(Value::from_pairs(fields))
+}
+
+/// Whether what a message says of its training is understood: a weight in between would be trained in full.
+fn check_weight(weight: Option<&Value>, train: Option<&Value>) -> Result<(), String> {
+    if let Some(weight) = weight
+        && (weight.kind() != ValueKind::Number
+            || ![Value::from(0), Value::from(1)].contains(weight))
+    {
+        let weight = serde_json::to_string(weight).unwrap_or_default();
+        return Err(format!("has a weight of `{weight}`, neither 0 nor 1"));
+    }
+    match train {
+        Some(train) if train.kind() != ValueKind::Bool => {
+            Err(format!("has a `train` that is {}, not a boolean", kind(train)))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn role(from: &str) -> Option<&'static str> {
