@@ -5,8 +5,8 @@
 
 use std::ffi::{CStr, c_int};
 use std::ptr;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 use client::Opened;
 use pyo3::exceptions::PyBufferError;
@@ -263,7 +263,8 @@ struct Copied {
     /// In words, so that elements of every type are aligned.
     words: *mut u64,
     count: usize,
-    held: Arc<Held>,
+    /// Where its memory goes: one tensor that is kept must not keep the memory of others.
+    held: Weak<Held>,
 }
 
 // SAFETY: the memory is its own, and nothing of it is of a thread.
@@ -273,7 +274,10 @@ impl Drop for Copied {
     fn drop(&mut self) {
         let words = ptr::slice_from_raw_parts_mut(self.words, self.count);
         // SAFETY: they came from a box, and whoever used them has let go of them.
-        self.held.spares.give(unsafe { Box::from_raw(words) });
+        let words = unsafe { Box::from_raw(words) };
+        if let Some(held) = self.held.upgrade() {
+            held.spares.give(words);
+        }
     }
 }
 
@@ -291,7 +295,7 @@ impl Copied {
         copy_elements(from, array.width, (array.shape, array.strides), to);
         let count = words.len();
         let words = Box::into_raw(words).cast();
-        (Copied { words, count, held: Arc::clone(held) }, strides)
+        (Copied { words, count, held: Arc::downgrade(held) }, strides)
     }
 }
 

@@ -246,6 +246,7 @@ impl Source {
             let _turn = lock(&self.turn);
             lock(&self.stream).take()
         });
+        self.held.spares.close();
         handle.is_some()
     }
 

@@ -34,6 +34,13 @@ except ImportError:
 PLAN = "window(65, overlap=1) | shuffle(3) | narrow(u16) | widen(i64) | pairs | batch(8)"
 
 
+def resident():
+    """Bytes of memory of this process."""
+    gc.collect()
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def trainer_of_torch(rank, rendezvous, source, options, results):
     """A trainer that no launcher told its rank: `torch.distributed` knows it."""
     from torch import distributed
@@ -551,28 +558,46 @@ class Torch(World):
         self.assertTrue(bool((x == 7).all()))
 
     def test_copies_of_many_threads_are_right(self):
+        right, wrong = [], []
         with self.stream(plan=PLAN, batches=400) as stream:
             batches = queue.Queue(4)
-            wrong = []
 
             def check():
                 while (batch := batches.get()) is not None:
-                    x, y = batch.torch(copy=True)
-                    if not (numpy.array_equal(batch.x, x) and numpy.array_equal(batch.y, y)):
-                        wrong.append(batch.number)
-                    del batch, x, y
+                    try:
+                        x, y = batch.torch(copy=True)
+                        same = numpy.array_equal(batch.x, x) and numpy.array_equal(batch.y, y)
+                        (right if same else wrong).append(batch.number)
+                    except Exception as error:
+                        wrong.append(error)
+                    batch = x = y = None
 
-            threads = [threading.Thread(target=check) for _ in range(4)]
+            threads = [threading.Thread(target=check, daemon=True) for _ in range(4)]
             for thread in threads:
                 thread.start()
             for batch in stream:
-                batches.put(batch)
+                batches.put(batch, timeout=PATIENCE_S)
                 del batch
             for _ in threads:
-                batches.put(None)
+                batches.put(None, timeout=PATIENCE_S)
             for thread in threads:
                 thread.join(PATIENCE_S)
-            self.assertEqual(wrong, [])
+            self.assertFalse(any(thread.is_alive() for thread in threads))
+        self.assertEqual((sorted(right), wrong), (list(range(400)), []))
+
+    def test_a_kept_copy_keeps_no_other_memory(self):
+        kept, rounds = [], 12
+        options = {"seq_len": 32_768, "batch_size": 16, "widen": "i64", "slots": 2}
+        for number in range(rounds):
+            with self.stream(**options) as stream:
+                copies = [next(stream).torch(copy=True) for _ in range(4)]
+                kept.append(copies[0])
+                del copies
+            if number == 1:
+                before = resident()
+        grown = (resident() - before) / (rounds - 2)
+        # A copy has 4 MiB; four of them would be 16.
+        self.assertLess(grown, 9 << 20)
 
     @unittest.skipIf(StatefulDataLoader is None, "torchdata is not installed")
     def test_the_loader_of_torchdata_saves_and_resumes(self):
