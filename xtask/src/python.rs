@@ -55,8 +55,12 @@ fn run(args: &[String]) -> Result<(), Failure> {
     let folder = target.join("python");
     // Its tests train where PyTorch is installed; it is too large to be installed for them.
     let sees_torch = shell::answers("python3", &["-c", "import torch"]);
-    let options: &[&str] = if sees_torch { &["--system-site-packages"] } else { &[] };
-    let python = match environment(&folder.join("venv"), options, TOOLS) {
+    let (venv, options): (_, &[&str]) = match sees_torch {
+        true => ("venv-torch", &["--system-site-packages"]),
+        false => ("venv", &[]),
+    };
+    println!("{} PyTorch, as python3", if sees_torch { "with" } else { "without" });
+    let python = match environment(&folder.join(venv), options, TOOLS) {
         Ok(python) => python,
         Err(reason) => {
             println!("skipped: {reason}");
