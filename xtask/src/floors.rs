@@ -359,7 +359,6 @@ const FLOORS: &[(&str, &str)] = &[
         "exit
          units
          input: exit
-         tokenize
          topology: exit input units
          chart
          paces: chart

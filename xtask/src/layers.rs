@@ -34,6 +34,7 @@ const LAYERS: &[Layer] = &[
     Layer { name: "nic", may_use: &["roce"], tests_may_use: &["sim"], pure: false },
     Layer { name: "host", may_use: &["xio"], tests_may_use: &["roce", "nic"], pure: false },
     Layer { name: "formats", may_use: &["xio"], tests_may_use: &[], pure: false },
+    Layer { name: "tokenize", may_use: &["xio", "formats"], tests_may_use: &[], pure: false },
     Layer { name: "ibverbs", may_use: &["roce", "nic"], tests_may_use: &[], pure: false },
     Layer {
         name: "engine",
@@ -51,8 +52,8 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "dquant",
         may_use: &[
-            "roce", "sim", "fabric", "parfait", "xio", "nic", "host", "formats", "engine",
-            "cluster", "client", "ibverbs",
+            "roce", "sim", "fabric", "parfait", "xio", "nic", "host", "formats", "tokenize",
+            "engine", "cluster", "client", "ibverbs",
         ],
         tests_may_use: &[],
         pure: false,

@@ -18,7 +18,6 @@
 //! | [`proof`] | guarantees of admitted jobs, measured in the simulator |
 //! | [`scenario`] | simulations that a file describes |
 //! | [`topology`] | topologies by rule or from a file |
-//! | [`tokenize`] | text files to a flat file of token ids |
 //! | [`units`] | sizes and times as people write them |
 
 pub mod chart;
@@ -33,6 +32,5 @@ pub mod profiling;
 pub mod proof;
 pub mod replay;
 pub mod scenario;
-pub mod tokenize;
 pub mod topology;
 pub mod units;

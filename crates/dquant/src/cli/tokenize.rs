@@ -1,4 +1,4 @@
-//! `dquant tokenize`: the command in front of [`crate::tokenize`].
+//! `dquant tokenize`: the command in front of [`mod@::tokenize`].
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -8,15 +8,14 @@ use std::time::{Duration, Instant};
 
 use clap::{ArgGroup, Args};
 use serde::Serialize;
+use tokenize::{
+    ChatTemplate, Encoding, Eos, Event, Format, HeldOut, Holdout, Job, Leftovers, Noted, Outcome,
+    Reason, Rule, Share, TokenType, TokenizeError, Totals, VocabularyName, holdout, skipped,
+};
 
 use super::targets::Targets;
 use super::{Console, Report, console};
 use crate::exit::{CliError, Exit, on_end_signal};
-use crate::tokenize::{
-    self, ChatTemplate, Encoding, Eos, Event, Format, HeldOut, Holdout, Job, Leftovers, Noted,
-    Outcome, Reason, Rule, Share, TokenType, TokenizeError, Totals, VocabularyName, holdout,
-    skipped,
-};
 use crate::units::{self, Bytes, Count, Wait};
 
 /// Turn text into one flat file of token ids, with an index of documents

@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use dquant::tokenize::Rule;
 use formats::manifest::Part;
+use tokenize::Rule;
 
 use super::seeds::{Replay, seeds};
 use super::tokenize_inputs::{Random, documents};

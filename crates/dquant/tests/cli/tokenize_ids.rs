@@ -85,8 +85,8 @@ fn the_libraries_agree_on_random_text() {
 
 #[cfg(feature = "hugging-face")]
 mod hugging_face {
-    use dquant::tokenize::VocabularyName;
-    use dquant::tokenize::vocabulary::Vocabulary;
+    use tokenize::VocabularyName;
+    use tokenize::vocabulary::Vocabulary;
 
     use super::*;
     use crate::seeds::{Replay, seeds};

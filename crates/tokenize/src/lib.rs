@@ -230,7 +230,7 @@ pub enum Event<'a> {
 }
 
 /// How many documents were left out, by reason, without reasons that did not occur.
-pub(crate) fn skipped(not_utf8: u64, empty: u64, broken: u64, verb: &str) -> String {
+pub fn skipped(not_utf8: u64, empty: u64, broken: u64, verb: &str) -> String {
     let part = |(count, what)| format!("{count} {verb}{what}");
     let reasons = [(not_utf8, "not UTF-8"), (empty, "empty"), (broken, "broken")].into_iter();
     reasons.filter(|(count, _)| *count > 0).map(part).collect::<Vec<_>>().join(", ")

@@ -25,7 +25,7 @@ const FUEL: u64 = 1 << 21;
 
 /// Stack of a thread that renders: a level of nesting takes more than one step, and up to about 500 bytes. It is
 /// address space; only what is used takes memory.
-pub(in crate::tokenize) const STACK_BYTES: usize = 1 << 30;
+pub(crate) const STACK_BYTES: usize = 1 << 30;
 
 /// The function in the place of `generation`.
 const TRACKER: &str = "dquant_generation";

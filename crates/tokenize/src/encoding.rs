@@ -143,7 +143,7 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
-    use crate::tokenize::cut::tests::text_of;
+    use crate::cut::tests::text_of;
 
     fn encode(encoder: &BytePairs, text: &str) -> Vec<u32> {
         let mut tokens = Vec::new();

@@ -146,7 +146,7 @@ fn valid_prefix(bytes: &[u8], ended: bool) -> Result<&str, usize> {
 #[allow(clippy::unwrap_used)]
 pub(crate) mod tests {
     use super::*;
-    use crate::tokenize::Encoding;
+    use crate::Encoding;
 
     /// Characters that the four patterns treat differently from one another.
     const DELICATE: &[char] = &[
