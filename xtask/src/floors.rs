@@ -95,30 +95,33 @@ const FLOORS: &[(&str, &str)] = &[
          intruder: rights side space",
     ),
     (
-        "crates/fabric/src",
-        "topology
-         shape: topology
-         text: topology shape
-         htsim: topology shape
-         lingjun: topology
-         drawing: topology shape
-         channels: topology shape
+        "crates/topology/src",
+        "graph
+         shape: graph
+         text: graph shape
+         htsim: graph shape
+         lingjun: graph
+         drawing: graph shape
+         channels: graph
          dependencies
-         routes: topology channels dependencies
+         routes: graph channels dependencies
          lanes: channels dependencies routes
-         judge: channels dependencies routes lanes
-         mad
+         judge: channels dependencies routes lanes",
+    ),
+    (
+        "crates/subnet/src",
+        "mad
          exchange: mad
-         discovery: topology mad exchange
-         lids: topology channels mad discovery
-         levels: channels lanes mad exchange discovery lids
+         discovery: mad exchange
+         lids: mad discovery
+         levels: mad exchange discovery lids
          partitions: mad exchange discovery lids
-         forwarding: channels routes mad lids
-         transition: channels dependencies routes mad levels forwarding
-         setup: topology channels routes mad exchange discovery lids levels partitions forwarding transition
+         forwarding: mad lids
+         transition: mad levels forwarding
+         setup: mad exchange discovery lids levels partitions forwarding transition
          sm_info: mad
-         administration: routes mad discovery lids levels partitions sm_info
-         manager: topology channels routes mad exchange discovery lids levels partitions setup sm_info administration",
+         administration: mad discovery lids levels partitions sm_info
+         manager: mad exchange discovery lids levels partitions setup sm_info administration",
     ),
     (
         "crates/parfait/src",

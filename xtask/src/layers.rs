@@ -27,9 +27,10 @@ struct Layer {
 
 const LAYERS: &[Layer] = &[
     Layer { name: "roce", may_use: &[], tests_may_use: &["sim"], pure: true },
-    Layer { name: "fabric", may_use: &[], tests_may_use: &[], pure: true },
-    Layer { name: "parfait", may_use: &["fabric"], tests_may_use: &[], pure: true },
-    Layer { name: "sim", may_use: &["roce", "fabric"], tests_may_use: &[], pure: true },
+    Layer { name: "topology", may_use: &[], tests_may_use: &[], pure: true },
+    Layer { name: "subnet", may_use: &["topology"], tests_may_use: &[], pure: true },
+    Layer { name: "parfait", may_use: &["topology"], tests_may_use: &[], pure: true },
+    Layer { name: "sim", may_use: &["roce", "topology"], tests_may_use: &[], pure: true },
     Layer { name: "xio", may_use: &["roce"], tests_may_use: &["sim"], pure: true },
     Layer { name: "nic", may_use: &["roce"], tests_may_use: &["sim"], pure: false },
     Layer { name: "host", may_use: &["xio"], tests_may_use: &["roce", "nic"], pure: false },
@@ -44,7 +45,7 @@ const LAYERS: &[Layer] = &[
     },
     Layer {
         name: "cluster",
-        may_use: &["fabric", "parfait", "nic", "engine"],
+        may_use: &["topology", "parfait", "nic", "engine"],
         tests_may_use: &[],
         pure: false,
     },
@@ -52,8 +53,8 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "dquant",
         may_use: &[
-            "roce", "sim", "fabric", "parfait", "xio", "nic", "host", "formats", "tokenize",
-            "engine", "cluster", "client", "ibverbs",
+            "roce", "sim", "topology", "subnet", "parfait", "xio", "nic", "host", "formats",
+            "tokenize", "engine", "cluster", "client", "ibverbs",
         ],
         tests_may_use: &[],
         pure: false,

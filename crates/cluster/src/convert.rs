@@ -1,6 +1,5 @@
 //! Between the messages of the wire and the types of `parfait`. Whatever comes from outside is checked here.
 
-use fabric::topology::NodeId;
 use parfait::agent::{Command, MAX_SHARES, Measure, Objection, Phase, Position, Reply, Share};
 use parfait::demand::{Abstraction, Order};
 use parfait::job::Latency;
@@ -12,6 +11,7 @@ use parfait::queues::Dscp;
 use parfait::runs::Run;
 use prost::Message;
 use thiserror::Error;
+use topology::graph::NodeId;
 
 use crate::keys::{Key, Nonce};
 use crate::proto;

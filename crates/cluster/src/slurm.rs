@@ -10,9 +10,9 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use fabric::topology::{NodeId, Topology, TopologyError};
 use parfait::groups::{Clos, Groups};
 use thiserror::Error;
+use topology::graph::{NodeId, Topology, TopologyError};
 
 /// Hosts of a leaf whose names are written one by one; SLURM reads lines of any length that a file has, people do not.
 const NAMES_ON_A_LINE: usize = 1 << 16;
@@ -136,8 +136,8 @@ impl Names {
 
 #[cfg(test)]
 mod tests {
-    use fabric::shape::Shape;
-    use fabric::topology::{Capacity, Kind};
+    use topology::graph::{Capacity, Kind};
+    use topology::shape::Shape;
 
     use super::*;
 

@@ -6,10 +6,10 @@ pub mod own;
 
 use std::path::Path;
 
-use fabric::lingjun;
-use fabric::shape::{Shape, ShapeError};
-use fabric::text;
-use fabric::topology::{Capacity, Topology};
+use ::topology::graph::{Capacity, Topology};
+use ::topology::lingjun;
+use ::topology::shape::{Shape, ShapeError};
+use ::topology::text;
 
 use crate::exit::CliError;
 use crate::input;

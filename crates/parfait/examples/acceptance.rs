@@ -17,9 +17,6 @@
 
 use std::collections::BTreeMap;
 
-use fabric::lingjun;
-use fabric::shape::Shape;
-use fabric::topology::{Capacity, Kind, Link, Topology};
 use parfait::demand::{Abstraction, Order};
 use parfait::job::Job;
 use parfait::ledger::Ledger;
@@ -30,6 +27,9 @@ use parfait::placement::{Placement, Request, greedy};
 use parfait::spread::Ecmp;
 use rand_pcg::Pcg32;
 use rand_pcg::rand_core::Rng;
+use topology::graph::{Capacity, Kind, Link, Topology};
+use topology::lingjun;
+use topology::shape::Shape;
 
 const SLOTS: u32 = 8;
 const HOST_BPS: u64 = 100_000_000_000;

@@ -5,8 +5,6 @@
 //! $ cargo run --release -p parfait --example large_jobs -- fat-tree:40 hierarchical:8x8000@1M,1M ring:100000@1M
 //! ```
 
-use fabric::shape::Shape;
-use fabric::topology::Capacity;
 use parfait::brain::place_job;
 use parfait::demand::Abstraction;
 use parfait::job::Job;
@@ -14,6 +12,8 @@ use parfait::log::{Book, Change, Entry, Label};
 use parfait::placement::search::Memory;
 use parfait::site::{Ground, Site};
 use parfait::spread::Ecmp;
+use topology::graph::Capacity;
+use topology::shape::Shape;
 
 const ITERATIONS: u32 = 600;
 

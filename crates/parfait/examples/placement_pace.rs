@@ -7,8 +7,6 @@
 
 use std::time::Duration;
 
-use fabric::shape::Shape;
-use fabric::topology::Capacity;
 use parfait::demand::Abstraction;
 use parfait::job::Job;
 use parfait::ledger::Ledger;
@@ -19,6 +17,8 @@ use parfait::placement::{Request, greedy};
 use parfait::spread::Ecmp;
 use rand_pcg::Pcg32;
 use rand_pcg::rand_core::Rng;
+use topology::graph::Capacity;
+use topology::shape::Shape;
 
 const SLOTS: u32 = 8;
 const MEASURED: u64 = 400;
@@ -48,7 +48,7 @@ fn main() {
 /// A tree whose links between switches have a quarter of the rate of those to hosts.
 fn network(ports: u32) -> Network {
     let topology = Shape::FatTree { ports }.build(Capacity::default()).expect("an even number");
-    let reservable = |_, link: &fabric::topology::Link| {
+    let reservable = |_, link: &topology::graph::Link| {
         let [a, b] = link.ends.map(|end| topology.node(end.node).kind());
         if a == b { link.capacity.rate_bps / 4 } else { link.capacity.rate_bps }
     };

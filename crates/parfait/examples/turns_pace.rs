@@ -4,8 +4,6 @@
 //! $ cargo run --release -p parfait --example turns_pace
 //! ```
 
-use fabric::shape::Shape;
-use fabric::topology::Capacity;
 use parfait::brain::place_job;
 use parfait::demand::Abstraction;
 use parfait::log::{Book, Change, Entry, Label};
@@ -14,6 +12,8 @@ use parfait::shifts::{self, Burst, Shared, Use};
 use parfait::site::{Ground, Site};
 use parfait::spread::Ecmp;
 use parfait::turns::{Alone, LIMITS, Turns};
+use topology::graph::Capacity;
+use topology::shape::Shape;
 
 const MS: u64 = 1_000_000;
 const GBIT: u64 = 1_000_000_000;

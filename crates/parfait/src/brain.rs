@@ -30,7 +30,7 @@ use alloc::vec::Vec;
 
 use thiserror::Error;
 
-use fabric::topology::NodeId;
+use topology::graph::NodeId;
 
 use crate::agent::{Command, MAX_SHARES, Measure, Objection, Plan, Position, Reply, Share, place};
 use crate::demand::Abstraction;

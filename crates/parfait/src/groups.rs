@@ -14,7 +14,7 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use fabric::topology::{Kind, LinkId, NodeId, Topology};
+use topology::graph::{Kind, LinkId, NodeId, Topology};
 
 /// No group: the parent of the highest.
 pub const NO_GROUP: u32 = u32::MAX;
@@ -279,7 +279,7 @@ impl Clos {
 }
 
 /// The lower and the higher end of a link.
-fn by_height(height: &[u16], ends: [fabric::topology::End; 2]) -> (NodeId, NodeId) {
+fn by_height(height: &[u16], ends: [topology::graph::End; 2]) -> (NodeId, NodeId) {
     let [a, b] = ends.map(|end| end.node);
     if height[a.index()] < height[b.index()] { (a, b) } else { (b, a) }
 }
@@ -300,7 +300,7 @@ fn heights(topology: &Topology) -> Option<Vec<u16>> {
             }
         }
     }
-    let is_level = |link: &fabric::topology::Link| {
+    let is_level = |link: &topology::graph::Link| {
         let [a, b] = link.ends.map(|end| height[end.node.index()]);
         a == b
     };

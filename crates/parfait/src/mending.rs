@@ -7,7 +7,7 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
-use fabric::topology::{LinkId, NodeId};
+use topology::graph::{LinkId, NodeId};
 
 use crate::ledger::JobId;
 use crate::log::{Book, Change, Entry, Held, MAX_RESTORED, Moved, NO_SITE};

@@ -13,10 +13,10 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
-use fabric::channels::Channels;
-use fabric::routes::Tables;
-use fabric::topology::{End, Link, LinkId, NodeId, Topology, TopologyError};
 use thiserror::Error;
+use topology::channels::Channels;
+use topology::graph::{End, Link, LinkId, NodeId, Topology, TopologyError};
+use topology::routes::Tables;
 
 use crate::groups::{Clos, Groups};
 use crate::outage::Outage;

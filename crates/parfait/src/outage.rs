@@ -7,7 +7,7 @@ use alloc::collections::BTreeSet;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
-use fabric::topology::{Kind, LinkId, NodeId, Topology};
+use topology::graph::{Kind, LinkId, NodeId, Topology};
 
 /// What is down, by name. Numbers of nodes and links follow from their order in a topology's file; names stay when it is
 /// edited.

@@ -5,7 +5,7 @@
 
 use alloc::sync::Arc;
 
-use fabric::topology::Topology;
+use topology::graph::Topology;
 
 use crate::network::{Network, NetworkError, Routing};
 use crate::outage::Outage;

@@ -6,9 +6,9 @@
 
 use alloc::vec::Vec;
 
-use fabric::channels::Channels;
-use fabric::routes::Tables;
-use fabric::topology::{Kind, NodeId, Topology};
+use topology::channels::Channels;
+use topology::graph::{Kind, NodeId, Topology};
+use topology::routes::Tables;
 
 /// Everything that a pair of hosts sends, as parts. It can be divided by what links are usually many of (powers of two and
 /// 3, 5, 7, 11 and 13), so that parts that meet again have no rounding: a link that is full stays so when paths change.

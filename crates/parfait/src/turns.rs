@@ -18,8 +18,8 @@
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
-use fabric::topology::NodeId;
 use thiserror::Error;
+use topology::graph::NodeId;
 
 use crate::agent::Phase;
 use crate::demand::Order;

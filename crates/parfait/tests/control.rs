@@ -2,8 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fabric::shape::Shape;
-use fabric::topology::{Capacity, NodeId};
 use parfait::agent::{
     Agent, Command, MAX_SHARES, MAX_STEP, Measure, Objection, Phase, Position, Reply, Saved, Share,
     Step,
@@ -21,6 +19,8 @@ use parfait::queues::Dscp;
 use parfait::site::{Ground, Site};
 use parfait::spread::Ecmp;
 use parfait::turns::Alone;
+use topology::graph::{Capacity, NodeId};
+use topology::shape::Shape;
 
 fn share(job: u64, bps: u64) -> Share {
     let dscp = Dscp::new(1 + (job % 40) as u8).expect("a code point for jobs");

@@ -2,10 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use fabric::channels::Channels;
-use fabric::routes::Engine;
-use fabric::shape::Shape;
-use fabric::topology::{Capacity, Kind, Topology};
 use parfait::demand::{Abstraction, Demand};
 use parfait::ledger::{Ledger, Refusal};
 use parfait::loads::{Load, Loader, Piece};
@@ -15,6 +11,10 @@ use parfait::runs::Run;
 use parfait::spread::{DirectedLink, Ecmp};
 use rand_pcg::Pcg32;
 use rand_pcg::rand_core::Rng;
+use topology::channels::Channels;
+use topology::graph::{Capacity, Kind, Topology};
+use topology::routes::Engine;
+use topology::shape::Shape;
 
 const PATTERNS: &[&str] = &[
     "ring:12@5G",

@@ -1,7 +1,5 @@
 //! The log of admissions: what is recovered, what is cut, and what is refused.
 
-use fabric::shape::Shape;
-use fabric::topology::{Capacity, End, Kind, Topology};
 use parfait::demand::{Abstraction, Order};
 use parfait::loads::Piece;
 use parfait::log::{Batch, Book, Change, Entry, Found, Held, Label, LogError, Outcome, VERSION};
@@ -14,11 +12,13 @@ use parfait::site::{Ground, Site};
 use parfait::spread::Ecmp;
 use rand_pcg::Pcg32;
 use rand_pcg::rand_core::Rng;
+use topology::graph::{Capacity, End, Kind, Topology};
+use topology::shape::Shape;
 
 fn network(shape: &str, share: u64) -> Network {
     let shape: Shape = shape.parse().expect("a shape");
     let topology = shape.build(Capacity::default()).expect("small");
-    let rate = |_, link: &fabric::topology::Link| link.capacity.rate_bps / share;
+    let rate = |_, link: &topology::graph::Link| link.capacity.rate_bps / share;
     Network::new(&topology, 4, Routing::Ecmp(Ecmp::Even), rate).expect("connected")
 }
 

@@ -1,7 +1,5 @@
 //! What a brain writes when something breaks, comes back, or makes room: degraded jobs get their guarantee back.
 
-use fabric::shape::Shape;
-use fabric::topology::{Capacity, Link, NodeId};
 use parfait::brain::place_job;
 use parfait::demand::{Abstraction, Order};
 use parfait::ledger::JobId;
@@ -14,6 +12,8 @@ use parfait::queues::Dscp;
 use parfait::runs::Run;
 use parfait::site::{Ground, Site};
 use parfait::spread::Ecmp;
+use topology::graph::{Capacity, Link, NodeId};
+use topology::shape::Shape;
 
 /// A book, and the log that it comes from.
 struct Written {

@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use fabric::shape::Shape;
-use fabric::topology::Capacity;
 use parfait::demand::{Abstraction, Order};
 use parfait::job::Job;
 use parfait::ledger::{JobId, Ledger};
@@ -17,6 +15,8 @@ use parfait::runs::Run;
 use parfait::spread::Ecmp;
 use rand_pcg::Pcg32;
 use rand_pcg::rand_core::Rng;
+use topology::graph::Capacity;
+use topology::shape::Shape;
 
 const ABSTRACTION: Abstraction = Abstraction::Parfait;
 

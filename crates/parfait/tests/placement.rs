@@ -1,7 +1,5 @@
 //! Placement: the search against the truth on small cases, and what all ways to place have in common.
 
-use fabric::shape::Shape;
-use fabric::topology::Capacity;
 use parfait::demand::{Abstraction, Order};
 use parfait::job::Job;
 use parfait::ledger::{Ledger, Refusal};
@@ -11,6 +9,8 @@ use parfait::placement::{Placement, Request, exhaustive, greedy};
 use parfait::spread::Ecmp;
 use rand_pcg::Pcg32;
 use rand_pcg::rand_core::Rng;
+use topology::graph::Capacity;
+use topology::shape::Shape;
 
 /// A network whose links between switches have a quarter of the rate of hosts' links.
 fn ledger(shape: &str, slots: u32) -> Ledger {
@@ -256,7 +256,7 @@ fn what_the_search_finds_on_crowded_links_is_admitted() {
 fn large(shape: &str, slots: u32) -> Ledger {
     let shape: Shape = shape.parse().expect("a shape");
     let topology = shape.build(Capacity::default()).expect("a topology");
-    let rate = |_, link: &fabric::topology::Link| link.capacity.rate_bps;
+    let rate = |_, link: &topology::graph::Link| link.capacity.rate_bps;
     let routing = Routing::Ecmp(Ecmp::Even);
     Ledger::new(Network::new(&topology, slots, routing, rate).expect("connected"))
 }

@@ -521,10 +521,10 @@ fn what_makes_no_sense_is_refused_with_the_reason() {
 
 /// Jobs on a leaf-spine until none fits.
 fn filled() -> Ledger {
-    let shape: fabric::shape::Shape = "leaf-spine:4x2x4".parse().expect("a shape");
-    let topology = shape.build(fabric::topology::Capacity::default()).expect("small");
+    let shape: topology::shape::Shape = "leaf-spine:4x2x4".parse().expect("a shape");
+    let topology = shape.build(topology::graph::Capacity::default()).expect("small");
     let routing = Routing::Ecmp(Ecmp::Even);
-    let reservable = |_, link: &fabric::topology::Link| link.capacity.rate_bps / 10 * 9;
+    let reservable = |_, link: &topology::graph::Link| link.capacity.rate_bps / 10 * 9;
     let mut ledger = Ledger::new(Network::new(&topology, 8, routing, reservable).expect("a tree"));
     let mut memory = search::Memory::new();
     for id in 0..TENANTS {

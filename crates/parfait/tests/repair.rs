@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use fabric::shape::Shape;
-use fabric::topology::{Capacity, Kind, LinkId, NodeId, Topology};
 use parfait::demand::{Abstraction, Order};
 use parfait::job::Job;
 use parfait::ledger::{JobId, Ledger};
@@ -18,6 +16,8 @@ use parfait::runs::Run;
 use parfait::spread::Ecmp;
 use rand_pcg::Pcg32;
 use rand_pcg::rand_core::Rng;
+use topology::graph::{Capacity, Kind, LinkId, NodeId, Topology};
+use topology::shape::Shape;
 
 const ABSTRACTION: Abstraction = Abstraction::Parfait;
 
@@ -42,7 +42,7 @@ impl World {
         let topology = &self.topology;
         let routing =
             if self.relays { Routing::Relayed(Ecmp::Even) } else { Routing::Ecmp(Ecmp::Even) };
-        let reservable = |_, link: &fabric::topology::Link| {
+        let reservable = |_, link: &topology::graph::Link| {
             let [a, b] = link.ends.map(|end| topology.node(end.node).kind());
             if a == b { link.capacity.rate_bps / 2 } else { link.capacity.rate_bps }
         };
@@ -57,7 +57,7 @@ impl World {
     fn links_between(&self, a: &str, b: &str) -> Vec<LinkId> {
         let nodes = [self.named(a), self.named(b)];
         let joins =
-            |link: &fabric::topology::Link| link.ends.iter().all(|end| nodes.contains(&end.node));
+            |link: &topology::graph::Link| link.ends.iter().all(|end| nodes.contains(&end.node));
         self.topology.links().filter(|(_, link)| joins(link)).map(|(id, _)| id).collect()
     }
 

@@ -1,7 +1,5 @@
 //! Which admitted jobs take turns: from the book alone, where it helps, and computed anew only where something changed.
 
-use fabric::shape::Shape;
-use fabric::topology::Capacity;
 use parfait::demand::{Abstraction, Order};
 use parfait::job::Job;
 use parfait::ledger::JobId;
@@ -14,6 +12,8 @@ use parfait::shifts::LeftAlone;
 use parfait::site::{Ground, Site};
 use parfait::spread::Ecmp;
 use parfait::turns::{Alone, LIMITS, Turns};
+use topology::graph::Capacity;
+use topology::shape::Shape;
 
 fn ground(reservable_ppm: u32) -> Ground {
     let shape: Shape = "leaf-spine:3x2x2".parse().expect("a shape");

@@ -2,17 +2,17 @@
 //!
 //! Every host sends to some others, chosen at random, as fast as it can. Switches lose nothing, by pauses or by credits, so where
 //! paths depend on each other in a circle, a time comes in which each link of it waits for the next: a deadlock, which
-//! nothing resolves. Paths in lanes without such a circle ([`fabric::lanes`]) go through the same load.
+//! nothing resolves. Paths in lanes without such a circle ([`::topology::lanes`]) go through the same load.
 
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::fmt;
 
-use fabric::channels::Channels;
-use fabric::lanes::{Lanes, TooFewLanes};
-use fabric::routes::{Engine, RouteError};
-use fabric::shape::{Shape, ShapeError};
-use fabric::topology::{Capacity, Topology};
+use ::topology::channels::Channels;
+use ::topology::graph::{Capacity, Topology};
+use ::topology::lanes::{Lanes, TooFewLanes};
+use ::topology::routes::{Engine, RouteError};
+use ::topology::shape::{Shape, ShapeError};
 use roce::endpoint::{Connect, EndpointConfig};
 use roce::{Duration, Time};
 

@@ -10,10 +10,10 @@
 use alloc::vec::Vec;
 use core::fmt;
 
-use fabric::channels::{Channels, FAR};
-use fabric::routes::{Engine, RouteError};
-use fabric::shape::{Shape, ShapeError};
-use fabric::topology::Capacity;
+use ::topology::channels::{Channels, FAR};
+use ::topology::graph::Capacity;
+use ::topology::routes::{Engine, RouteError};
+use ::topology::shape::{Shape, ShapeError};
 use roce::congestion::{CongestionControl, DcqcnParams, DctcpParams, HpccParams, TimelyParams};
 use roce::endpoint::{Connect, EndpointConfig, Mtu};
 use roce::{Duration, Time};

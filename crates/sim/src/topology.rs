@@ -7,9 +7,9 @@
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-use fabric::channels::Channels;
-use fabric::routes::Tables;
-use fabric::topology::{End, Kind, Link, Node, NodeId, Topology};
+use ::topology::channels::Channels;
+use ::topology::graph::{End, Kind, Link, Node, NodeId, Topology};
+use ::topology::routes::Tables;
 use roce::Duration;
 
 use crate::graph::{Graph, Vertex};

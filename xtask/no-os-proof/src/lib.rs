@@ -1,7 +1,7 @@
 //! A program without an operating system that links the pure crates.
 //!
 //! It brings its own panic handler and its own allocator. The standard library brings both as well, so the moment
-//! any crate in the graph of `roce`, `sim`, `fabric`, `parfait` or `xio` links `std`, the compiler refuses this package with a
+//! any crate in the graph of `roce`, `sim`, `topology`, `subnet`, `parfait` or `xio` links `std`, the compiler refuses this package with a
 //! duplicate `panic_impl`. So `cargo xtask check` proves "no clock, no socket, no file, no thread, no operating-system
 //! randomness" on every change. A second check reads the symbols that the archive imports: a crate that uses the C
 //! library without `std` is named there.
@@ -11,7 +11,8 @@
 #![no_std]
 
 // Named so that they are linked although nothing of them is called.
-extern crate fabric;
+extern crate subnet;
+extern crate topology;
 extern crate parfait;
 extern crate roce;
 extern crate sim;

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use engine::control::auth;
 use engine::log;
-use fabric::topology::{LinkId, NodeId};
 use parfait::agent::Reply;
 use parfait::brain::{Ask, Brain, Denial, Effect, Image, Request, State, StorageError};
 use parfait::job::Job;
@@ -18,6 +17,7 @@ use parfait::mending::Part;
 use parfait::spread::Ecmp;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
+use topology::graph::{LinkId, NodeId};
 
 use super::Cluster;
 use super::core::Parts;

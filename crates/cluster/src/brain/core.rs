@@ -4,11 +4,11 @@
 
 use std::sync::Arc;
 
-use fabric::topology::NodeId;
 use parfait::brain::{self as machine, Denial, Request};
 use parfait::log::Outcome;
 use parfait::site::Ground;
 use tokio::sync::{mpsc, oneshot, watch};
+use topology::graph::NodeId;
 
 use super::actor::{Actor, Input};
 use super::events::Events;

@@ -35,7 +35,6 @@ use engine::error::Error;
 use engine::seed::fresh_seed;
 use engine::signals::EndSignals;
 use engine::{log, runtime};
-use fabric::topology::{NodeId, Topology};
 use parfait::brain as machine;
 use parfait::demand::Abstraction;
 use parfait::site::{Ground, Site};
@@ -47,6 +46,7 @@ use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Server, ServerTlsConfig};
 use tonic::{Request, Status};
+use topology::graph::{NodeId, Topology};
 
 use self::service::Service;
 use crate::handshake::{self, Door};

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fabric::topology::{Kind, LinkId, NodeId, Topology};
 use parfait::agent::{Measure, Phase};
 use parfait::brain::{Brain, State};
 use parfait::job::Cycle;
 use parfait::log::Book;
+use topology::graph::{Kind, LinkId, NodeId, Topology};
 
 use super::actor::Attached;
 use crate::view::{

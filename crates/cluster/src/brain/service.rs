@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use engine::control::gate::Call;
 use engine::log;
 use engine::text::one_line;
-use fabric::topology::Topology;
 use parfait::brain::{Ask, Denial, Request as Wish, Which};
 use parfait::job::Job;
 use parfait::log::{Label, Outcome};
@@ -17,6 +16,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Code, Request, Response, Status, Streaming};
+use topology::graph::Topology;
 
 use super::Cluster;
 use super::actor::{Answer, Attached, Input, MAX_COMMANDS, NotAttached};
@@ -42,7 +42,7 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_NOTE_BYTES: usize = 512;
 
 /// Ports of an agent that are kept: as many as a node can have.
-const MAX_PORTS: usize = fabric::topology::MAX_PORTS as usize;
+const MAX_PORTS: usize = topology::graph::MAX_PORTS as usize;
 
 /// Longest name of an interface that is kept.
 const MAX_INTERFACE_BYTES: usize = 16;
@@ -443,7 +443,7 @@ impl Brain for Service {
 
 /// Passes on what an agent says, until it is gone or talks nonsense.
 async fn listen(
-    node: fabric::topology::NodeId,
+    node: topology::graph::NodeId,
     number: u64,
     messages: &mut Streaming<proto::AgentMessage>,
     inputs: &mpsc::Sender<Input>,

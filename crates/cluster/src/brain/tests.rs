@@ -5,8 +5,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use fabric::shape::Shape;
-use fabric::topology::{Capacity, NodeId};
 use parfait::agent::{Measure, Objection, Position, Reply};
 use parfait::brain::{Image, Lease, StorageError};
 use parfait::log::Label;
@@ -16,6 +14,8 @@ use prost::Message;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::StreamExt;
 use tonic::{Code, Request};
+use topology::graph::{Capacity, NodeId};
+use topology::shape::Shape;
 
 use super::actor::{Answer, Attached, Input};
 use super::core::{Core, Parts};

@@ -16,8 +16,6 @@ use cluster::brain::Cluster;
 use cluster::keys::SIGNATURE_BYTES;
 use cluster::store::Store;
 use cluster::store::etcd::EtcdStore;
-use fabric::shape::Shape;
-use fabric::topology::Capacity;
 use parfait::brain::{Ask, Denial, Request, Which};
 use parfait::log::{self, Batch, Book, Label, Outcome};
 use parfait::network::Network;
@@ -26,6 +24,8 @@ use rand_pcg::Pcg32;
 use rand_pcg::rand_core::Rng;
 use tokio_stream::StreamExt;
 use tonic::Status;
+use topology::graph::Capacity;
+use topology::shape::Shape;
 
 use crate::brains::Running;
 use crate::conformance::{candidate, take_lease};

@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use ::topology::graph::Capacity;
 use clap::{Args, Subcommand, ValueEnum};
 use cluster::brain::{self, BRAIN_PORT, Cluster, Config, Looks, Ready};
 use cluster::keys::Keys;
@@ -18,7 +19,6 @@ use cluster::web::{Options, Sources, WEB_PORT, WebServer};
 use cluster::words::counted;
 use engine::control::peer::{check_port, with_port};
 use engine::error::Error;
-use fabric::topology::Capacity;
 use parfait::spread::Ecmp;
 use serde::Serialize;
 

@@ -1,6 +1,6 @@
 //! Jobs admitted one after the other by a way to place, for a proof.
 
-use fabric::topology::{Capacity, Kind, Link, Topology, TopologyError};
+use ::topology::graph::{Capacity, Kind, Link, Topology, TopologyError};
 use parfait::demand::{Abstraction, Order};
 use parfait::job::Job;
 use parfait::ledger::Ledger;

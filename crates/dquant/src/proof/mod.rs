@@ -26,7 +26,7 @@ pub mod set;
 mod tests;
 pub mod violations;
 
-use fabric::topology::{Kind, Link, NodeId, Topology};
+use ::topology::graph::{Kind, Link, NodeId, Topology};
 use parfait::ledger::JobId;
 use parfait::network::Network;
 use parfait::outage::Outage;

@@ -1,7 +1,7 @@
 //! The map of links of a proof: what is promised on each, and what it carried.
 
-use fabric::drawing;
-use fabric::topology::{LinkId, Topology};
+use ::topology::drawing;
+use ::topology::graph::{LinkId, Topology};
 
 use super::{LinkProof, Proof};
 

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use fabric::topology::{Kind, NodeId, Topology};
+use ::topology::graph::{Kind, NodeId, Topology};
 use parfait::demand::{Abstraction, Demand, Order};
 use parfait::job::{Job, JobError, Latency};
 use parfait::ledger::JobId;

@@ -1,7 +1,7 @@
 //! Small sets on small networks.
 
-use fabric::shape::Shape;
-use fabric::topology::{Capacity, Topology};
+use ::topology::graph::{Capacity, Topology};
+use ::topology::shape::Shape;
 use parfait::demand::Order;
 use parfait::job::Job;
 use parfait::loads::Piece;

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use fabric::topology::{Kind, LinkId, NodeId, Topology};
+use ::topology::graph::{Kind, LinkId, NodeId, Topology};
 use roce::{Duration, Time};
 use sim::chance::Chance;
 use sim::traffic::{MAX_FAULTS, TimedFault, Trouble};

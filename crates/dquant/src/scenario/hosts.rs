@@ -4,9 +4,9 @@
 //! [`Rails`]: queue pairs stay on their port, and the host forwards nothing. With `topology.relay` it forwards, as the servers
 //! of a BCube do: it is one node behind a switch that joins its ports.
 
-use fabric::channels::Channels;
-use fabric::routes::Tables;
-use fabric::topology::{Link, NodeId, Topology};
+use ::topology::channels::Channels;
+use ::topology::graph::{Link, NodeId, Topology};
+use ::topology::routes::Tables;
 use sim::graph::{Graph, Vertex};
 use sim::link::LinkConfig;
 use sim::topology::{self, Nic, Nics};

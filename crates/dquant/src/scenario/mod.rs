@@ -20,9 +20,9 @@ pub mod trace;
 
 use std::path::{Path, PathBuf};
 
-use fabric::channels::Channels;
-use fabric::routes::Engine;
-use fabric::topology::{Capacity, Kind, Link, Topology};
+use ::topology::channels::Channels;
+use ::topology::graph::{Capacity, Kind, Link, Topology};
+use ::topology::routes::Engine;
 use roce::congestion::CongestionControl;
 use roce::congestion::watermark::MAX_AGE;
 use roce::endpoint::Mtu;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use fabric::drawing;
+use ::topology::drawing;
 use roce::Time;
 use sim::fabric::{LinkReport, QueueSample};
 use sim::traffic::{Outcome, Slowdowns};

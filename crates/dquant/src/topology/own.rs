@@ -17,7 +17,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-use fabric::topology::{Capacity, End, Kind, NodeId, Topology, TopologyError};
+use ::topology::graph::{Capacity, End, Kind, NodeId, Topology, TopologyError};
 use serde::Deserialize;
 use thiserror::Error;
 
@@ -196,7 +196,7 @@ fn rate_text(bps: u64) -> String {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use fabric::shape::Shape;
+    use ::topology::shape::Shape;
 
     #[test]
     fn what_is_written_is_read_back() {

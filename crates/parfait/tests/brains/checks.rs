@@ -17,12 +17,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fabric::topology::NodeId;
 use parfait::agent::{Command, Position, Share, check_plan};
 use parfait::brain::{Brain, Effect};
 use parfait::demand::Demand;
 use parfait::log::{Book, Change, Held, Outcome, batches};
 use parfait::turns::Turns;
+use topology::graph::NodeId;
 
 use crate::world::{World, shown};
 

@@ -3,8 +3,6 @@
 
 use std::collections::BTreeMap;
 
-use fabric::shape::Shape;
-use fabric::topology::{Capacity, LinkId, NodeId};
 use parfait::agent::{Agent, Command, Measure, Position, Reply, Saved, Share, Step};
 use parfait::brain::{Ask, Brain, Config, Denial, Effect, Lease, Request, State, Which};
 use parfait::demand::Abstraction;
@@ -16,6 +14,8 @@ use parfait::site::{Ground, Site};
 use parfait::spread::Ecmp;
 use rand_pcg::Pcg32;
 use rand_pcg::rand_core::Rng;
+use topology::graph::{Capacity, LinkId, NodeId};
+use topology::shape::Shape;
 
 use crate::checks::Checks;
 use crate::volume::{Done, LeaseStore, Volume};

@@ -56,7 +56,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 
-use fabric::topology::Topology;
+use ::topology::graph::Topology;
 use roce::direct::{Backlog, MAX_DIRECT_BYTES};
 use roce::{Duration, Time};
 

@@ -6,8 +6,8 @@
 
 use alloc::vec::Vec;
 
-use fabric::shape::Shape;
-use fabric::topology::{Capacity, NodeId, Topology};
+use ::topology::graph::{Capacity, NodeId, Topology};
+use ::topology::shape::Shape;
 use roce::Duration;
 
 use crate::buffer::{BufferConfig, Pfc};

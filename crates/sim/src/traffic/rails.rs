@@ -107,8 +107,8 @@ mod tests {
     use alloc::collections::BTreeSet;
     use alloc::vec;
 
-    use fabric::shape::Shape;
-    use fabric::topology::Capacity;
+    use ::topology::graph::Capacity;
+    use ::topology::shape::Shape;
     use roce::Time;
 
     fn nics(rule: &str) -> Nics {

@@ -6,8 +6,8 @@
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use fabric::shape::Shape;
-use fabric::topology::{Capacity, Topology};
+use ::topology::graph::{Capacity, Topology};
+use ::topology::shape::Shape;
 use sim::chaos::{self, Options, Sabotage, Summary, Violation};
 use sim::faults::Fault;
 

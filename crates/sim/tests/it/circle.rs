@@ -1,6 +1,6 @@
 //! Lossless switches: a torus in one lane comes to a deadlock, which is named; in lanes it does not.
 
-use fabric::routes::Engine;
+use ::topology::routes::Engine;
 use sim::circle::{self, CircleConfig};
 
 fn config(most_lanes: u8, seed: u64) -> CircleConfig {

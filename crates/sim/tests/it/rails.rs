@@ -1,7 +1,7 @@
 //! Hosts with several ports: how much of their rails a permutation uses, and servers that forward.
 
-use fabric::shape::Shape;
-use fabric::topology::{Capacity, Topology};
+use ::topology::graph::{Capacity, Topology};
+use ::topology::shape::Shape;
 use roce::{Duration, Time};
 use sim::chance::Chance;
 use sim::graph::{Graph, Spread};

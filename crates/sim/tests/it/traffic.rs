@@ -1,7 +1,7 @@
 //! Flows over networks: each arrives, alone in its ideal time, and the same seed gives the same run.
 
-use fabric::shape::Shape;
-use fabric::topology::Capacity;
+use ::topology::graph::Capacity;
+use ::topology::shape::Shape;
 use roce::congestion::CongestionControl;
 use roce::endpoint::Mtu;
 use roce::verbs::Reliability;

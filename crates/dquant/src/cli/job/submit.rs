@@ -3,11 +3,11 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use ::topology::graph::Capacity;
 use clap::Args;
 use cluster::convert;
 use cluster::proto::Held;
 use engine::text::one_line;
-use fabric::topology::Capacity;
 use parfait::job::Job;
 use parfait::outage::Outage;
 use parfait::site::Site;

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use ::topology::graph::{Capacity, Topology};
 use clap::Args;
-use fabric::topology::{Capacity, Topology};
 use parfait::job::Job;
 use parfait::outage::Outage;
 use parfait::queues::Scheme;

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
+use ::topology::graph::Capacity;
 use clap::Args;
 use cluster::slurm::{ExportError, topology_conf};
-use fabric::topology::Capacity;
 use serde::Serialize;
 
 use super::super::{Console, Report};

@@ -10,9 +10,9 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ::topology::graph::{Capacity, Topology};
+use ::topology::shape::{Shape, ShapeError};
 use clap::Args;
-use fabric::shape::{Shape, ShapeError};
-use fabric::topology::{Capacity, Topology};
 use serde::Serialize;
 use sim::chaos::{self, Options, Summary};
 use sim::faults::Fault;

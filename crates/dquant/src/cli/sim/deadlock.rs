@@ -2,8 +2,8 @@
 
 use std::fmt;
 
+use ::topology::shape::Shape;
 use clap::Args;
-use fabric::shape::Shape;
 use roce::Duration;
 use serde::Serialize;
 use sim::circle::{self, Circle, CircleConfig};

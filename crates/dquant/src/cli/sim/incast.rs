@@ -2,8 +2,8 @@
 
 use std::fmt;
 
+use ::topology::shape::Shape;
 use clap::Args;
-use fabric::shape::Shape;
 use roce::Duration;
 use roce::congestion::watermark::MAX_AGE;
 use roce::congestion::{CongestionControl, DcqcnParams};

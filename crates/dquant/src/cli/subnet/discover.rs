@@ -4,12 +4,12 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use ::topology::graph::{Capacity, Topology};
 use clap::Args;
-use fabric::discovery::Discovery;
-use fabric::exchange::Requester;
-use fabric::mad::{NodeType, PortInfo};
-use fabric::topology::{Capacity, Topology};
 use serde::Serialize;
+use subnet::discovery::Discovery;
+use subnet::exchange::Requester;
+use subnet::mad::{NodeType, PortInfo};
 
 use super::super::{Console, Report};
 use super::plan;

@@ -6,11 +6,11 @@
 
 use std::fmt::Write;
 
-use fabric::channels::Channels;
-use fabric::forwarding::{Detour, Forwarding};
-use fabric::lids::Owner;
-use fabric::routes::{NO_ROUTE, Tables, up_down::Ranks};
-use fabric::topology::Topology;
+use ::topology::channels::Channels;
+use ::topology::graph::Topology;
+use ::topology::routes::{NO_ROUTE, Tables, up_down::Ranks};
+use subnet::forwarding::{Detour, Forwarding};
+use subnet::lids::Owner;
 
 /// Who has a LID: what a line says of it.
 struct Ends {

@@ -1,4 +1,4 @@
-//! `dquant subnet manage`: a long-running subnet manager; the state machine is [`fabric::manager`].
+//! `dquant subnet manage`: a long-running subnet manager; the state machine is [`subnet::manager`].
 
 mod lid_file;
 mod socket;
@@ -13,15 +13,15 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use engine::signals::{on_end_signal, on_status_signal};
-use fabric::administration::inform::InformCounters;
-use fabric::administration::rmpp::RmppCounters;
-use fabric::manager::event::{Event, Summary};
-use fabric::manager::work::{Done, How};
-use fabric::manager::{Config, Counters, Datagram, Manager, Peer};
-use fabric::partitions::Partitions;
 use nic::clock;
 use nic::umad::{Address, Umad, UmadError};
 use serde::{Deserialize, Serialize};
+use subnet::administration::inform::InformCounters;
+use subnet::administration::rmpp::RmppCounters;
+use subnet::manager::event::{Event, Summary};
+use subnet::manager::work::{Done, How};
+use subnet::manager::{Config, Counters, Datagram, Manager, Peer};
+use subnet::partitions::Partitions;
 
 use super::super::{Console, Report};
 use super::plan::Name;

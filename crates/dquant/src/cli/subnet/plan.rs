@@ -4,15 +4,15 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use ::topology::channels::Channels;
+use ::topology::drawing;
+use ::topology::graph::{Capacity, Topology};
+use ::topology::htsim;
+use ::topology::judge::{Verdict, judge};
+use ::topology::lanes::{Lanes, MAX_LANES};
+use ::topology::routes::{Engine, RouteError, Tables};
+use ::topology::text;
 use clap::{Args, ValueEnum};
-use fabric::channels::Channels;
-use fabric::drawing;
-use fabric::htsim;
-use fabric::judge::{Verdict, judge};
-use fabric::lanes::{Lanes, MAX_LANES};
-use fabric::routes::{Engine, RouteError, Tables};
-use fabric::text;
-use fabric::topology::{Capacity, Topology};
 use serde::Serialize;
 
 use super::super::{Console, Report};

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use fabric::exchange::Requester;
 use nic::umad::{DEFAULT_LIBRARY, Umad};
+use subnet::exchange::Requester;
 
 use super::super::Console;
 use crate::exit::CliError;

@@ -3,15 +3,15 @@
 use std::fmt;
 use std::time::Instant;
 
+use ::topology::channels::Channels;
+use ::topology::graph::Capacity;
+use ::topology::judge::judge;
+use ::topology::lanes::Lanes;
 use clap::Args;
-use fabric::channels::Channels;
-use fabric::discovery::Discovery;
-use fabric::exchange::Requester;
-use fabric::judge::judge;
-use fabric::lanes::Lanes;
-use fabric::setup::Setup;
-use fabric::topology::Capacity;
 use serde::Serialize;
+use subnet::discovery::Discovery;
+use subnet::exchange::Requester;
+use subnet::setup::Setup;
 
 use super::super::{Console, Report};
 use super::plan::Name;

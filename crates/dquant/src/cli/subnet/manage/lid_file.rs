@@ -6,8 +6,8 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use fabric::discovery::Place;
-use fabric::lids::LAST_LID;
+use subnet::discovery::Place;
+use subnet::lids::LAST_LID;
 
 use crate::exit::{CliError, OUTPUT_HINT};
 use crate::input;
