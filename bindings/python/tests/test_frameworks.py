@@ -587,7 +587,7 @@ class Torch(World):
 
     def test_a_kept_copy_keeps_no_other_memory(self):
         kept, rounds = [], 12
-        options = {"seq_len": 32_768, "batch_size": 16, "widen": "i64", "slots": 2}
+        options = {"plan": "window(32768) | narrow(u16) | widen(i64) | batch(16)", "slot_size": 8 << 20, "slots": 2}
         for number in range(rounds):
             with self.stream(**options) as stream:
                 copies = [next(stream).torch(copy=True) for _ in range(4)]
