@@ -102,7 +102,7 @@ const FLOORS: &[(&str, &str)] = &[
          htsim: graph shape
          lingjun: graph
          drawing: graph shape
-         channels: graph
+         channels: graph shape
          dependencies
          routes: graph channels dependencies
          lanes: channels dependencies routes
