@@ -19,6 +19,7 @@ pub(crate) const COMMAND: Command = Command {
     summary: "The Python package: built as a wheel and tested in a virtual environment",
     help: "\
 Usage: cargo xtask python [-k PATTERN]
+       cargo xtask python --examples
        cargo xtask python --wheel
 
 Makes a virtual environment below the target folder, installs maturin and numpy from PyPI into it (once), builds
@@ -33,6 +34,7 @@ The path of the wheel is the last line of the output.
 
 Options:
   -k PATTERN  only tests whose name contains this text
+  --examples  only the tests that train; skipped where python3 has no PyTorch
   --wheel     build, check and test a wheel for manylinux_2_28
 
 Exit code: 0 all passed or skipped, 1 a test failed, 2 usage or environment.
@@ -40,6 +42,7 @@ Exit code: 0 all passed or skipped, 1 a test failed, 2 usage or environment.
 Examples:
   cargo xtask python             everything
   cargo xtask python -k ctrl_c   tests with `ctrl_c` in their name
+  cargo xtask python --examples  the example trains, evaluates and resumes
   cargo xtask python --wheel     a wheel that `pip install` takes anywhere",
     run,
 };
@@ -48,19 +51,24 @@ fn run(args: &[String]) -> Result<(), Failure> {
     match args {
         [] => {}
         [flag, _] if flag == "-k" => {}
+        [flag] if flag == "--examples" => {}
         [flag] if flag == "--wheel" => return wheel::run(),
-        _ => return Err(Failure::usage("options are: -k PATTERN, or --wheel; see --help")),
+        _ => {
+            let options = "options are: -k PATTERN, --examples, or --wheel; see --help";
+            return Err(Failure::usage(options));
+        }
+    }
+    let trains = args.first().is_some_and(|flag| flag == "--examples");
+    let torch = torch();
+    if trains && torch.is_none() {
+        println!(
+            "skipped: examples: python3 has no PyTorch, which is too large to be installed for them"
+        );
+        return Ok(());
     }
     let target = workspace::target_directory()?;
     let folder = target.join("python");
-    // Its tests train where PyTorch is installed; it is too large to be installed for them.
-    let sees_torch = shell::answers("python3", &["-c", "import torch"]);
-    let (venv, options): (_, &[&str]) = match sees_torch {
-        true => ("venv-torch", &["--system-site-packages"]),
-        false => ("venv", &[]),
-    };
-    println!("{} PyTorch, as python3", if sees_torch { "with" } else { "without" });
-    let python = match environment(&folder.join(venv), options, TOOLS) {
+    let python = match environment(&folder.join("venv"), TOOLS) {
         Ok(python) => python,
         Err(reason) => {
             println!("skipped: {reason}");
@@ -80,11 +88,34 @@ fn run(args: &[String]) -> Result<(), Failure> {
     let wheel =
         build(&python, &folder.join("wheels"), &["--profile", "dev", "--features", "full"])?;
     install(&python, &wheel)?;
+    let examples = ["-k".to_owned(), "test_training".to_owned()];
+    let args = if trains { &examples } else { args };
+    share(&python, torch.as_deref())?;
     test(&python, &target.join("debug/dquant"), args)
+}
+
+/// The folder with the packages of a `python3` that has PyTorch.
+fn torch() -> Option<String> {
+    let ask = "import torch, pathlib; print(pathlib.Path(torch.__file__).parents[1])";
+    let answer = shell::output(process::Command::new("python3").args(["-c", ask])).ok()?;
+    Some(answer.trim().to_owned())
 }
 
 /// What builds the package and what its tests need.
 const TOOLS: &[&str] = &["maturin>=1.9,<2", "numpy"];
+
+/// Lets the virtual environment of this interpreter see packages of that folder, behind its own, or no others.
+fn share(python: &Path, packages: Option<&str>) -> Result<(), Failure> {
+    let ask = "import sysconfig; print(sysconfig.get_path('purelib'))";
+    let own = shell::output(process::Command::new(python).args(["-c", ask]))?;
+    let file = Path::new(own.trim()).join("python3.pth");
+    let done = match packages {
+        Some(packages) => fs::write(&file, packages),
+        None if file.exists() => fs::remove_file(&file),
+        None => return Ok(()),
+    };
+    done.map_err(|error| Failure::usage(format!("cannot write {}: {error}", file.display())))
+}
 
 /// Runs the tests of the package with an interpreter that has it, and this binary; `more` are options of unittest.
 fn test(python: &Path, binary: &Path, more: &[String]) -> Result<(), Failure> {
@@ -95,15 +126,15 @@ fn test(python: &Path, binary: &Path, more: &[String]) -> Result<(), Failure> {
     shell::run_watched(&mut tests)
 }
 
-/// The interpreter of a virtual environment with these packages, made with these options, or why there is none.
-fn environment(venv: &Path, options: &[&str], packages: &[&str]) -> Result<PathBuf, String> {
+/// The interpreter of a virtual environment with these packages, or why there is none.
+fn environment(venv: &Path, packages: &[&str]) -> Result<PathBuf, String> {
     if !shell::answers("python3", &["-c", "import sys; assert sys.version_info >= (3, 11)"]) {
         return Err("no python3 of version 3.11 or later".into());
     }
     let python = venv.join("bin/python");
     if !shell::answers(&python.to_string_lossy(), &["-m", "pip", "--version"]) {
         let mut make = process::Command::new("python3");
-        make.args(["-m", "venv", "--clear"]).args(options).arg(venv);
+        make.args(["-m", "venv", "--clear"]).arg(venv);
         shell::run(&mut make).map_err(|failure| format!("no virtual environment: {failure}"))?;
     }
     // Asks PyPI for nothing when all of them are there.

@@ -22,7 +22,7 @@ const GLIBC_MINOR: u32 = 28;
 pub(super) fn run() -> Result<(), Failure> {
     let target = workspace::target_directory()?;
     let folder = target.join("python");
-    let python = environment(&folder.join("wheel-venv"), &[], TOOLS).map_err(Failure::usage)?;
+    let python = environment(&folder.join("wheel-venv"), TOOLS).map_err(Failure::usage)?;
     let triple = rustc_field("host")?;
     if !triple.ends_with("linux-gnu") {
         return Err(Failure::usage(format!("a wheel for manylinux needs glibc, not {triple}")));
@@ -110,7 +110,7 @@ fn oldest_glibc(report: &str) -> Option<u32> {
 /// Installs the wheel where nothing else is and runs the tests with what it brought.
 fn try_out(wheel: &Path, venv: &Path) -> Result<(), Failure> {
     let _ = fs::remove_dir_all(venv);
-    let python = environment(venv, &[], &["numpy"]).map_err(Failure::usage)?;
+    let python = environment(venv, &["numpy"]).map_err(Failure::usage)?;
     install(&python, wheel)?;
     let binary = venv.join("bin/dquant");
     shell::run(Command::new(&binary).arg("--version"))?;
