@@ -11,11 +11,11 @@
 #![no_std]
 
 // Named so that they are linked although nothing of them is called.
-extern crate subnet;
-extern crate topology;
 extern crate parfait;
 extern crate roce;
 extern crate sim;
+extern crate subnet;
+extern crate topology;
 extern crate xio;
 
 use core::alloc::{GlobalAlloc, Layout};
