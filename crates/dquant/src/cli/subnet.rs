@@ -1,4 +1,4 @@
-//! `dquant subnet`: what a fabric of switches consists of, and how it is routed ([`fabric`]).
+//! `dquant subnet`: what a fabric of switches consists of, and how it is routed ([`mod@topology`], [`mod@::subnet`]).
 
 mod discover;
 mod dump;
