@@ -316,13 +316,18 @@ fn flat(
 ) -> Result<(TokenFile, Origin), NoTokens> {
     let (dtype, origin) = match asked.dtype.filter(|_| asked.trusted) {
         Some(dtype) => (dtype, Origin::Given),
+        None if len == 0 && asked.dtype.is_none() && manifest.is_none() => {
+            let hint = "leave it out, or name its type with --dtype: then it is not drawn";
+            return Err(Refusal::new("is empty: it holds no tokens", hint).into());
+        }
         None => {
             // A manifest tells more than samples.
             let evidence = match manifest {
                 Some(_) => Evidence::new(len, asked.vocabulary),
                 None => sample(file, 0..len, asked.vocabulary)?,
             };
-            flat_type(asked.dtype, manifest, &evidence)?
+            flat_type(asked.dtype, manifest, &evidence)
+                .map_err(|refusal| by_vocabulary(file, len, asked, refusal))?
         }
     };
     let (bytes, data_offset) = (u64::from(dtype.bytes()), 0);
@@ -333,6 +338,20 @@ fn flat(
         )),
         left => Err(DatasetError::Ragged { dtype, len, left }.into()),
     }
+}
+
+/// Why nothing tells the type of a flat file: a vocabulary that is smaller than its ids leaves no type.
+fn by_vocabulary(file: &File, len: u64, asked: Asked, refusal: Refusal) -> Refusal {
+    let Some(vocabulary) = asked.vocabulary.filter(|_| asked.dtype.is_none()) else {
+        return refusal;
+    };
+    let guess = sample(file, 0..len, None).ok().and_then(|evidence| evidence.guess().ok());
+    let Some((dtype, _)) = guess else { return refusal };
+    let why = format!("holds ids beyond the vocabulary of {vocabulary}, if they are {dtype}");
+    let hint = format!(
+        "is it the tokenizer that made the file? if the type is another than {dtype}, name it: --dtype"
+    );
+    Refusal::new(why, hint)
 }
 
 /// The first `bytes` of a file of `len` bytes, or all of it.

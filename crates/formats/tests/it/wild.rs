@@ -390,3 +390,18 @@ fn errors_name_the_file() {
     let error: Error = formats::open(&path, &ReadOptions::default()).err().expect("refused");
     assert!(error.to_string().contains("short.bin: header of llm.c ends early"), "{error}");
 }
+
+/// What leaves no type is named: nothing to look at, or a vocabulary that is another's.
+#[test]
+fn empty_files_and_other_vocabularies_are_no_doubt_about_the_type() {
+    let folder = Folder::new("wild-empty");
+    let path = folder.path("a.bin");
+    fs::write(&path, "").expect("writable");
+    refused(&path, &ReadOptions::default(), "is empty: it holds no tokens", "leave it out");
+    assert_eq!(documents(&path, &given(Dtype::U16)), Vec::<Vec<i64>>::new());
+    fs::write(&path, stored(&ids(20_000, 50_257), 2)).expect("writable");
+    let with = |vocabulary| ReadOptions { vocabulary: Some(vocabulary), ..ReadOptions::default() };
+    let why = "holds ids beyond the vocabulary of 32000, if they are u16";
+    refused(&path, &with(32_000), why, "is it the tokenizer");
+    assert!(formats::open(&path, &with(50_257)).is_ok());
+}
