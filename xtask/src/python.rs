@@ -90,14 +90,17 @@ fn run(args: &[String]) -> Result<(), Failure> {
     install(&python, &wheel)?;
     let examples = ["-k".to_owned(), "test_training".to_owned()];
     let args = if trains { &examples } else { args };
-    share(&python, torch.as_deref())?;
+    show_packages(&python, torch.as_deref())?;
     test(&python, &target.join("debug/dquant"), args)
 }
 
 /// The folder with the packages of a `python3` that has PyTorch.
 fn torch() -> Option<String> {
     let ask = "import torch, pathlib; print(pathlib.Path(torch.__file__).parents[1])";
-    let answer = shell::output(process::Command::new("python3").args(["-c", ask])).ok()?;
+    let answer = shell::output(
+        process::Command::new("python3").args(["-c", ask]).stderr(process::Stdio::null()),
+    )
+    .ok()?;
     Some(answer.trim().to_owned())
 }
 
@@ -105,7 +108,7 @@ fn torch() -> Option<String> {
 const TOOLS: &[&str] = &["maturin>=1.9,<2", "numpy"];
 
 /// Lets the virtual environment of this interpreter see packages of that folder, behind its own, or no others.
-fn share(python: &Path, packages: Option<&str>) -> Result<(), Failure> {
+fn show_packages(python: &Path, packages: Option<&str>) -> Result<(), Failure> {
     let ask = "import sysconfig; print(sysconfig.get_path('purelib'))";
     let own = shell::output(process::Command::new(python).args(["-c", ask]))?;
     let file = Path::new(own.trim()).join("python3.pth");

@@ -1,6 +1,6 @@
 //! Topologies as commands and scenarios name them: a rule, or a file.
 //!
-//! The formats of others are in the crate `fabric`; [`own`] is that of this project.
+//! The formats of others are in the crate `topology`; [`own`] is that of this project.
 
 pub mod own;
 

@@ -9,7 +9,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`graph`] | nodes, switches, the cables between them, and the routes |
-//! | [`topology`] | topologies of the crate `fabric` as graphs |
+//! | [`topology`] | topologies of the crate `topology` as graphs |
 //! | [`fabric`] | events on a graph: packets, faults, and the loop that advances time |
 //! | [`buffer`] | the shared buffer of a switch, and priority flow control |
 //! | [`credits`] | the other way to lose nothing: InfiniBand's credits |

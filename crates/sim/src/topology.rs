@@ -1,4 +1,4 @@
-//! Topologies of the crate `fabric` as graphs to simulate, with the routes of its tables.
+//! Topologies of the crate `topology` as graphs to simulate, with the routes of its tables.
 //!
 //! Hosts become nodes and switches stay switches, both numbered in the topology's order. A node sends by its first
 //! connected port. Hosts with several ports become several nodes, one for each ([`Nics`]), or forward

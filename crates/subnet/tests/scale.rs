@@ -1,7 +1,7 @@
 //! The largest fabric that LIDs can address: 500 leaves with 96 hosts and 32 links up, 125 spines; 48,625 LIDs.
 //!
 //! ```console
-//! $ cargo nextest run --release -p fabric --test scale --run-ignored all --no-capture
+//! $ cargo nextest run --release -p subnet --test scale --run-ignored all --no-capture
 //! ```
 
 #![expect(clippy::disallowed_types, reason = "it measures")]

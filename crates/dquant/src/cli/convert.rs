@@ -152,7 +152,7 @@ impl Convert {
             bar.show(console, tokens, share);
         })?;
         note_guess(console, job.source.display(), summary.from_dtype, &summary.dtype_origin);
-        summary_warnings(&summary, job.read.targets.is_some());
+        warn_of(&summary, job.read.targets.is_some());
         console.report(&Converted { output: job.output.display().to_string(), summary })?;
         Ok(Exit::Good)
     }
@@ -204,7 +204,7 @@ impl Convert {
 }
 
 /// Warns of what is rarely meant.
-fn summary_warnings(summary: &convert::Summary, is_column: bool) {
+fn warn_of(summary: &convert::Summary, is_column: bool) {
     if let Some(targets) = summary.targets {
         let hint = match is_column {
             true => "is it the column that says which tokens are trained on?",
