@@ -96,11 +96,12 @@ fn run(args: &[String]) -> Result<(), Failure> {
 
 /// The folder with the packages of a `python3` that has PyTorch.
 fn torch() -> Option<String> {
+    // Asked first: an answer shows what goes wrong.
+    if !shell::answers("python3", &["-c", "import torch"]) {
+        return None;
+    }
     let ask = "import torch, pathlib; print(pathlib.Path(torch.__file__).parents[1])";
-    let answer = shell::output(
-        process::Command::new("python3").args(["-c", ask]).stderr(process::Stdio::null()),
-    )
-    .ok()?;
+    let answer = shell::output(process::Command::new("python3").args(["-c", ask])).ok()?;
     Some(answer.trim().to_owned())
 }
 
