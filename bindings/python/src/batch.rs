@@ -47,11 +47,33 @@ pub(crate) struct Form {
     /// In bytes.
     strides: [isize; MAX_DIMENSIONS],
     dimensions: usize,
-    /// Bytes of the batch, and where the first token that is seen lies in them.
+    /// Bytes of the batch and of its rows, and where the first token that is seen lies in them.
     bytes: usize,
+    rows_bytes: usize,
     offset: usize,
     pairs: bool,
     positions: bool,
+    weights: Option<Weights>,
+}
+
+/// Where the loss weights of a batch are: an array of `f32` as long as a row, without its first dimension.
+#[derive(Clone, Copy, Debug)]
+struct Weights {
+    /// Where the first one that is seen lies in the batch.
+    offset: usize,
+    /// In bytes.
+    strides: [isize; MAX_DIMENSIONS],
+}
+
+/// What is taken of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    /// All rows.
+    Rows,
+    /// One row of its samples.
+    Row(usize),
+    /// The loss weights of one row.
+    Weights,
 }
 
 impl Form {
@@ -94,17 +116,36 @@ impl Form {
             shape: [0; MAX_DIMENSIONS],
             strides: [0; MAX_DIMENSIONS],
             dimensions: 0,
-            bytes: (rows * samples * tokens * width) as usize,
+            bytes: opened.batch_bytes(),
+            rows_bytes: (rows * samples * tokens * width) as usize,
             offset: (slice.part as isize * piece * width) as usize,
             pairs,
             positions: opened.positions,
+            weights: None,
         };
         for (_, length, stride) in all.into_iter().filter(|dimension| dimension.0) {
             form.shape[form.dimensions] = length;
             form.strides[form.dimensions] = stride;
             form.dimensions += 1;
         }
+        form.weights = opened.loss_weights_at().map(|at| form.weights(at, slice, piece));
         Ok(form)
+    }
+
+    /// The loss weights that begin at this byte of a batch, cut as its samples are, in pieces of so many tokens.
+    fn weights(&self, at: usize, slice: Slice, piece: isize) -> Weights {
+        let (width, of_weight) = (self.token.3 as isize, size_of::<f32>() as isize);
+        let offset = at + (slice.part as isize * piece * of_weight) as usize;
+        let mut strides = [0; MAX_DIMENSIONS];
+        for (stride, of_row) in strides.iter_mut().zip(&self.strides()[self.first_of_row()..]) {
+            *stride = of_row / width * of_weight;
+        }
+        Weights { offset, strides }
+    }
+
+    /// The dimension of samples: the first but for that of rows.
+    fn first_of_row(&self) -> usize {
+        usize::from(self.rows() > 1)
     }
 
     /// Bytes of a whole batch.
@@ -119,7 +160,7 @@ impl Form {
 
     /// Whether a trainer sees all of it.
     fn is_whole(&self) -> bool {
-        self.seen_bytes() == self.bytes
+        self.seen_bytes() == self.rows_bytes
     }
 
     /// Rows of a sample.
@@ -197,21 +238,33 @@ impl Batch {
         if self.form.pairs || self.form.positions { all.get_item(index) } else { Ok(all) }
     }
 
-    /// The bytes from the first element on that a trainer sees of the batch, or of one row of its samples.
-    fn seen(&self, row: Option<usize>) -> &[u8] {
+    /// The bytes from the first element on that a trainer sees of this part.
+    fn seen(&self, part: Part) -> &[u8] {
         let Batch { view, form, .. } = self;
-        let skipped = row.map_or(0, |row| row * form.strides()[0] as usize);
-        &view.bytes()[form.offset + skipped..]
+        let at = match (part, &form.weights) {
+            (Part::Row(row), _) if form.first_of_row() == 1 => {
+                form.offset + row * form.strides()[0] as usize
+            }
+            (Part::Weights, Some(weights)) => weights.offset,
+            _ => form.offset,
+        };
+        &view.bytes()[at..]
     }
 
-    /// The batch as an array, or one row of its samples.
-    fn array(&self, row: Option<usize>) -> Array<'_> {
+    /// A part of the batch as an array.
+    fn array(&self, part: Part) -> Array<'_> {
         let form = &self.form;
         let (shape, strides) = (form.shape(), form.strides());
-        let dimensions = usize::from(row.is_some());
+        let dimensions = if part == Part::Rows { 0 } else { form.first_of_row() };
+        let data = self.seen(part).as_ptr().cast_mut();
+        let shape = &shape[dimensions..];
+        if let (Part::Weights, Some(weights)) = (part, &form.weights) {
+            let (strides, width) = (&weights.strides[..shape.len()], size_of::<f32>());
+            return Array { data, shape, strides, width, kind: Kind::Float };
+        }
         Array {
-            data: self.seen(row).as_ptr().cast_mut(),
-            shape: &shape[dimensions..],
+            data,
+            shape,
             strides: &strides[dimensions..],
             width: form.token.3,
             kind: match form.token.0 {
@@ -223,23 +276,23 @@ impl Batch {
         }
     }
 
-    /// A DLPack capsule of the batch, or of one row of its samples.
+    /// A DLPack capsule of a part of the batch.
     fn capsule<'py>(
         slf: &Bound<'py, Self>,
-        row: Option<usize>,
+        part: Part,
         max_version: Option<(u32, u32)>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let batch = slf.get();
         batch.held.buffers.fetch_add(1, Ordering::Relaxed);
         let keeper = Export(Some(slf.clone().unbind()));
-        dlpack::capsule(slf.py(), &batch.array(row), Box::new(keeper), max_version)
+        dlpack::capsule(slf.py(), &batch.array(part), Box::new(keeper), max_version)
     }
 
-    /// A DLPack capsule of a copy of the batch, or of one row of its samples, which may be written.
-    fn copied<'py>(slf: &Bound<'py, Self>, row: Option<usize>) -> PyResult<Bound<'py, PyAny>> {
+    /// A DLPack capsule of a copy of a part of the batch, which may be written.
+    fn copied<'py>(slf: &Bound<'py, Self>, part: Part) -> PyResult<Bound<'py, PyAny>> {
         let batch = slf.get();
-        let array = batch.array(row);
-        let (copy, strides) = Copied::of(batch.seen(row), &array, &batch.held);
+        let array = batch.array(part);
+        let (copy, strides) = Copied::of(batch.seen(part), &array, &batch.held);
         let strides = &strides[..array.shape.len()];
         let array = Array { data: copy.words.cast(), strides, ..array };
         dlpack::capsule(slf.py(), &array, Box::new(copy), None)
@@ -401,28 +454,33 @@ impl Batch {
     }
 
     /// A tensor of PyTorch, or a tuple of them, one for each row of a sample: inputs and labels of pairs, positions and
-    /// documents; torch is imported here for the first time. Without `copy` labels are a copy, because training loops mask
+    /// documents; then the loss weights, if the plan has them; torch is imported here for the first time. Without `copy` labels are a copy, because training loops mask
     /// some, and everything else is a view of the ring: writing to it ends the process, as the memory is mapped read-only.
     /// `copy=True` copies all, `copy=False` nothing. Before version 2.3 torch has no `uint16`: end the plan in `widen(i64)`.
     #[pyo3(signature = (*, copy=None))]
     fn torch<'py>(slf: &Bound<'py, Self>, copy: Option<bool>) -> PyResult<Bound<'py, PyAny>> {
         static FROM_DLPACK: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         let from_dlpack = FROM_DLPACK.import(slf.py(), "torch", "from_dlpack")?;
-        let labels = slf.get().form.pairs.then_some(1);
+        let labels = slf.get().form.pairs.then_some(Part::Row(1));
         // A capsule saves torch its questions about the device.
-        let tensor = |row: Option<usize>| {
-            let copies = copy.unwrap_or(row.is_some() && row == labels);
+        let tensor = |part: Part| {
+            let copies = copy.unwrap_or(Some(part) == labels);
             let capsule =
-                if copies { Batch::copied(slf, row)? } else { Batch::capsule(slf, row, None)? };
+                if copies { Batch::copied(slf, part)? } else { Batch::capsule(slf, part, None)? };
             let tensor = from_dlpack.call1((capsule,));
             tensor.or_else(|error| Err(slf.get().form.unknown_to_torch(slf.py())?.unwrap_or(error)))
         };
-        match slf.get().form.rows() {
-            1 => tensor(None),
-            2 => Ok((tensor(Some(0))?, tensor(Some(1))?).into_pyobject(slf.py())?.into_any()),
-            rows => {
-                let rows: PyResult<Vec<_>> = (0..rows).map(|row| tensor(Some(row))).collect();
-                Ok(PyTuple::new(slf.py(), rows?)?.into_any())
+        let weights = slf.get().form.weights.map(|_| Part::Weights);
+        match (slf.get().form.rows(), weights) {
+            (1, None) => tensor(Part::Rows),
+            (2, None) => {
+                let rows = (tensor(Part::Row(0))?, tensor(Part::Row(1))?);
+                Ok(rows.into_pyobject(slf.py())?.into_any())
+            }
+            (rows, weights) => {
+                let parts = (0..rows).map(Part::Row).chain(weights);
+                let tensors = parts.map(tensor).collect::<PyResult<Vec<_>>>()?;
+                Ok(PyTuple::new(slf.py(), tensors)?.into_any())
             }
         }
     }
@@ -456,6 +514,19 @@ impl Batch {
         slf.get().row_of_positions(slf, 1)
     }
 
+    /// With `loss_weights`, the weight of each token in the loss, or of each label of pairs: a numpy array
+    /// `[samples, tokens]` of `float32`, without a copy. Labels that are ignored and padding weigh 0.
+    #[getter]
+    fn loss_weights<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        static ASARRAY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        if slf.get().form.weights.is_none() {
+            let hint = "add `loss_weights` to the plan, and a file of them beside the dataset";
+            return Err(invalid("the batches hold no loss weights", hint));
+        }
+        let weights = WeightsOf(slf.clone().unbind());
+        ASARRAY.import(slf.py(), "numpy", "asarray")?.call1((weights,))
+    }
+
     /// DLPack: a capsule of a read-only tensor in host memory, without a copy.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
@@ -473,7 +544,7 @@ impl Batch {
         if copy == Some(true) {
             return Err(PyBufferError::new_err("a batch is not copied here: copy what takes it"));
         }
-        Batch::capsule(slf, None, max_version)
+        Batch::capsule(slf, Part::Rows, max_version)
     }
 
     /// DLPack: the host.
@@ -498,44 +569,12 @@ impl Batch {
         buffer: *mut ffi::Py_buffer,
         flags: c_int,
     ) -> PyResult<()> {
-        let asked = |flag: c_int| flags & flag == flag;
-        if asked(ffi::PyBUF_WRITABLE) {
-            return Err(PyBufferError::new_err("a batch is read-only: copy it to change it"));
-        }
-        if asked(ffi::PyBUF_F_CONTIGUOUS) {
-            return Err(PyBufferError::new_err("the samples of a batch lie one after the other"));
-        }
         let batch = slf.get();
-        let in_rows = asked(ffi::PyBUF_STRIDES)
-            && !asked(ffi::PyBUF_C_CONTIGUOUS)
-            && !asked(ffi::PyBUF_ANY_CONTIGUOUS);
-        if !in_rows && !batch.form.is_whole() {
-            return Err(PyBufferError::new_err(
-                "this trainer sees slices of samples, which do not lie one after the other: copy them",
-            ));
-        }
-        let bytes = &batch.view.bytes()[batch.form.offset..];
-        let shaped = asked(ffi::PyBUF_ND);
-        let when = |flag: c_int, pointer: *const isize| {
-            if asked(flag) { pointer.cast_mut() } else { ptr::null_mut() }
-        };
-        let format =
-            if asked(ffi::PyBUF_FORMAT) { batch.form.token.2.as_ptr() } else { ptr::null() };
-        // SAFETY: `buffer` is valid (above). All pointers stay valid while the buffer lives: `obj` keeps the batch, a
-        // frozen object that does not move and owns shape, strides and the view of the ring; the format is static.
-        // Python writes through none of them, because the buffer is read-only.
-        unsafe {
-            (*buffer).buf = bytes.as_ptr().cast_mut().cast();
-            (*buffer).len = batch.form.seen_bytes() as isize;
-            (*buffer).itemsize = batch.form.token.3 as isize;
-            (*buffer).readonly = 1;
-            (*buffer).ndim = if shaped { batch.form.shape().len() as c_int } else { 1 };
-            (*buffer).format = format.cast_mut();
-            (*buffer).shape = when(ffi::PyBUF_ND, batch.form.shape().as_ptr());
-            (*buffer).strides = when(ffi::PyBUF_STRIDES, batch.form.strides().as_ptr());
-            (*buffer).suboffsets = ptr::null_mut();
-            (*buffer).internal = ptr::null_mut();
-        }
+        let whole = batch.form.is_whole();
+        let array = batch.array(Part::Rows);
+        // SAFETY: `buffer` is valid (above); the pointers stay valid while the buffer lives, because `obj` keeps the batch, a
+        // frozen object that does not move and owns shape, strides and the view of the ring.
+        unsafe { fill(&array, batch.form.token.2, whole, buffer, flags)? };
         batch.held.buffers.fetch_add(1, Ordering::Relaxed);
         // SAFETY: as above; the reference that the buffer owns.
         unsafe { (*buffer).obj = slf.into_ptr() };
@@ -545,5 +584,82 @@ impl Batch {
     // SAFETY: the buffer is not touched.
     unsafe fn __releasebuffer__(&self, _buffer: *mut ffi::Py_buffer) {
         self.held.buffers.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Fills a buffer with a read-only array, all but its owner. `is_whole` says whether its elements lie one after the other.
+///
+/// # Safety
+/// `buffer` is valid for writes. Its owner keeps the memory, the lengths and the strides of the array in their places.
+unsafe fn fill(
+    array: &Array<'_>,
+    format: &'static CStr,
+    is_whole: bool,
+    buffer: *mut ffi::Py_buffer,
+    flags: c_int,
+) -> PyResult<()> {
+    let asked = |flag: c_int| flags & flag == flag;
+    if asked(ffi::PyBUF_WRITABLE) {
+        return Err(PyBufferError::new_err("a batch is read-only: copy it to change it"));
+    }
+    if asked(ffi::PyBUF_F_CONTIGUOUS) {
+        return Err(PyBufferError::new_err("the samples of a batch lie one after the other"));
+    }
+    let in_rows = asked(ffi::PyBUF_STRIDES)
+        && !asked(ffi::PyBUF_C_CONTIGUOUS)
+        && !asked(ffi::PyBUF_ANY_CONTIGUOUS);
+    if !in_rows && !is_whole {
+        return Err(PyBufferError::new_err(
+            "this trainer sees slices of samples, which do not lie one after the other: copy them",
+        ));
+    }
+    let shaped = asked(ffi::PyBUF_ND);
+    let when = |flag: c_int, pointer: *const isize| {
+        if asked(flag) { pointer.cast_mut() } else { ptr::null_mut() }
+    };
+    let format = if asked(ffi::PyBUF_FORMAT) { format.as_ptr() } else { ptr::null() };
+    let elements = array.shape.iter().product::<isize>();
+    // SAFETY: the caller's. The format is static. Python writes through none of the pointers, because the buffer is read-only.
+    unsafe {
+        (*buffer).buf = array.data.cast();
+        (*buffer).len = elements * array.width as isize;
+        (*buffer).itemsize = array.width as isize;
+        (*buffer).readonly = 1;
+        (*buffer).ndim = if shaped { array.shape.len() as c_int } else { 1 };
+        (*buffer).format = format.cast_mut();
+        (*buffer).shape = when(ffi::PyBUF_ND, array.shape.as_ptr());
+        (*buffer).strides = when(ffi::PyBUF_STRIDES, array.strides.as_ptr());
+        (*buffer).suboffsets = ptr::null_mut();
+        (*buffer).internal = ptr::null_mut();
+    }
+    Ok(())
+}
+
+/// The loss weights of a batch, as an object with the buffer protocol.
+#[pyclass(frozen, module = "dquant", name = "LossWeights")]
+struct WeightsOf(Py<Batch>);
+
+#[pymethods]
+impl WeightsOf {
+    // SAFETY: Python passes a `Py_buffer` that is valid for writes.
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        buffer: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        let batch = slf.get().0.get();
+        let (whole, array) = (batch.form.is_whole(), batch.array(Part::Weights));
+        // SAFETY: `buffer` is valid (above); the pointers stay valid while the buffer lives, because `obj` keeps this object and
+        // thus the batch, a frozen object that does not move and owns shape, strides and the view of the ring.
+        unsafe { fill(&array, c"f", whole, buffer, flags)? };
+        batch.held.buffers.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: as above; the reference that the buffer owns.
+        unsafe { (*buffer).obj = slf.into_ptr() };
+        Ok(())
+    }
+
+    // SAFETY: the buffer is not touched.
+    unsafe fn __releasebuffer__(&self, _buffer: *mut ffi::Py_buffer) {
+        self.0.get().held.buffers.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -182,7 +182,7 @@ impl Request {
 const U64: &str = "a whole number from 0 to 2**64 - 1";
 
 /// The names of all keyword arguments: those that stand for a plan, those of ranks, and the others.
-const OPTIONS: [&str; 53] = [
+const OPTIONS: [&str; 55] = [
     "seq_len",
     "batch_size",
     "shuffle",
@@ -205,6 +205,8 @@ const OPTIONS: [&str; 53] = [
     "ignore",
     "labels",
     "positions",
+    "loss_weights",
+    "missing_weight",
     "pad",
     "split",
     "part",
@@ -307,6 +309,8 @@ struct Actions {
     ignore: Option<i64>,
     labels: Option<String>,
     positions: bool,
+    loss_weights: bool,
+    missing_weight: Option<u16>,
     pad: Option<u32>,
     split: Option<String>,
     part: Option<String>,
@@ -326,6 +330,7 @@ const EXCLUSIVE: [(&str, &[&str], &str); 3] = [
             "positions",
             "ignore",
             "labels",
+            "loss_weights",
             "remap",
             "wasm",
             "narrow",
@@ -339,7 +344,7 @@ const EXCLUSIVE: [(&str, &[&str], &str); 3] = [
 ];
 
 /// Keywords that need another.
-const NEEDS: [(&str, &str); 13] = [
+const NEEDS: [(&str, &str); 14] = [
     ("overflow", "narrow"),
     ("compress_level", "compress"),
     ("compress_when", "compress"),
@@ -351,6 +356,7 @@ const NEEDS: [(&str, &str); 13] = [
     ("pad", "pack"),
     ("ignore", "pairs"),
     ("labels", "pairs"),
+    ("missing_weight", "loss_weights"),
     ("part", "split"),
     // Else a stream for evaluation would have the data of training.
     ("split", "part"),
@@ -407,6 +413,11 @@ impl Actions {
                 self.labels = Some(value_of(name, value, "\"targets\" or \"all\"")?);
             }
             "positions" => self.positions = value_of(name, value, "True or False")?,
+            "loss_weights" => self.loss_weights = value_of(name, value, "True or False")?,
+            "missing_weight" => {
+                let takes = "the weight of tokens of datasets without any, a whole number to 65535";
+                self.missing_weight = Some(value_of(name, value, takes)?);
+            }
             "pad" => self.pad = Some(value_of(name, value, U32)?),
             "split" => self.split = Some(shares(value)?),
             "part" => self.part = Some(value_of(name, value, "\"train\", \"valid\" or \"test\"")?),
@@ -527,7 +538,12 @@ impl Actions {
         let batch = self.batch_size.map(|samples| format!("batch({samples})"));
         let samples = [Some(window), pack, shuffle, tokenizers, split];
         let forms = [remap, wasm, narrow, bitpack, compress, quantize];
-        let rows = [widen, pairs, positions, batch];
+        let weights = match self.missing_weight {
+            Some(weight) => format!("loss_weights(missing={weight})"),
+            None => "loss_weights".to_owned(),
+        };
+        let weights = self.loss_weights.then_some(weights);
+        let rows = [widen, pairs, positions, weights, batch];
         let actions = samples.into_iter().chain(documents).chain(forms).chain(rows);
         Ok(actions.flatten().collect())
     }

@@ -46,7 +46,8 @@ pub(crate) fn refuse_views(buffers: usize) -> PyResult<()> {
 /// tokens become which do not fit), `remap` (a table), `wasm` (a module that maps tokens and the SHA-256 of its
 /// file, as a tuple), `bitpack` (bits), `compress` (`"lz4"`, `"zstd"`) with
 /// `compress_level` and `compress_when` (`"faster"`, `"always"`), `quantize` (`"int8"`, `"e4m3"`, `"e5m2"`) with `deliver`
-/// (`"f32"`, `"f16"`, `"bf16"`, `"quantized"`), `widen` (`"i64"`), `pairs` (inputs and labels of `seq_len` tokens each).
+/// (`"f32"`, `"f16"`, `"bf16"`, `"quantized"`), `widen` (`"i64"`), `pairs` (inputs and labels of `seq_len` tokens each), `loss_weights` (True, with `missing_weight` of
+/// datasets that have none).
 ///
 /// Ranks: of `world_size` trainers this is number `rank`, both by default from `torch.distributed` where it is initialised,
 /// else from the variables `RANK` and `WORLD_SIZE` of `torchrun`. `tp`, `cp` and `pp` are the sizes of tensor-, context- and pipeline-parallel groups (1 each), in
@@ -485,6 +486,11 @@ fn dataset_difference(
         content: number("content")?,
         documents: number("documents")?,
         targets: number("targets")?,
+        loss_weights: match is_renamed(rename, &name, &ours.name) {
+            // The caller says that the bytes are the same.
+            true => ours.identity().loss_weights,
+            false => number("loss_weights")?,
+        },
     };
     let how = then.difference(&ours.identity());
     Ok(how.map(|how| if name == ours.name { how } else { format!("{how} (it was {name})") }))

@@ -271,7 +271,7 @@ fn matching(path: &str) -> Result<Vec<PathBuf>, Error> {
         found.collect::<Result<Vec<PathBuf>, _>>().map_err(|error| bad(error.to_string()))?;
     // What lies beside a file of tokens and describes it is not a dataset.
     let is_data = |path: &PathBuf| {
-        !engine::catalog::is_description(&path.file_name().unwrap_or_default().to_string_lossy())
+        !engine::catalog::is_beside(&path.file_name().unwrap_or_default().to_string_lossy())
     };
     let files: Vec<PathBuf> =
         found.into_iter().filter(is_data).filter(|path| path.is_file()).collect();

@@ -19,9 +19,23 @@ impl Opened {
         1 + usize::from(self.pairs) + 2 * usize::from(self.positions)
     }
 
+    /// Tokens of a row of all samples.
+    fn row_tokens(&self) -> usize {
+        self.batch_samples as usize * self.window_tokens as usize
+    }
+
     /// Bytes of a batch.
     pub fn batch_bytes(&self) -> usize {
-        self.rows() * self.batch_samples as usize * self.window_tokens as usize * self.token_bytes()
+        match self.loss_weights_at() {
+            None => self.rows() * self.row_tokens() * self.token_bytes(),
+            Some(at) => (at + self.row_tokens() * size_of::<f32>()).next_multiple_of(8),
+        }
+    }
+
+    /// Where the loss weights of a batch begin, if it has some: a `f32` for each token of a row of all samples.
+    pub fn loss_weights_at(&self) -> Option<usize> {
+        let rows = self.rows() * self.row_tokens() * self.token_bytes();
+        self.loss_weights.then_some(rows.next_multiple_of(size_of::<f32>()))
     }
 
     /// The plan that was printed back; `None` if it is of a version that this one does not know.
@@ -97,6 +111,10 @@ impl DatasetInfo {
             content: self.content,
             documents: self.documents,
             targets: self.targets,
+            loss_weights: self.loss_weights.as_deref().map_or(0, |weights| match weights.content {
+                0 => weights.fingerprint,
+                content => content,
+            }),
         }
     }
 }

@@ -29,8 +29,8 @@ use crate::action;
 use crate::error::{Error, with_limit_hint};
 use crate::proto::{DatasetInfo, DatasetRef, ListReply, ListedDataset};
 
-/// Datasets one request may name: those of a blend, and a table.
-const MAX_DATASETS: usize = xio::order::MAX_DATASETS + 1;
+/// Datasets one request may name: those of a blend, their loss weights, and a table.
+const MAX_DATASETS: usize = 2 * xio::order::MAX_DATASETS + 1;
 
 /// Datasets that one reply lists.
 const MAX_LISTED: usize = 1_000;
@@ -85,6 +85,8 @@ pub struct Found {
     pub documents: Option<Documents>,
     /// Their hashes, in the same case.
     pub hashes: Option<Vec<u64>>,
+    /// Its loss weights, where they were asked for and it has some. Their file is opened for buffered reads.
+    pub loss_weights: Option<Box<Found>>,
 }
 
 fn refuse(name: &str, why: impl std::fmt::Display, hint: &str) -> Status {
@@ -134,7 +136,7 @@ impl Catalog {
             let listing = root.list(MAX_LISTED_FILES).map_err(|error| refused_open(&error))?;
             reply.truncated |= listing.truncated;
             reply.skipped += listing.skipped as u64;
-            let wanted = |name: &String| name.starts_with(prefix) && !is_description(name);
+            let wanted = |name: &String| name.starts_with(prefix) && !is_beside(name);
             names.extend(listing.entries.into_iter().map(|entry| entry.name).filter(wanted));
         }
         reply.truncated |= names.len() > MAX_LISTED;
@@ -235,7 +237,7 @@ impl Catalog {
 
     fn find(&self, dataset: &DatasetRef, io: IoChoice) -> Result<Found, Status> {
         self.locate(&dataset.name, io, |root, name, file| {
-            describe(root, name, file, dataset, &mut |_| ())
+            describe_with_weights(root, name, file, dataset, &mut |_| ())
         })
     }
 
@@ -419,10 +421,14 @@ fn find_file_in(folder: &mut Folder, path: &Path, request: &DatasetRef) -> Resul
     let mut index = Index { wants_targets: request.sequences, ..Index::default() };
     let mut open = || {
         let file = root.open(name, IoChoice::Buffered).map_err(|error| refused_open(&error))?;
-        describe(root, name.to_owned(), file, request, &mut |entry| index.push(entry))
+        let note = &mut |entry| index.push(entry);
+        describe_with_weights(root, name.to_owned(), file, request, note)
     };
     let found = open().map_err(|status| local_error(&status))?;
-    let info = DatasetInfo { name: full.display().to_string(), ..found.info };
+    let mut info = DatasetInfo { name: full.display().to_string(), ..found.info };
+    if let Some(weights) = &mut info.loss_weights {
+        weights.name = full.with_file_name(&weights.name).display().to_string();
+    }
     let documents = request.documents.then(|| index.finish(info.has_targets)).transpose();
     let documents = documents.map_err(|error| refused(&error).hint(SPLIT_HINT))?;
     let hashes = || {
@@ -595,7 +601,46 @@ fn describe(
     if request.document_hashes {
         info.document_hashes = current_hashes(root, &info)?;
     }
-    Ok(Found { info, file, layout, sums, documents: None, hashes: None })
+    Ok(Found { info, file, layout, sums, documents: None, hashes: None, loss_weights: None })
+}
+
+/// As [`describe`], with the loss weights beside the file where they are asked for.
+fn describe_with_weights(
+    root: &Root,
+    name: String,
+    file: OpenFile,
+    request: &DatasetRef,
+    each: &mut dyn FnMut(Entry),
+) -> Result<Found, Status> {
+    let mut found = describe(root, name, file, request, each)?;
+    if request.loss_weights {
+        found.loss_weights = loss_weights(root, &found.info)?.map(Box::new);
+        found.info.loss_weights =
+            found.loss_weights.as_ref().map(|found| Box::new(found.info.clone()));
+    }
+    Ok(found)
+}
+
+/// The loss weights beside a dataset, if there are any.
+fn loss_weights(root: &Root, info: &DatasetInfo) -> Result<Option<Found>, Status> {
+    let path = settle::loss_weights_of(Path::new(&info.name));
+    let name = path.to_string_lossy().into_owned();
+    let file = match root.open(&name, IoChoice::Buffered) {
+        Ok(file) => file,
+        Err(OpenError::NotFound { .. }) => return Ok(None),
+        Err(error) => return Err(refused_open(&error)),
+    };
+    let found = describe(root, name.clone(), file, &DatasetRef::default(), &mut |_| ())?;
+    let Found { layout, .. } = &found;
+    if layout.dtype != Dtype::F32 {
+        let why = format!("holds {}, and loss weights are f32", layout.dtype);
+        return Err(refuse(&name, why, "save them with numpy: weights.astype(\"float32\")"));
+    }
+    if layout.tokens != info.tokens {
+        let why = format!("holds {} loss weights for {} tokens", layout.tokens, info.tokens);
+        return Err(refuse(&name, why, "write one for each token, in their order"));
+    }
+    Ok(Some(found))
 }
 
 /// The smallest id, where it is below 0.
@@ -664,8 +709,13 @@ fn refused_file(name: &str, error: NoTokens) -> Status {
 }
 
 /// Whether a file of this name describes a dataset beside it: an index, a manifest, hashes.
-pub fn is_description(name: &str) -> bool {
+fn is_description(name: &str) -> bool {
     name.ends_with(".idx") || settle::is_sidecar(name)
+}
+
+/// Whether a file of this name describes a dataset beside it, or holds its loss weights: patterns do not mean it.
+pub fn is_beside(name: &str) -> bool {
+    is_description(name) || settle::is_loss_weights(name)
 }
 
 /// Refuses what describes a dataset.

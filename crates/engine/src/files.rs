@@ -89,6 +89,7 @@ impl DividedFiles {
             documents: plan.needs_documents(),
             document_hashes: !plan.selection().is_empty(),
             sequences: plan.hides_others(),
+            loss_weights: plan.loss_weights().is_some(),
         };
         if files.len() > MAX_DATASETS {
             let text =
@@ -176,6 +177,9 @@ impl FileStream {
         let table_info = table.as_ref().map(|table| table.info.clone());
         let table = table.map_or_else(Arc::default, |table| table.ids);
         check_table(&table, &found)?;
+        let (mut found, mut weights) = (found, Vec::new());
+        weights.extend(found.iter_mut().filter_map(|found| found.loss_weights.take()));
+        found.extend(weights.into_iter().map(|weights| *weights));
         for (source, found) in layout.sources.iter_mut().zip(&found) {
             source.whole_pages = found.sums.is_some();
         }

@@ -2,7 +2,9 @@
 //! samples.
 
 use std::collections::HashMap;
+use std::path::Path;
 
+use formats::settle;
 use host::ring::MAX_READERS;
 use xio::dataset::{BYTES, Dtype, Format, TokenFile};
 use xio::documents::Documents;
@@ -22,9 +24,9 @@ pub struct Layout {
     pub plan: String,
     /// The order of samples.
     pub order: StreamOrder,
-    /// Datasets, in the order of the blend.
+    /// Datasets, in the order of the blend; then the loss weights of those that have some, if they are delivered.
     pub sources: Vec<ReaderSource>,
-    /// Their names.
+    /// Their names, then those of their loss weights, as the sources are.
     pub names: Vec<String>,
     /// What to deliver.
     pub delivery: Delivery,
@@ -66,6 +68,7 @@ impl Layout {
             window_tokens: self.delivery.row_tokens(),
             pairs: self.delivery.rows.pairs,
             positions: self.delivery.rows.positions,
+            loss_weights: self.delivery.rows.loss_weights.is_some(),
         }
     }
 }
@@ -208,6 +211,7 @@ pub fn divide(
     check_tokenizers(plan, infos)?;
     check_parts(plan, infos)?;
     check_targets(plan, infos)?;
+    check_loss_weights(plan, infos)?;
     let is_one_of_many = plan.blend().is_empty() && infos.len() > 1;
     let mut layouts = Vec::with_capacity(infos.len());
     for (dataset, (info, asked)) in infos.iter().zip(asked).enumerate() {
@@ -277,10 +281,49 @@ fn check_targets(plan: &Plan, infos: &[DatasetInfo]) -> Result<(), Error> {
     }
 }
 
+/// The loss weights of those datasets that have some, where the plan delivers them, with their places in the blend.
+pub(crate) fn loss_weights<'a>(
+    plan: &Plan,
+    infos: &'a [DatasetInfo],
+) -> impl Iterator<Item = (usize, &'a DatasetInfo)> + use<'a> {
+    let asked = plan.loss_weights().map_or(0, |_| infos.len());
+    let infos = infos.iter().enumerate().take(asked);
+    infos.filter_map(|(at, info)| Some((at, info.loss_weights.as_deref()?)))
+}
+
+/// Whether every dataset that is drawn from has loss weights where the plan delivers them, one for each token.
+fn check_loss_weights(plan: &Plan, infos: &[DatasetInfo]) -> Result<(), Error> {
+    let Some(asked) = plan.loss_weights() else {
+        return Ok(());
+    };
+    for (dataset, info) in infos.iter().enumerate() {
+        let Some(weights) = info.loss_weights.as_deref() else {
+            if asked.missing.is_some() || !plan.draws(dataset) {
+                continue;
+            }
+            let name = settle::loss_weights_of(Path::new(&info.name));
+            let text = format!("{} has no loss weights: there is no {}", info.name, name.display());
+            return Err(Error::invalid(text).hint(
+                "write them with `dquant convert --loss-weights COLUMN`, or say what such tokens weigh: loss_weights(missing=1)",
+            ));
+        };
+        let end = weights.tokens.checked_mul(Dtype::F32.bytes().into());
+        let end = end.and_then(|bytes| bytes.checked_add(weights.data_offset));
+        let is_sound = weights.dtype == Dtype::F32.name()
+            && weights.tokens == info.tokens
+            && end.is_some_and(|end| end <= i64::MAX as u64);
+        if !is_sound {
+            let why = format!("{}: the target's description is of no loss weights", weights.name);
+            return Err(Error::invalid(why));
+        }
+    }
+    Ok(())
+}
+
 /// A file from which no sample is drawn.
 fn without_samples(plan: &Plan, file: TokenFile) -> SampleLayout {
     let (window, overlap) = (plan.window(), plan.overlap());
-    SampleLayout { file, window, overlap, samples: 0, samples_per_block: 1, part: None }
+    SampleLayout::without_samples(file, window, overlap)
 }
 
 /// Lays out the stream. `infos` describe the datasets of the request, in the order of the blend; `divided` are the
@@ -303,7 +346,7 @@ pub fn plan(
         check_ids(&plan, infos)?;
     }
     let dtypes: Vec<Dtype> = layouts.iter().map(|layout| layout.file.dtype).collect();
-    let names: Vec<String> = infos.iter().map(|info| info.name.clone()).collect();
+    let mut names: Vec<String> = infos.iter().map(|info| info.name.clone()).collect();
     let pipeline = compile(&plan, &dtypes).map_err(|error| types(&error, &names))?;
     let order: StreamOrder = match plan.megatron_order(documents, order_bytes) {
         Some(order) => order.map_err(|error| unlisted(&error, &names))?.into(),
@@ -317,9 +360,17 @@ pub fn plan(
             cut,
             stages: branch.blocks().clone(),
             whole_pages: false,
+            weighs: None,
         };
     let cuts = layouts.iter().zip(cuts).zip(pipeline.branches());
-    let sources = (0..).zip(cuts).map(source).collect();
+    let mut sources: Vec<ReaderSource> = (0..).zip(cuts).map(source).collect();
+    if let Some(stages) = pipeline.loss_weights() {
+        for (dataset, weights) in loss_weights(&plan, infos) {
+            let of = sources[dataset].loss_weights(weights.data_offset, stages.clone());
+            sources.push(ReaderSource { source: sources.len() as u32, ..of });
+            names.push(weights.name.clone());
+        }
+    }
     let mut delivery = Delivery {
         window_tokens: pipeline.sample_tokens(),
         batch_samples: pipeline.batch_samples(),

@@ -39,8 +39,8 @@ use crate::layout::{self, MAX_ORDER_TABLES};
 use crate::log;
 use crate::path::{Ending, PathMtus, PathState, PeerPath, Traffic, Waiting};
 use crate::proto::{
-    DatasetInfo, DocumentsRequest, Failure, OpenReply, OpenRequest, Opened, Ranks, SessionRequest,
-    StreamStatus, TargetStages, open_reply,
+    DatasetInfo, DatasetRef, DocumentsRequest, Failure, OpenReply, OpenRequest, Opened, Ranks,
+    SessionRequest, StreamStatus, TargetStages, open_reply,
 };
 use crate::selection;
 use crate::status;
@@ -321,6 +321,7 @@ fn open(
     for dataset in &mut request.datasets {
         // For every session of the stream: one with other documents is refused.
         dataset.documents = plan.needs_documents();
+        dataset.loss_weights = plan.loss_weights().is_some();
     }
     let mut asked = request.datasets.clone();
     // Sessions do not need them any more: what is selected stays.
@@ -333,12 +334,19 @@ fn open(
     let table_ids = table.as_ref().map(Table::ids_of).transpose()?;
     let compile =
         |plan: &Plan, dtypes: &[Dtype]| plan.compile_with(dtypes, table_ids, context.offload);
-    let described = infos.clone();
+    let mut described = infos.clone();
+    described.extend(layout::loss_weights(&plan, &infos).map(|(_, weights)| weights.clone()));
     let (documents, tables) = documents_of(context, &control, &plan, &request, &mut infos)?;
     let most = if plan.megatron().is_some() { MAX_ORDER_TABLES } else { 0 };
     let mut order = context.documents.take_part(most);
     let divided = layout::divide(&plan, &infos, &request.datasets, documents)?;
     let layout = layout::plan(&request, &infos, divided, order.bytes(), compile)?;
+    // Sessions serve them as datasets of their own, behind those of tokens.
+    let of_weights =
+        |info: &DatasetInfo| DatasetRef { name: info.name.clone(), ..DatasetRef::default() };
+    request
+        .datasets
+        .extend(layout::loss_weights(&plan, &infos).map(|(_, weights)| of_weights(weights)));
     order.shrink(layout.order.table_bytes());
     EngineError::check_staging(layout.memory_needed() + CAPSULES_BYTES, context.memory)?;
     let slot_bytes = layout.delivery.slot_bytes;

@@ -154,6 +154,19 @@ pub fn is_sidecar(name: &str) -> bool {
     base == manifest::IN_FOLDER || endings.iter().any(|ending| base.ends_with(ending))
 }
 
+/// What takes the place of the ending of a file of tokens in the name of its loss weights.
+const LOSS_WEIGHTS: &str = "loss_weights.npy";
+
+/// The name that the loss weights of the tokens of this file have: `NAME.loss_weights.npy` beside `NAME.bin`.
+pub fn loss_weights_of(path: &Path) -> PathBuf {
+    path.with_extension(LOSS_WEIGHTS)
+}
+
+/// Whether a file of this name holds loss weights.
+pub fn is_loss_weights(name: &str) -> bool {
+    name.strip_suffix(LOSS_WEIGHTS).is_some_and(|before| before.ends_with('.'))
+}
+
 /// The name that an index of the tokens of this file has: `NAME.idx` beside `NAME.bin` or `NAME.npy`.
 pub fn index_of(path: &Path) -> Option<PathBuf> {
     let ending = path.extension()?;

@@ -153,6 +153,8 @@ pub struct SampleLayout {
     pub samples: u64,
     /// Samples of a full block: as many as fit into its bytes, at least one.
     pub samples_per_block: u32,
+    /// Bytes of the widest value that is read of a token: of the token, or of its loss weight.
+    pub widest: u32,
     /// Where the blocks of a part of the file are; `None` for the whole.
     pub part: Option<PartBlocks>,
 }
@@ -173,9 +175,27 @@ impl SampleLayout {
         if samples == 0 {
             return Err(OrderError::NoSample { tokens: file.tokens, window });
         }
-        let layout =
-            SampleLayout { file, window, overlap, samples, samples_per_block: 1, part: None };
-        Ok(layout.in_blocks(BLOCK_BYTES))
+        let layout = SampleLayout::without_samples(file, window, overlap);
+        Ok(SampleLayout { samples, ..layout }.in_blocks(BLOCK_BYTES))
+    }
+
+    /// A file that no sample is drawn from, or of which it is not known yet how many there are.
+    pub const fn without_samples(file: TokenFile, window: u32, overlap: u32) -> SampleLayout {
+        let (samples, samples_per_block, widest) = (0, 1, file.dtype.bytes());
+        SampleLayout { file, window, overlap, samples, samples_per_block, widest, part: None }
+    }
+
+    /// The same samples where a value of this type is read of each token, too: its blocks are no longer than those of
+    /// tokens may be.
+    ///
+    /// # Errors
+    /// When a window of it does not fit a block.
+    pub fn read_with(self, beside: Dtype) -> Result<SampleLayout, OrderError> {
+        let widest = self.widest.max(beside.bytes());
+        match u64::from(self.window) * u64::from(widest) > u64::from(BLOCK_BYTES) {
+            true => Err(OrderError::Window { window: self.window, dtype: beside }),
+            false => Ok(SampleLayout { widest, ..self }.in_blocks(BLOCK_BYTES)),
+        }
     }
 
     /// The same samples in blocks of at most `block_bytes` of the file; a longer sample is a block of its own.
@@ -183,6 +203,7 @@ impl SampleLayout {
     pub fn in_blocks(self, block_bytes: u32) -> SampleLayout {
         // What does not belong to the first sample of a run belongs to one stride each.
         let block_tokens = block_bytes / self.file.dtype.bytes();
+        let block_tokens = block_tokens.min(BLOCK_BYTES / self.widest);
         let samples_per_block = block_tokens.saturating_sub(self.overlap) / self.stride();
         SampleLayout { samples_per_block: samples_per_block.max(1), ..self }
     }
@@ -258,10 +279,9 @@ impl Cut {
         if end > tokens {
             return Err(PackingError::Beyond { end, tokens });
         }
-        let SampleLayout { file, window, mut samples_per_block, .. } = layout;
-        let bytes = file.dtype.bytes();
+        let SampleLayout { window, mut samples_per_block, widest, .. } = layout;
         let packing = loop {
-            match Packing::new(documents.clone(), fit, window, samples_per_block, bytes) {
+            match Packing::new(documents.clone(), fit, window, samples_per_block, widest) {
                 Err(PackingError::Sparse { .. }) if samples_per_block > 1 => samples_per_block /= 2,
                 packing => break packing?,
             }

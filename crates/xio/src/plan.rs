@@ -34,6 +34,8 @@
 //! | `pairs(ignore=ID, labels=targets)` | as above, and so do labels that are no targets of their dataset | refuse datasets with targets |
 //! | `pairs(labels=all)` | deliver all labels of datasets with targets | refuse them |
 //! | `positions` | add to each sample the position of each token in its document, and the document's number | not |
+//! | `loss_weights` | add to each sample the weight of each token in the loss; refuse datasets that have none | not |
+//! | `loss_weights(missing=N)` | as above, and tokens of datasets that have none weigh N | refuse them |
 //! | `batch(N)` | samples of a batch | 32 |
 //!
 //! The order of the actions does not matter: each describes the result. A [`Plan`] holds only legal
@@ -119,7 +121,24 @@ pub struct Plan {
     /// Which labels are delivered of datasets that have targets.
     labels: Option<Labels>,
     positions: bool,
+    loss_weights: Option<LossWeights>,
     batch: u32,
+}
+
+/// The `loss_weights` action.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LossWeights {
+    /// The weight of the tokens of datasets that have none; without it such datasets are refused.
+    pub missing: Option<u16>,
+}
+
+impl fmt::Display for LossWeights {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.missing {
+            None => f.write_str("loss_weights"),
+            Some(weight) => write!(f, "loss_weights(missing={weight})"),
+        }
+    }
 }
 
 /// Which labels are delivered of datasets that say which of their tokens are targets.
@@ -403,9 +422,13 @@ impl Plan {
             Err(OrderError::NoSample { .. })
                 if self.pack.is_some() || self.megatron.is_some() || unused() =>
             {
-                SampleLayout { file, window, overlap, samples: 0, samples_per_block: 1, part: None }
+                SampleLayout::without_samples(file, window, overlap)
             }
             layout => layout?,
+        };
+        let layout = match self.loss_weights {
+            Some(_) => layout.read_with(Dtype::F32)?,
+            None => layout,
         };
         let layout = self.block_bytes(dataset).map_or(layout, |bytes| layout.in_blocks(bytes));
         match self.split.filter(|_| self.pack.is_none()) {
@@ -544,6 +567,11 @@ impl Plan {
     /// Whether each sample is delivered with the position of each token in its document, and the document's number.
     pub fn positions(&self) -> bool {
         self.positions
+    }
+
+    /// How each sample is delivered with the weight of each token in the loss, if it is.
+    pub fn loss_weights(&self) -> Option<LossWeights> {
+        self.loss_weights
     }
 
     /// Samples of a batch.
@@ -737,6 +765,9 @@ impl fmt::Display for Plan {
         }
         if self.positions {
             f.write_str(" | positions")?;
+        }
+        if let Some(weights) = self.loss_weights {
+            write!(f, " | {weights}")?;
         }
         write!(f, " | batch({})", self.batch)
     }

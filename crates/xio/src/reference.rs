@@ -12,7 +12,9 @@
 //! `window` tokens from `i * (window - overlap)` on; tokens after the last whole window are not
 //! delivered. With `pairs` a batch holds the rows without their last tokens, then the rows without their
 //! first tokens.
-//! Packed samples, ignored labels and rows of positions are defined by `rows` below.
+//! Packed samples, ignored labels and rows of positions are defined by `rows` below. Loss weights follow all rows, after
+//! zeros up to a multiple of 4 bytes, one `f32` for each token of a row: that of the token, or of the label; then zeros up
+//! to a multiple of 8 bytes.
 //!
 //! Cost: O(datasets) for each sample since sample zero (or since the last requested batch, going
 //! forward), and a table of 8 bytes for each sample of a dataset. Not for production.
@@ -85,6 +87,9 @@ pub enum ReferenceError {
 /// A token with its position in its document and the number of that.
 type Placed = (i128, (i128, i128));
 
+/// The rows of a sample, and its loss weights.
+type Sample = (Vec<Vec<i128>>, Vec<f32>);
+
 /// Computes batches the slow way.
 #[derive(Debug)]
 pub struct Reference<R> {
@@ -108,6 +113,8 @@ struct Dataset<R> {
     documents: Vec<Range<u64>>,
     /// Which tokens are targets; none where all are.
     targets: Option<Vec<Range<u64>>>,
+    /// The loss weight of each token; none where it has none.
+    loss_weights: Option<Vec<f32>>,
     /// The samples that documents are packed into, each by document.
     packed: Option<Vec<Vec<Range<u64>>>>,
     /// In each phase.
@@ -141,6 +148,7 @@ impl<R: TokenReader> Reference<R> {
                 reader,
                 documents: Vec::new(),
                 targets: None,
+                loss_weights: None,
                 packed: None,
                 weights,
                 drawn,
@@ -193,6 +201,15 @@ impl<R: TokenReader> Reference<R> {
         self
     }
 
+    /// The same with the loss weights of the tokens of each dataset, where it has any.
+    #[must_use]
+    pub fn with_loss_weights(mut self, weights: Vec<Option<Vec<f32>>>) -> Reference<R> {
+        for (dataset, weights) in self.datasets.iter_mut().zip(weights) {
+            dataset.loss_weights = weights;
+        }
+        self
+    }
+
     /// Whether a token of a dataset is a target, as far as the plan asks.
     fn is_target(&self, dataset: usize, token: u64) -> bool {
         let targets = self.datasets[dataset].targets.as_ref().filter(|_| self.plan.hides_others());
@@ -228,16 +245,25 @@ impl<R: TokenReader> Reference<R> {
         while self.drawn < first {
             self.draw();
         }
-        let mut rows = Vec::new();
+        let (mut rows, mut weights) = (Vec::new(), Vec::new());
         for _ in 0..samples {
             let (dataset, k) = self.draw();
-            rows.push(self.rows(dataset, k)?);
+            let sample = self.rows(dataset, k)?;
+            rows.push(sample.0);
+            weights.extend(sample.1);
         }
         // The first row of all samples, then the second of all samples, and so on.
         let count = rows[0].len();
         let by_row = (0..count).flat_map(|row| rows.iter().flat_map(move |rows| &rows[row]));
         let width = self.dtype.bytes() as usize;
-        Ok(by_row.flat_map(|value| value.to_le_bytes()[..width].to_vec()).collect())
+        let mut bytes: Vec<u8> =
+            by_row.flat_map(|value| value.to_le_bytes()[..width].to_vec()).collect();
+        if self.plan.loss_weights().is_some() {
+            bytes.resize(bytes.len().next_multiple_of(4), 0);
+            bytes.extend(weights.iter().flat_map(|weight: &f32| weight.to_le_bytes()));
+            bytes.resize(bytes.len().next_multiple_of(8), 0);
+        }
+        Ok(bytes)
     }
 
     /// Draws the next sample: returns its dataset, and how many were drawn from that before.
@@ -278,8 +304,8 @@ impl<R: TokenReader> Reference<R> {
         open.min_by_key(|(_, d)| safe_until(d)).map_or(0, |(i, _)| i)
     }
 
-    /// The rows of the `k`-th sample drawn from a dataset.
-    fn rows(&mut self, dataset: usize, k: u64) -> Result<Vec<Vec<i128>>, ReferenceError> {
+    /// The rows of the `k`-th sample drawn from a dataset, and the loss weights of one of them.
+    fn rows(&mut self, dataset: usize, k: u64) -> Result<Sample, ReferenceError> {
         let pieces = self.pieces(dataset, k);
         let mut values = Vec::new();
         for token in pieces.iter().cloned().flatten() {
@@ -291,7 +317,7 @@ impl<R: TokenReader> Reference<R> {
             let delivered = self.quantized(dataset, &values)?;
             // Codes and scales are one row; values go on as if they were in the file.
             if delivered.len() != values.len() {
-                return Ok(Vec::from([delivered]));
+                return Ok((Vec::from([delivered]), Vec::new()));
             }
             values.iter_mut().zip(delivered).for_each(|(value, delivered)| value.1 = delivered);
         }
@@ -306,6 +332,12 @@ impl<R: TokenReader> Reference<R> {
                 *value = action(self, token, old).map_err(refused)?;
             }
         }
+        let weight = |(token, _): &(u64, i128)| match &self.datasets[dataset].loss_weights {
+            Some(weights) => weights[*token as usize],
+            None => self.plan.loss_weights().and_then(|all| all.missing).unwrap_or(0).into(),
+        };
+        let mut weights: Vec<f32> = values.iter().map(weight).collect();
+        weights.resize(self.plan.window() as usize, 0.0);
         let target = |(token, _): &(u64, i128)| self.is_target(dataset, *token);
         let targets: Vec<bool> = values.iter().map(target).collect();
         // Each token with its position in its document and the number of that, from 1; 0 is padding.
@@ -319,18 +351,23 @@ impl<R: TokenReader> Reference<R> {
         let inputs = tokens.len() - usize::from(self.plan.pairs());
         let mut rows = Vec::from([tokens[..inputs].iter().map(|token| token.0).collect()]);
         if self.plan.pairs() {
-            let label = |(at, pair): (usize, &[Placed])| match self.plan.ignore() {
-                Some(id) if pair[0].1.1 != pair[1].1.1 || pair[1].1.1 == 0 => id.into(),
-                Some(id) if !targets[at + 1] => id.into(),
-                _ => pair[1].0,
+            let is_ignored = |(at, pair): (usize, &[Placed])| {
+                pair[0].1.1 != pair[1].1.1 || pair[1].1.1 == 0 || !targets[at + 1]
             };
-            rows.push(tokens.windows(2).enumerate().map(label).collect());
+            let ignored = tokens.windows(2).enumerate().map(is_ignored);
+            let ignored: Vec<Option<i64>> =
+                ignored.map(|is| self.plan.ignore().filter(|_| is)).collect();
+            let labels = tokens[1..].iter().zip(&ignored);
+            rows.push(labels.map(|(token, id)| id.map_or(token.0, i128::from)).collect());
+            // A label that is ignored weighs nothing.
+            let labels = weights[1..].iter().zip(&ignored);
+            weights = labels.map(|(weight, id)| id.map_or(*weight, |_| 0.0)).collect();
         }
         if self.plan.positions() {
             rows.push(tokens[..inputs].iter().map(|token| token.1.0).collect());
             rows.push(tokens[..inputs].iter().map(|token| token.1.1).collect());
         }
-        Ok(rows)
+        Ok((rows, weights))
     }
 
     /// The tokens of the `k`-th sample drawn from a dataset, by document.
@@ -512,7 +549,7 @@ fn packed(
     layout: &SampleLayout,
 ) -> Option<Vec<Vec<Range<u64>>>> {
     let (window, per_block) = (u64::from(layout.window), layout.samples_per_block as usize);
-    let span = u64::from(BLOCK_BYTES / layout.file.dtype.bytes());
+    let span = u64::from(BLOCK_BYTES / layout.widest);
     let mut chunks = Vec::new();
     for document in documents {
         let mut rest = document.clone();

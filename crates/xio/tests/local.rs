@@ -19,7 +19,7 @@ use xio::reader::{
     Sink, SlotMeta, StreamError,
 };
 use xio::reference::{Reference, ReferenceError, TokenReader};
-use xio::stage::Pipeline;
+use xio::stage::{Branch, Pipeline};
 use xio::sums::{FileSums, SUM_BYTES};
 
 #[path = "toy/flip.rs"]
@@ -38,6 +38,8 @@ struct File {
     documents: Vec<Range<u64>>,
     /// Runs of tokens and whether they are targets; none where all are.
     turns: Option<Vec<(u64, bool)>>,
+    /// The loss weight of each token; none where it has none.
+    loss_weights: Option<Vec<f32>>,
 }
 
 impl File {
@@ -72,6 +74,13 @@ fn turns(tokens: u64, salt: u64) -> Option<Vec<(u64, bool)>> {
     (draw.below(3) > 0).then_some(turns)
 }
 
+/// Loss weights of 0 to 1.5; every third file has none.
+fn loss_weights(tokens: u64, salt: u64) -> Option<Vec<f32>> {
+    let mut draw = Chance::new(tokens ^ salt << 24);
+    let weights = (0..tokens).map(|_| draw.below(7) as f32 / 4.0).collect();
+    (draw.below(3) > 0).then_some(weights)
+}
+
 /// Documents of 0 to 49 tokens, some of them some tokens apart.
 fn documents(tokens: u64, salt: u64) -> Vec<Range<u64>> {
     let (mut draw, mut end, mut documents) = (Chance::new(tokens ^ salt), 0, Vec::new());
@@ -90,7 +99,8 @@ fn file(dtype: Dtype, tokens: u64, salt: u64) -> File {
     let bytes: Vec<u8> =
         (0..tokens).flat_map(|i| value(i).to_le_bytes()[..width].to_vec()).collect();
     let (documents, turns) = (documents(tokens, salt), turns(tokens, salt));
-    File { described: flat(dtype, bytes.len() as u64).unwrap(), bytes, documents, turns }
+    let described = flat(dtype, bytes.len() as u64).unwrap();
+    File { described, bytes, documents, turns, loss_weights: loss_weights(tokens, salt) }
 }
 
 /// The table of `remap`: some tokens of the files have no entry.
@@ -306,6 +316,44 @@ fn cut(plan: &Plan, pipeline: &Pipeline, files: &[File]) -> (Vec<SampleLayout>, 
     layouts.into_iter().zip(files).enumerate().map(cut).unzip()
 }
 
+/// The sources of tokens.
+fn sources(
+    pipeline: &Pipeline,
+    layouts: &[SampleLayout],
+    cuts: Vec<Cut>,
+    whole_pages: bool,
+) -> Vec<ReaderSource> {
+    let branches = pipeline.branches().iter().zip(layouts.iter().zip(cuts));
+    let source = |(source, (branch, (layout, cut))): (u32, (&Branch, (&SampleLayout, Cut)))| {
+        let (layout, stages, weighs) = (*layout, branch.blocks().clone(), None);
+        ReaderSource { connection: 0, source, layout, cut, stages, whole_pages, weighs }
+    };
+    (0..).zip(branches).map(source).collect()
+}
+
+/// Adds the loss weights of the files that have any, where the plan delivers them: their files follow those of tokens.
+fn with_weights(
+    mut sources: Vec<ReaderSource>,
+    pipeline: &Pipeline,
+    files: &[File],
+) -> Vec<ReaderSource> {
+    let Some(stages) = pipeline.loss_weights() else { return sources };
+    for (dataset, _) in files.iter().enumerate().filter(|(_, file)| file.loss_weights.is_some()) {
+        let weights = sources[dataset].loss_weights(0, stages.clone());
+        sources.push(ReaderSource { source: sources.len() as u32, ..weights });
+    }
+    sources
+}
+
+/// The files of a reader, in the order of [`contents`].
+fn described(files: &[File], manifests: bool) -> Vec<LocalFile> {
+    let described = |(id, bytes): (u32, Vec<u8>)| {
+        let sums = manifests.then(|| sums(id.into(), &bytes));
+        LocalFile { file: FileId(id), sums }
+    };
+    (0..).zip(contents(files)).map(described).collect()
+}
+
 fn run(
     plan: &Plan,
     files: &[File],
@@ -319,17 +367,10 @@ fn run(
     let dtypes: Vec<Dtype> = files.iter().map(|file| file.described.dtype).collect();
     let pipeline = plan.compile_local(&dtypes, Some(table().len() as u32)).unwrap();
     let (layouts, cuts) = cut(plan, &pipeline, files);
-    let branches = pipeline.branches().iter().zip(layouts.iter().zip(cuts));
-    let sources: Vec<ReaderSource> = (0..)
-        .zip(branches)
-        .map(|(source, (branch, (layout, cut)))| {
-            let stages = branch.blocks().clone();
-            let whole_pages = trouble.manifests;
-            ReaderSource { connection: 0, source, layout: *layout, cut, stages, whole_pages }
-        })
-        .collect();
-    let documents = || files.iter().map(File::documents).collect();
-    let order: StreamOrder = match plan.megatron_order(documents(), 1 << 20) {
+    let sources = sources(&pipeline, &layouts, cuts, trouble.manifests);
+    let sources = with_weights(sources, &pipeline, files);
+    let documents = files.iter().map(File::documents).collect();
+    let order: StreamOrder = match plan.megatron_order(documents, 1 << 20) {
         Some(order) => order.unwrap().into(),
         None => pipeline.order(&layouts).unwrap().into(),
     };
@@ -349,12 +390,8 @@ fn run(
     let memory_bytes = LocalReader::memory_bytes(&setup, trouble.manifests);
     let mut memory = Arena::new(memory_bytes as usize, &mut draw);
     let depth = 1 + draw.below(16) as u32;
-    let described = |(id, file): (u32, &File)| {
-        let sums = trouble.manifests.then(|| sums(id.into(), &file.bytes));
-        LocalFile { file: FileId(id), sums }
-    };
-    let described = (0..).zip(files).map(described).collect();
-    let mut reader = LocalReader::new(setup, described, depth, Arena::BASE, toy::KERNELS);
+    let files = described(files, trouble.manifests);
+    let mut reader = LocalReader::new(setup, files, depth, Arena::BASE, toy::KERNELS);
     reader.set_table(table());
     reader.set_action(Some(Arc::new(Flip)));
     let mut disk = TestDisk {
@@ -444,10 +481,7 @@ fn case() -> impl Strategy<Value = Case> {
     let form = (prop::sample::select(vec!["u16", "u32"]), 0..4u32, any::<bool>(), 0..40u32);
     let wide = prop::option::of((any::<prop::sample::Index>(), any::<u64>(), 16..64u32));
     let range = (0..200u64, 1..30u64, any::<u64>(), starts, leave_out);
-    // Parts of which every file has a sample.
-    let parts = vec!["", "", "split('1,3', part=valid", "split('0,1,2', part=test"];
-    let parts = (prop::sample::select(parts), any::<u64>());
-    let rows = (0..6usize, 0..3u32, any::<bool>(), parts);
+    let rows = (0..6usize, 0..3u32, any::<bool>(), parts(), weights_text());
     (files, shuffle, form, wide, range, (2..40u32, 1..9u32, 0..4u32, 0..8u32, rows)).prop_map(
         |(
             files,
@@ -455,7 +489,7 @@ fn case() -> impl Strategy<Value = Case> {
             (narrow, widen, pairs, overlap),
             wide,
             range,
-            (window, batch, policy, form, (pack, ignore, positions, (part, part_seed))),
+            (window, batch, policy, form, (pack, ignore, positions, (part, part_seed), weights)),
         )| {
             let (first_batch, batches, seed, starts, leave_out) = range;
             let narrow = if files.iter().any(|file| file.0 == Dtype::U16) { "u16" } else { narrow };
@@ -488,6 +522,7 @@ fn case() -> impl Strategy<Value = Case> {
                 _ => "",
             };
             text += rows_text((pairs, ignore, positions), narrow, widen);
+            text += weights;
             text += &fit.map_or(String::new(), |fit| format!(" | pack({}, pad=9)", fit.name()));
             text += &part_text(fit.is_some(), part, part_seed);
             let wide = wide.map(|(at, token, bit)| {
@@ -499,6 +534,16 @@ fn case() -> impl Strategy<Value = Case> {
             Case { text, files, wide, first_batch, batches, leave_out, seed }
         },
     )
+}
+
+/// Parts of which every file has a sample.
+fn parts() -> impl Strategy<Value = (&'static str, u64)> {
+    let parts = vec!["", "", "split('1,3', part=valid", "split('0,1,2', part=test"];
+    (prop::sample::select(parts), any::<u64>())
+}
+
+fn weights_text() -> impl Strategy<Value = &'static str> {
+    prop::sample::select(vec!["", "", "", " | loss_weights", " | loss_weights(missing=3)"])
 }
 
 /// A part of the files; packed documents are divided before they get here.
@@ -534,8 +579,13 @@ fn made(case: &Case) -> Vec<File> {
     files
 }
 
+/// The files of tokens, then those of loss weights.
 fn contents(files: &[File]) -> Vec<Vec<u8>> {
-    files.iter().map(|file| file.bytes.clone()).collect()
+    let tokens = files.iter().map(|file| file.bytes.clone());
+    let weights = files.iter().filter_map(|file| file.loss_weights.as_ref());
+    let bytes =
+        |weights: &Vec<f32>| weights.iter().flat_map(|weight| weight.to_le_bytes()).collect();
+    tokens.chain(weights.map(bytes)).collect()
 }
 
 /// A reference that knows the documents of its files.
@@ -545,7 +595,9 @@ fn known<R: TokenReader>(
 ) -> Reference<R> {
     let documents = files.iter().map(|file| file.documents.clone()).collect();
     let targets = files.iter().map(File::targets).collect();
-    reference.unwrap().with_documents(documents).unwrap().with_targets(targets)
+    let weights = files.iter().map(|file| file.loss_weights.clone()).collect();
+    let reference = reference.unwrap().with_documents(documents).unwrap();
+    reference.with_targets(targets).with_loss_weights(weights)
 }
 
 proptest! {
@@ -618,13 +670,19 @@ proptest! {
                 let samples: Vec<Vec<u8>> =
                     (begin..begin + size).map(|sample| reference.batch(sample).unwrap()).collect();
                 let rows = if plan.pairs() { 2 } else { 1 } + if plan.positions() { 2 } else { 0 };
-                let row = |row: usize| {
-                    let of = |sample: &Vec<u8>| {
-                        sample.chunks(sample.len() / rows).nth(row).unwrap().to_vec()
-                    };
-                    samples.iter().map(of).collect::<Vec<_>>().concat()
+                let tokens = (plan.window() - u32::from(plan.pairs())) as usize;
+                let width = reference.dtype().bytes() as usize * tokens;
+                let each = |bytes: Range<usize>| {
+                    samples.iter().flat_map(|sample| sample[bytes.clone()].to_vec()).collect()
                 };
-                let want = (0..rows).map(row).collect::<Vec<_>>().concat();
+                let row = |row: usize| -> Vec<u8> { each(row * width..(row + 1) * width) };
+                let mut want: Vec<u8> = (0..rows).flat_map(row).collect();
+                if plan.loss_weights().is_some() {
+                    let first = (rows * width).next_multiple_of(4);
+                    want.resize(want.len().next_multiple_of(4), 0);
+                    want.extend::<Vec<u8>>(each(first..first + 4 * tokens));
+                    want.resize(want.len().next_multiple_of(8), 0);
+                }
                 prop_assert_eq!(batch, &want, "batch {}", number);
             }
         }

@@ -92,7 +92,8 @@ fn memory(datasets: usize, mib: u64, shuffle: &str) -> u64 {
         .map(|(source, branch)| {
             let (layout, stages) = (layouts[source as usize], branch.blocks().clone());
             let (cut, whole_pages) = (Cut::Windows, false);
-            ReaderSource { connection: 0, source, layout, cut, stages, whole_pages }
+            let weighs = None;
+            ReaderSource { connection: 0, source, layout, cut, stages, whole_pages, weighs }
         })
         .collect();
     Reader::memory_needed(&pipeline.order(&layouts).unwrap().into(), &sources)

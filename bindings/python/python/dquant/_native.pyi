@@ -38,6 +38,8 @@ class Options(TypedDict, total=False):
     ignore: int | None
     labels: str | None
     positions: bool | None
+    loss_weights: bool | None
+    missing_weight: int | None
     pad: int | None
     split: str | Sequence[SupportsFloat] | None
     part: str | None
@@ -94,6 +96,8 @@ class Batch(Buffer):
     def positions(self) -> npt.NDArray[Any]: ...
     @property
     def documents(self) -> npt.NDArray[Any]: ...
+    @property
+    def loss_weights(self) -> npt.NDArray[Any]: ...
     def __dlpack__(
         self,
         *,

@@ -25,6 +25,8 @@ class Dataset:
     """Fingerprint of its documents as the plan takes them; 0 where the plan does not need them."""
     targets: int = 0
     """Fingerprint of which of their tokens are targets; 0 where it does not say so, or the plan does not need it."""
+    loss_weights: int = 0
+    """Fingerprint of the loss weights beside it; 0 where it has none, or the plan does not need them."""
     filtered_documents: int = 0
     """Documents that the plan's filter dropped."""
     duplicate_documents: int = 0

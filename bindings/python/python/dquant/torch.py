@@ -64,7 +64,7 @@ class TokenDataset(IterableDataset):
     """A stream as an `IterableDataset` of whole batches; arguments are those of `dquant.Stream`.
 
     Items are tensors `[samples, tokens]`, or tuples of them: inputs and labels with `pairs`, positions and documents with
-    `positions`. `copy=True` (the default) copies each batch into memory of its own, which may be written and kept.
+    `positions`, then the weights of labels with `loss_weights`. `copy=True` (the default) copies each batch into memory of its own, which may be written and kept.
     `copy=False` returns views of the ring: they must not be written, and a loop that keeps as many as the ring holds
     gets `dquant.SlotsHeldError`.
 

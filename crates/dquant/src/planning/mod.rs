@@ -219,6 +219,7 @@ pub fn place(
     let weights = weights(plan, &pipeline, datasets);
     let mut rows = merged(&branches, &weights);
     let wire_bytes = rows.iter().rfind(|row| row.place == "target").map_or(0.0, |r| r.bytes_out);
+    let wire_bytes = wire_bytes + add_loss_weights(&mut rows, &pipeline, placement);
     if placement != Placement::Local {
         add_network(&mut rows, wire_bytes, placement);
     }
@@ -336,6 +337,25 @@ fn merged(branches: &[Vec<Row>], weights: &[f64]) -> Vec<Row> {
     rows
 }
 
+/// Adds that loss weights are read, if they are; returns their bytes of a token.
+fn add_loss_weights(rows: &mut Vec<Row>, pipeline: &Pipeline, placement: Placement) -> f64 {
+    let Some(stages) = pipeline.loss_weights() else {
+        return 0.0;
+    };
+    let reads = if placement == Placement::Local { Place::Host } else { Place::Target };
+    let bytes = f64::from(stages.target().stored().bytes());
+    let row = Row {
+        place: reads.name(),
+        stage: "read loss weights".to_owned(),
+        bytes_in: bytes,
+        bytes_out: bytes,
+        cpu_s: Some(bytes * costs::READ_S_PER_BYTE),
+        why: "of each token, beside it and as they are",
+    };
+    rows.insert(1.min(rows.len()), row);
+    if placement == Placement::Local { 0.0 } else { bytes }
+}
+
 /// Adds what both ends of the network do.
 fn add_network(rows: &mut Vec<Row>, wire_bytes: f64, placement: Placement) {
     let reader = Place::of_reader(placement == Placement::Offload).name();
@@ -441,9 +461,15 @@ fn memory(
         stages: branch.blocks().clone(),
         cut,
         whole_pages: false,
+        weighs: None,
     };
-    let sources: Vec<ReaderSource> =
+    let mut sources: Vec<ReaderSource> =
         (0..).zip(samples.into_iter().zip(pipeline.branches())).map(source).collect();
+    if let Some(stages) = pipeline.loss_weights() {
+        // As if every dataset had some.
+        let weights = sources.iter().map(|of| of.loss_weights(0, stages.clone()));
+        sources.extend(weights.collect::<Vec<_>>());
+    }
     let buffers = match plan.megatron() {
         // Its order is made of the documents.
         Some(_) => 0,

@@ -74,7 +74,8 @@ fn try_open(engine: &DpuEngine, rings: &Budget) -> Result<Opened, EngineError> {
     let order = pipeline.order(&[layout]).expect("it fits");
     let stages = pipeline.branches()[0].blocks().clone();
     let (cut, whole_pages) = (Cut::Windows, false);
-    let source = ReaderSource { connection: 0, source: 0, layout, cut, stages, whole_pages };
+    let source =
+        ReaderSource { connection: 0, source: 0, layout, cut, stages, whole_pages, weighs: None };
     let delivery = Delivery {
         window_tokens: plan.window(),
         batch_samples: 1,

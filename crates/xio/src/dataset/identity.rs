@@ -20,6 +20,8 @@ pub struct Identity<'a> {
     pub documents: u64,
     /// Fingerprint of which of their tokens are targets; 0 where it is not known, or not needed.
     pub targets: u64,
+    /// Fingerprint of the loss weights beside it; 0 where it has none, or they are not needed.
+    pub loss_weights: u64,
 }
 
 impl Identity<'_> {
@@ -27,8 +29,7 @@ impl Identity<'_> {
     /// because every block read is compared with them; without two the files must be the same. So a manifest
     /// may be added or removed, and a dataset with a manifest may be copied.
     pub fn difference(&self, now: &Identity<'_>) -> Option<String> {
-        let Identity { dtype, tokens, data_offset, fingerprint, content, documents, targets } =
-            *self;
+        let Identity { dtype, tokens, data_offset, fingerprint, content, documents, .. } = *self;
         if dtype != now.dtype {
             Some(format!("it holds {} tokens now and held {dtype}", now.dtype))
         } else if tokens != now.tokens {
@@ -37,8 +38,10 @@ impl Identity<'_> {
             Some(format!("its tokens begin at byte {} now, not {data_offset}", now.data_offset))
         } else if documents != now.documents {
             Some("its index describes other documents now".into())
-        } else if targets != now.targets {
+        } else if self.targets != now.targets {
             Some("its index describes other targets now".into())
+        } else if self.loss_weights != now.loss_weights {
+            Some("it has other loss weights now".into())
         } else if content != 0 && now.content != 0 {
             let differs = content != now.content;
             differs.then(|| "its manifest describes other contents now".into())
@@ -70,6 +73,7 @@ mod tests {
             content: 0,
             documents: 0,
             targets: 0,
+            loss_weights: 0,
         };
         let with = |fingerprint, content| Identity { fingerprint, content, ..then };
         assert_eq!(then.difference(&then), None);
@@ -92,5 +96,6 @@ mod tests {
         assert_eq!(documents(3).difference(&documents(3)), None);
         says(documents(3), documents(4), "other documents");
         says(documents(3), Identity { targets: 1, ..documents(3) }, "other targets");
+        says(documents(3), Identity { loss_weights: 1, ..documents(3) }, "other loss weights");
     }
 }

@@ -137,8 +137,8 @@ pub struct Packing {
 }
 
 impl Packing {
-    /// Packs documents into samples of `window` tokens, `samples_per_block` in a block; a token has `token_bytes` in
-    /// the file. Takes time in proportion to the documents and the samples of a block.
+    /// Packs documents into samples of `window` tokens, `samples_per_block` in a block; of a token `token_bytes` are
+    /// read at most. Takes time in proportion to the documents and the samples of a block.
     ///
     /// # Errors
     /// When there is nothing to pack, and when a block of [`BLOCK_BYTES`] does not fill its samples.

@@ -234,7 +234,7 @@ impl Problem {
                 return Some(alloc::format!("did you mean `{name}`?"));
             }
             Problem::UnknownAction { .. } => {
-                &"actions are window, pack, shuffle, order, blend, phases, tokenizers, filter, dedup, split, remap, wasm, narrow, bitpack, compress, quantize, widen, pairs, positions, batch"
+                &"actions are window, pack, shuffle, order, blend, phases, tokenizers, filter, dedup, split, remap, wasm, narrow, bitpack, compress, quantize, widen, pairs, positions, loss_weights, batch"
             }
             Problem::RepeatedAction { .. } => &"keep one of them",
             Problem::UnknownArgument { known, .. } => known,

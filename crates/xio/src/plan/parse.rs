@@ -12,9 +12,9 @@ use super::lexer::{self, Kind, Token};
 use super::megatron::Megatron;
 use super::weights::{Phase, Weight};
 use super::{
-    DEFAULT_BATCH, Deliver, Groups, Labels, MAX_BATCH, MAX_BATCH_TOKENS, MAX_PHASE_START,
-    MAX_PLAN_BYTES, MAX_WINDOW, MIN_BLOCK_BYTES, Narrow, Overflow, Pack, Part, Plan, Quantize,
-    Shape, Shuffle, UserModule,
+    DEFAULT_BATCH, Deliver, Groups, Labels, LossWeights, MAX_BATCH, MAX_BATCH_TOKENS,
+    MAX_PHASE_START, MAX_PLAN_BYTES, MAX_WINDOW, MIN_BLOCK_BYTES, Narrow, Overflow, Pack, Part,
+    Plan, Quantize, Shape, Shuffle, UserModule,
 };
 use crate::dataset::Dtype;
 use crate::documents::{Dedup, Filter, Selection};
@@ -25,7 +25,7 @@ use crate::order::{
     SplitPart,
 };
 
-pub(super) const ACTIONS: [&str; 20] = [
+pub(super) const ACTIONS: [&str; 21] = [
     "window",
     "pack",
     "shuffle",
@@ -45,6 +45,7 @@ pub(super) const ACTIONS: [&str; 20] = [
     "widen",
     "pairs",
     "positions",
+    "loss_weights",
     "batch",
 ];
 
@@ -285,6 +286,7 @@ struct Draft {
     widen: Option<Dtype>,
     pairs: Option<(Pairs, Range<usize>)>,
     positions: bool,
+    loss_weights: Option<(LossWeights, Range<usize>)>,
     batch: Option<(u32, Range<usize>)>,
 }
 
@@ -352,6 +354,10 @@ impl Draft {
             }
             "widen" => once(self.widen.replace(widen(action)?).is_none(), "widen"),
             "pairs" => once(self.pairs.replace(pairs(action)?).is_none(), "pairs"),
+            "loss_weights" => {
+                let weights = (loss_weights(action)?, action.span.clone());
+                once(self.loss_weights.replace(weights).is_none(), "loss_weights")
+            }
             "batch" => {
                 let batch = (batch(action)?, action.span.clone());
                 once(self.batch.replace(batch).is_none(), "batch")
@@ -413,6 +419,7 @@ impl Draft {
             labels: self.pairs.as_ref().and_then(|(pairs, _)| pairs.labels),
             pairs: self.pairs.is_some(),
             positions: self.positions,
+            loss_weights: self.loss_weights.map(|(weights, _)| weights),
             batch,
         })
     }
@@ -470,6 +477,7 @@ impl Draft {
             ("narrow", self.narrow.is_some()),
             ("bitpack", self.bitpack.is_some()),
             ("widen", self.widen.is_some()),
+            ("loss_weights", self.loss_weights.is_some()),
             ("pairs", self.pairs.is_some() && quantize.deliver == Deliver::Quantized),
         ];
         match others.into_iter().find(|(_, is_there)| *is_there) {
@@ -550,6 +558,13 @@ fn positions(action: &Action) -> Result<bool, PlanError> {
         }
         None => Ok(true),
     }
+}
+
+fn loss_weights(action: &Action) -> Result<LossWeights, PlanError> {
+    const USAGE: &str = "loss_weights, or loss_weights(missing=1) for datasets that have none";
+    let [missing] = action.named("loss_weights", ["missing"], USAGE)?;
+    let missing = missing.map(|weight| weight.number("missing", 0, u16::MAX.into())).transpose()?;
+    Ok(LossWeights { missing: missing.map(|weight| weight as u16) })
 }
 
 fn batch(action: &Action) -> Result<u32, PlanError> {

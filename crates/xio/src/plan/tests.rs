@@ -263,6 +263,16 @@ const ARGUMENTS: &[(&str, &str, &str)] = &[
     ),
     ("window(4) | positions(1)", "1", "takes no further argument"),
     ("window(4) | positions | positions", "positions", "a second time"),
+    ("window(4) | loss_weights(missing=-1)", "-1", "must be a whole number"),
+    ("window(4) | loss_weights(missing=70000)", "70000", "outside 0 to 65535"),
+    ("window(4) | loss_weights(1, 2)", "2", "takes no further argument"),
+    ("window(4) | loss_weights | loss_weights", "loss_weights", "a second time"),
+    ("window(4) | quantize(int8) | loss_weights", "quantize(int8)", "exclude each other"),
+    (
+        "window(4) | order(megatron, seed=1, samples=9) | loss_weights",
+        "order(megatron, seed=1, samples=9)",
+        "exclude each other",
+    ),
     ("narrow(u16)", "", "does not say how long a sample is"),
     ("window(131072) | batch(65536)", "batch(65536)", "exceeds 268435456 tokens"),
 ];
@@ -645,7 +655,9 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
     let pack = prop::option::of((fit, any::<u32>()).prop_map(|(fit, pad)| Pack { fit, pad }));
     let labels = prop::option::of(prop::sample::select(vec![Labels::Targets, Labels::All]));
     let ignore = (prop::option::of(any::<i64>()), labels);
-    let rows = (pack, ignore, any::<bool>(), selection, split);
+    let weights = prop::option::of(prop::option::of(any::<u16>()));
+    let weights = weights.prop_map(|weights| weights.map(|missing| LossWeights { missing }));
+    let rows = (pack, ignore, (any::<bool>(), weights), selection, split);
     let types = (narrow, widen, (remap, bits, codec, quantize, wasm));
     (window, prop::option::of(shuffle), blend, types, 1..=2_048u32, rows).prop_map(
         |(
@@ -654,7 +666,13 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
             (blend, phases),
             (narrow, widen, forms),
             batch,
-            (pack, (ignore, labels), positions, selection, (split, mixes_tokenizers)),
+            (
+                pack,
+                (ignore, labels),
+                (positions, loss_weights),
+                selection,
+                (split, mixes_tokenizers),
+            ),
         )| {
             let (narrow, bitpack, compress) = legal_forms(narrow, widen, forms.1, forms.2);
             let batch = batch.min((MAX_BATCH_TOKENS / u64::from(window)) as u32);
@@ -682,6 +700,7 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
                 labels: labels
                     .filter(|labels| pairs && (ignore.is_some() || *labels == Labels::All)),
                 positions,
+                loss_weights,
                 batch,
             };
             with_quantize(plan, forms.3)
@@ -706,6 +725,7 @@ fn with_quantize(plan: Plan, quantize: Option<Quantize>) -> Plan {
         ignore: None,
         labels: None,
         positions: false,
+        loss_weights: None,
         remap: None,
         wasm: None,
         narrow: None,
@@ -749,7 +769,7 @@ proptest! {
     fn no_text_panics(
         text in prop_oneof![
             any::<String>(),
-            "((window|overlap|shuffle|order|megatron|split|samples|blocks|block|4KiB|blend|phases|filter|keep|dedup|across|1:2|pack|best|pad|ignore|-100|positions|narrow|widen|pairs|batch|remap|wasm|sha256|bitpack|compress|quantize|int8|deliver|lz4|overflow|saturate|seed|u16|a|0\\.5|-1|2048|\"x|\"|'|\\\\|[(),=| \n])){0,25}",
+            "((window|overlap|shuffle|order|megatron|split|samples|blocks|block|4KiB|blend|phases|filter|keep|dedup|across|1:2|pack|best|pad|ignore|-100|positions|loss_weights|missing|narrow|widen|pairs|batch|remap|wasm|sha256|bitpack|compress|quantize|int8|deliver|lz4|overflow|saturate|seed|u16|a|0\\.5|-1|2048|\"x|\"|'|\\\\|[(),=| \n])){0,25}",
         ],
     ) {
         if let Err(error) = Plan::parse(&text, None) {

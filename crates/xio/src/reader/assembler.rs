@@ -18,10 +18,10 @@ use crate::sums::{self, SUM_BYTES};
 
 use super::lane::{Lane, Place, Resident, Want};
 use super::rows::{Row, Writer};
-use super::schedule::Schedule;
+use super::schedule::{Pick, Schedule};
 use super::{
     BlockRef, CRC_RETRIES, Delivery, Prepared, ReaderCounters, ReaderSetup, ReaderSource, Run,
-    Share, Sink, SlotMeta, StreamError,
+    Share, Sink, SlotMeta, StreamError, WEIGHT_BYTES, weights_of,
 };
 use crate::capsule::Refusal;
 
@@ -137,8 +137,11 @@ pub(super) struct Assembler {
     turns: Turns,
     /// What a decompressor reads from: the largest block, if blocks are compressed.
     scratch: Vec<u8>,
-    /// The sample being copied.
+    /// By dataset, the lane of its loss weights.
+    weights_of: Vec<Option<u32>>,
+    /// The sample being copied, and its loss weights.
     row: Row,
+    weights: Row,
     pub(super) counters: ReaderCounters,
 }
 
@@ -160,12 +163,14 @@ impl Assembler {
         Assembler {
             schedule,
             turns: Turns::new(&sources),
+            weights_of: weights_of(&sources),
             lanes,
             sources,
             first,
             position: Position::at(&delivery.share, run.0 - delivery.first_batch),
             fillings: (0..delivery.share.count).map(|_| None).collect(),
             row: Row::new(&delivery),
+            weights: Row::default(),
             delivery,
             run,
             later,
@@ -358,37 +363,27 @@ impl Assembler {
                 break;
             };
             let pick = self.schedule.peek();
-            let lane = &mut self.lanes[pick.dataset as usize];
-            match lane.state(pick, filling.is_none()) {
+            match self.state(pick, filling.is_none()) {
                 Resident::Ready => {}
                 Resident::Failed(error) => {
                     self.end_with(sink, &error);
                     return true;
                 }
                 Resident::Wanted | Resident::Requested => {
-                    self.turns.add(pick.dataset);
+                    self.lanes_of(pick).for_each(|lane| self.turns.add(lane));
                     self.counters.waits_for_data += 1;
                     break;
                 }
             }
             if let Some(filling) = filling {
-                let width = self.delivery.sample_dtype.bytes();
-                let sample = match lane.gather(memory, pick, width, &mut self.row) {
-                    Some(addr) => {
-                        memory.bytes(addr, (self.delivery.window_tokens * width) as usize)
-                    }
-                    None => {
-                        self.row.pad(&self.delivery);
-                        &self.row.tokens
-                    }
-                };
-                let mut writer = Writer { sink, kernels: &self.kernels, delivery: &self.delivery };
-                writer.write_sample(filling.slot, filling.samples, sample, &self.row);
+                self.copy_sample(memory, sink, pick, filling);
                 copied += self.delivery.sample_bytes();
             }
-            lane.consume(pick);
-            if lane.free_buffers() > 0 {
-                self.turns.add(pick.dataset);
+            for lane in self.lanes_of(pick) {
+                self.lanes[lane as usize].consume(pick);
+                if self.lanes[lane as usize].free_buffers() > 0 {
+                    self.turns.add(lane);
+                }
             }
             self.schedule.advance();
             samples += 1;
@@ -411,6 +406,59 @@ impl Assembler {
         if self.position.sample == self.delivery.batch_samples {
             self.position = Position::at(&self.delivery.share, self.position.index + 1);
         }
+    }
+
+    /// The lanes that a sample comes from: of its tokens, and of its loss weights.
+    fn lanes_of(&self, pick: Pick) -> impl Iterator<Item = u32> + use<> {
+        [Some(pick.dataset), self.weights_of[pick.dataset as usize]].into_iter().flatten()
+    }
+
+    /// State of a sample that the order has reached.
+    fn state(&mut self, pick: Pick, passed: bool) -> Resident {
+        for lane in self.lanes_of(pick) {
+            let state = self.lanes[lane as usize].state(pick, passed);
+            if state != Resident::Ready {
+                return state;
+            }
+        }
+        Resident::Ready
+    }
+
+    /// Copies a sample into the slot being filled.
+    fn copy_sample<M: Staging, S: Sink>(
+        &mut self,
+        memory: &M,
+        sink: &mut S,
+        pick: Pick,
+        filling: Filling,
+    ) {
+        let window = self.delivery.window_tokens;
+        let width = self.delivery.sample_dtype.bytes();
+        let lane = &mut self.lanes[pick.dataset as usize];
+        let sample = match lane.gather(memory, pick, width, &mut self.row) {
+            Some(addr) => memory.bytes(addr, (window * width) as usize),
+            None => {
+                self.row.pad((window * width) as usize, self.delivery.rows.pad, width);
+                &self.row.tokens
+            }
+        };
+        let mut writer = Writer { sink, kernels: &self.kernels, delivery: &self.delivery };
+        writer.write_sample(filling.slot, filling.samples, sample, &self.row);
+        if self.delivery.rows.loss_weights.is_none() {
+            return;
+        }
+        let weights = self.weights_of[pick.dataset as usize].map(|lane| {
+            let lane = &mut self.lanes[lane as usize];
+            match lane.gather(memory, pick, WEIGHT_BYTES, &mut self.weights) {
+                Some(addr) => memory.bytes(addr, (window * WEIGHT_BYTES) as usize),
+                None => {
+                    // What is behind the last document weighs nothing.
+                    self.weights.pad((window * WEIGHT_BYTES) as usize, 0, WEIGHT_BYTES);
+                    &self.weights.tokens[..]
+                }
+            }
+        });
+        writer.write_weights(filling.slot, filling.samples, weights, &self.row);
     }
 
     /// After the last batch of a run, goes on behind those that are left out, or ends the stream. Whether there is
@@ -438,7 +486,10 @@ impl Assembler {
             self.counters.waits_for_data += 1;
             return false;
         };
-        self.lanes.iter_mut().zip(coverages).for_each(|(lane, part)| lane.restart(part));
+        let datasets = self.sources.iter().enumerate().map(|(index, source)| source.dataset(index));
+        for (lane, dataset) in self.lanes.iter_mut().zip(datasets) {
+            lane.restart(coverages[dataset].clone());
+        }
         (0..self.lanes.len() as u32).for_each(|lane| self.turns.add(lane));
         self.schedule.restart(state);
         self.run = run;

@@ -43,13 +43,14 @@ mod schedule;
 mod share;
 
 use alloc::collections::{BTreeSet, VecDeque};
+use alloc::vec;
 use alloc::vec::Vec;
 
 use roce::verbs::VerbsError;
 use thiserror::Error;
 
 use crate::capsule::Refusal;
-use crate::dataset::Dtype;
+use crate::dataset::{Dtype, Format, TokenFile};
 use crate::disk::Change;
 use crate::kernel::MapFault;
 use crate::order::{BLOCK_BYTES, Cut, SampleLayout, StreamOrder, StreamState};
@@ -63,6 +64,12 @@ use runs::Run;
 pub use runs::{LeaveOut, LeaveOutError, MAX_LEFT_OUT};
 use schedule::{Coverage, Schedule};
 pub use share::Share;
+
+/// Bytes of a loss weight, a `f32`.
+const WEIGHT_BYTES: u32 = Dtype::F32.bytes();
+
+/// Batches with loss weights begin at multiples of this, so that any type of tokens is aligned.
+const BATCH_ALIGN: u64 = 8;
 
 /// Blocks that one poll takes through their stages: as many as have these bytes, and no more than this.
 const BLOCK_BYTES_PER_POLL: u64 = BLOCK_BYTES as u64 / 2;
@@ -117,6 +124,37 @@ pub struct ReaderSource {
     pub stages: BlockStages,
     /// Whether whole pages of the file are read into the staging buffers, as for files with a manifest.
     pub whole_pages: bool,
+    /// The source of tokens that this one has the loss weights of, if it is one of weights. Such sources follow those of
+    /// tokens; each is divided and cut as its tokens are.
+    pub weighs: Option<u32>,
+}
+
+impl ReaderSource {
+    /// The source of the loss weights of its tokens, whose first lies `data_offset` bytes into a file of their own. It is
+    /// served by the same connection as the tokens, under the same number until it gets another.
+    #[must_use]
+    pub fn loss_weights(&self, data_offset: u64, stages: BlockStages) -> ReaderSource {
+        let tokens = self.layout.file.tokens;
+        let file = TokenFile { dtype: Dtype::F32, data_offset, tokens, format: Format::Flat };
+        let layout = SampleLayout { file, ..self.layout };
+        ReaderSource { layout, stages, weighs: Some(self.source), ..self.clone() }
+    }
+
+    /// The dataset of the order that it belongs to, where it is this one of the sources.
+    fn dataset(&self, index: usize) -> usize {
+        self.weighs.map_or(index, |dataset| dataset as usize)
+    }
+}
+
+/// By dataset, the source of its loss weights.
+fn weights_of(sources: &[ReaderSource]) -> Vec<Option<u32>> {
+    let mut weights = vec![None; sources.len()];
+    for (index, source) in (0..).zip(sources) {
+        if let Some(dataset) = source.weighs {
+            weights[dataset as usize] = Some(index);
+        }
+    }
+    weights
 }
 
 /// The batches to deliver.
@@ -148,13 +186,39 @@ pub struct Delivery {
 impl Delivery {
     /// Bytes of one batch.
     pub fn batch_bytes(&self) -> u64 {
-        self.sample_bytes() * u64::from(self.batch_samples)
+        match self.rows.loss_weights {
+            None => self.tokens_bytes(),
+            Some(_) => {
+                let weights = u64::from(self.batch_samples) * u64::from(self.weights_bytes());
+                (self.weights_at() + weights).next_multiple_of(BATCH_ALIGN)
+            }
+        }
     }
 
-    /// Bytes of a sample in a batch.
+    /// Bytes of the rows of a batch.
+    fn tokens_bytes(&self) -> u64 {
+        u64::from(self.rows.count()) * u64::from(self.batch_samples) * u64::from(self.row_bytes())
+    }
+
+    /// Bytes of a row of a sample.
+    fn row_bytes(&self) -> u32 {
+        self.row_tokens() * self.dtype.bytes()
+    }
+
+    /// Where the loss weights begin in a batch that has them.
+    pub fn weights_at(&self) -> u64 {
+        self.tokens_bytes().next_multiple_of(WEIGHT_BYTES.into())
+    }
+
+    /// Bytes of the loss weights of a sample.
+    fn weights_bytes(&self) -> u32 {
+        self.row_tokens() * WEIGHT_BYTES
+    }
+
+    /// Bytes of a sample in a batch, without what aligns it.
     fn sample_bytes(&self) -> u64 {
-        let rows = u64::from(self.rows.count());
-        rows * u64::from(self.row_tokens()) * u64::from(self.dtype.bytes())
+        let rows = u64::from(self.rows.count()) * u64::from(self.row_bytes());
+        rows + self.rows.loss_weights.map_or(0, |_| u64::from(self.weights_bytes()))
     }
 
     /// Tokens of a row of a batch: of a sample, or of its inputs or labels.
@@ -384,8 +448,10 @@ impl ReaderSetup {
         left_out: &LeaveOut,
     ) -> ReaderSetup {
         let order = order.into();
-        let delivers =
-            |source: &ReaderSource| source.stages.output().dtype == delivery.sample_dtype;
+        let delivers = |source: &ReaderSource| {
+            let dtype = source.weighs.map_or(delivery.sample_dtype, |_| Dtype::F32);
+            source.stages.output().dtype == dtype
+        };
         debug_assert!(sources.iter().all(delivers), "the stages give what is delivered");
         let first_batch = delivery.first_batch;
         let mut runs = left_out.runs(first_batch, delivery.end_batch()).into_iter();
@@ -395,9 +461,11 @@ impl ReaderSetup {
         let Prepared { run, state, coverages } = Prepared::new(&order, &delivery, first, &begin);
         let (mut lanes, mut memory_bytes) = (Vec::with_capacity(sources.len()), 0);
         let scratch_bytes = Lane::scratch_bytes(&sources);
-        for ((index, source), coverage) in sources.iter().enumerate().zip(coverages) {
-            lanes.push(Lane::new(&order, index, source, memory_bytes, coverage));
-            memory_bytes += Lane::bytes_needed(&order, index, source);
+        for (index, source) in sources.iter().enumerate() {
+            let dataset = source.dataset(index);
+            let coverage = coverages[dataset].clone();
+            lanes.push(Lane::new(&order, dataset, source, memory_bytes, coverage));
+            memory_bytes += Lane::bytes_needed(&order, dataset, source);
         }
         let mut later = VecDeque::new();
         for run in runs {
@@ -406,7 +474,7 @@ impl ReaderSetup {
             later.push_back(prepared);
         }
         let cuts = sources.iter().map(|source| (source.layout, source.cut.clone())).collect();
-        let first = first_blocks(&order, &state, &delivery);
+        let first = first_blocks(&order, &state, &delivery, &weights_of(&sources));
         let schedule = Schedule::new(order, cuts, state);
         ReaderSetup {
             schedule,
@@ -443,15 +511,17 @@ fn first_blocks(
     order: &StreamOrder,
     state: &StreamState,
     delivery: &Delivery,
+    weights_of: &[Option<u32>],
 ) -> VecDeque<BlockRef> {
     let (StreamOrder::Own(order), StreamState::Own(blend)) = (order, state) else {
         return VecDeque::new();
     };
     let mut cursor = order.cursor(blend.clone());
     let mut seen = BTreeSet::new();
-    let needed = (0..delivery.batch_samples.min(FIRST_SAMPLES)).map(|_| {
+    let needed = (0..delivery.batch_samples.min(FIRST_SAMPLES)).flat_map(|_| {
         let (lane, position, _) = cursor.step_position();
-        BlockRef { lane: lane as u32, position }
+        let lanes = [Some(lane as u32), weights_of[lane]].into_iter().flatten();
+        lanes.map(move |lane| BlockRef { lane, position })
     });
     needed.filter(|block_ref| seen.insert(*block_ref)).collect()
 }

@@ -74,7 +74,7 @@ impl Reader {
     /// Bytes of staging buffers for a stream over these sources.
     pub fn memory_needed(order: &StreamOrder, sources: &[ReaderSource]) -> u64 {
         let lanes = sources.iter().enumerate();
-        lanes.map(|(lane, source)| Lane::bytes_needed(order, lane, source)).sum()
+        lanes.map(|(lane, source)| Lane::bytes_needed(order, source.dataset(lane), source)).sum()
     }
 
     /// A reader with room for `connections` connections.

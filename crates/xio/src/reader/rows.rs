@@ -9,7 +9,7 @@ use core::ops::Range;
 use crate::dataset::Dtype;
 use crate::kernel::Kernels;
 
-use super::{Delivery, Sink};
+use super::{BATCH_ALIGN, Delivery, Sink, WEIGHT_BYTES};
 
 /// Bytes written at a time: they stay in the first-level cache on their way to the ring.
 const PIECE_BYTES: usize = 8 << 10;
@@ -54,12 +54,11 @@ impl Row {
         self.others.extend(others.map(|run| in_sample(run.start)..in_sample(run.end)));
     }
 
-    /// Adds padding to the tokens that were gathered.
-    pub(super) fn pad(&mut self, delivery: &Delivery) {
-        let width = delivery.sample_dtype.bytes() as usize;
-        let pad = u64::from(delivery.rows.pad).to_le_bytes();
-        while self.tokens.len() < delivery.window_tokens as usize * width {
-            self.tokens.extend_from_slice(&pad[..width]);
+    /// Adds padding to the tokens that were gathered, up to so many bytes; a token has `width`.
+    pub(super) fn pad(&mut self, bytes: usize, pad: u32, width: u32) {
+        let pad = u64::from(pad).to_le_bytes();
+        while self.tokens.len() < bytes {
+            self.tokens.extend_from_slice(&pad[..width as usize]);
         }
     }
 }
@@ -96,16 +95,90 @@ impl<S: Sink> Writer<'_, S> {
         }
     }
 
-    /// Offset in the slot of a row of a sample. In range: a slot is smaller than 4 GiB.
-    fn row_at(&self, number: u64, row: u32) -> u32 {
-        let batch = u64::from(self.delivery.batch_samples);
-        let rows = u64::from(self.delivery.rows.count());
-        let index = (number / batch * rows + u64::from(row)) * batch + number % batch;
-        (index * u64::from(self.row_bytes())) as u32
+    /// Writes the loss weights of the sample with this number: of its tokens, or of its labels. `weights` are those of its
+    /// tokens, none where they have none. What is no label to learn, and padding, weighs nothing.
+    pub(super) fn write_weights(
+        &mut self,
+        slot: u32,
+        number: u64,
+        weights: Option<&[u8]>,
+        row: &Row,
+    ) {
+        let Delivery { rows, batch_samples, .. } = *self.delivery;
+        let tokens = self.delivery.row_tokens();
+        let at = self.weights_at(number);
+        let missing = rows.loss_weights.and_then(|weights| weights.missing).unwrap_or(0);
+        match weights {
+            Some(weights) if rows.pairs => {
+                self.sink.write(slot, at, &weights[WEIGHT_BYTES as usize..]);
+            }
+            Some(weights) => self.sink.write(slot, at, weights),
+            None => self.write_weight(slot, at, 0..tokens, missing.into()),
+        }
+        let (ends, shift) = (&row.ends[..], u32::from(rows.pairs));
+        let used = ends.last().copied();
+        if rows.ignore.is_some() {
+            for label in ends.iter().map(|end| end - 1).filter(|label| *label < tokens) {
+                self.write_weight(slot, at, label..label + 1, 0.0);
+            }
+            for others in &row.others {
+                self.write_weight(slot, at, others.start.saturating_sub(1)..others.end - 1, 0.0);
+            }
+        }
+        if let (Some(used), None) = (used, weights) {
+            self.write_weight(slot, at, used.saturating_sub(shift).min(tokens)..tokens, 0.0);
+        }
+        if number % u64::from(batch_samples) + 1 == u64::from(batch_samples) {
+            self.write_gaps(slot, number);
+        }
     }
 
-    fn row_bytes(&self) -> u32 {
-        self.delivery.row_tokens() * self.delivery.dtype.bytes()
+    /// Writes zeros where nothing else is of a batch, whose last sample has this number.
+    fn write_gaps(&mut self, slot: u32, number: u64) {
+        let Delivery { batch_samples, .. } = *self.delivery;
+        let begin = self.batch_at(number);
+        let tokens = self.delivery.tokens_bytes() as u32;
+        let weights = self.delivery.weights_at() as u32;
+        let end = weights + batch_samples * self.delivery.weights_bytes();
+        for gap in [tokens..weights, end..self.delivery.batch_bytes() as u32] {
+            let zeros = [0; BATCH_ALIGN as usize];
+            self.sink.write(slot, begin + gap.start, &zeros[..gap.len()]);
+        }
+    }
+
+    /// Writes one weight in the place of several.
+    fn write_weight(&mut self, slot: u32, at: u32, mut tokens: Range<u32>, weight: f32) {
+        /// Weights written at a time.
+        const SOME: usize = 64;
+        let mut some = [0; SOME * WEIGHT_BYTES as usize];
+        for each in some.chunks_exact_mut(WEIGHT_BYTES as usize) {
+            each.copy_from_slice(&weight.to_le_bytes());
+        }
+        while !tokens.is_empty() {
+            let count = tokens.len().min(SOME);
+            let bytes = &some[..count * WEIGHT_BYTES as usize];
+            self.sink.write(slot, at + tokens.start * WEIGHT_BYTES, bytes);
+            tokens.start += count as u32;
+        }
+    }
+
+    /// Offset in the slot of the batch of a sample. In range: a slot is smaller than 4 GiB.
+    fn batch_at(&self, number: u64) -> u32 {
+        (number / u64::from(self.delivery.batch_samples) * self.delivery.batch_bytes()) as u32
+    }
+
+    /// Offset in the slot of a row of a sample.
+    fn row_at(&self, number: u64, row: u32) -> u32 {
+        let batch = u64::from(self.delivery.batch_samples);
+        let index = u64::from(row) * batch + number % batch;
+        self.batch_at(number) + (index * u64::from(self.delivery.row_bytes())) as u32
+    }
+
+    /// Offset in the slot of the loss weights of a sample.
+    fn weights_at(&self, number: u64) -> u32 {
+        let in_batch = (number % u64::from(self.delivery.batch_samples)) as u32;
+        let before = self.delivery.weights_at() as u32 + in_batch * self.delivery.weights_bytes();
+        self.batch_at(number) + before
     }
 
     /// Writes tokens, widened if need be.

@@ -35,6 +35,7 @@ fn setup(
         cut: Cut::Windows,
         stages: stages.clone(),
         whole_pages: false,
+        weighs: None,
     };
     let sources = (0..weights.len() as u32).map(source).collect();
     let delivery = Delivery {

@@ -39,7 +39,7 @@ use crate::kernel::pack::can_pack;
 use crate::kernel::quantize::can_quantize;
 use crate::kernel::{Codec, Compression, Quant, can_narrow, can_widen};
 use crate::plan::{
-    BlendText, Labels, Narrow, Overflow, Pack, Part, Shuffle, WindowText, write_pairs,
+    BlendText, Labels, LossWeights, Narrow, Overflow, Pack, Part, Shuffle, WindowText, write_pairs,
 };
 
 pub use block::{BlockPlan, BlockStages, MAX_TARGET_STAGES, TargetStages};
@@ -114,6 +114,8 @@ pub enum Shape {
         rows: u32,
         /// Tokens of each.
         tokens: u32,
+        /// Whether the loss weights of one row come with them, each a `f32`.
+        weighted: bool,
     },
     /// A batch of samples of the same length.
     Batch {
@@ -122,7 +124,7 @@ pub enum Shape {
         /// Tokens of each.
         tokens: u32,
     },
-    /// A batch of rows: the first row of all samples, then the second of all samples, and so on.
+    /// A batch of rows: the first row of all samples, then the second of all samples, and so on; then their loss weights.
     RowsBatch {
         /// Number of samples.
         samples: u32,
@@ -130,6 +132,8 @@ pub enum Shape {
         rows: u32,
         /// Tokens of a row.
         tokens: u32,
+        /// Whether there are loss weights.
+        weighted: bool,
     },
 }
 
@@ -230,14 +234,15 @@ impl Type {
 
     /// Bytes of one sample, if the data is in samples.
     pub fn sample_bytes(self) -> Option<u64> {
-        let tokens = match self.shape {
+        let (rows, tokens, weighted) = match self.shape {
             Shape::File | Shape::Block | Shape::SummedBlock(_) => return None,
-            Shape::Sample { tokens } | Shape::Batch { tokens, .. } => u64::from(tokens),
-            Shape::Rows { rows, tokens } | Shape::RowsBatch { rows, tokens, .. } => {
-                u64::from(rows) * u64::from(tokens)
-            }
+            Shape::Sample { tokens } | Shape::Batch { tokens, .. } => (1, tokens, false),
+            Shape::Rows { rows, tokens, weighted }
+            | Shape::RowsBatch { rows, tokens, weighted, .. } => (rows, tokens, weighted),
         };
-        Some(tokens * u64::from(self.dtype.bytes()))
+        let weight = if weighted { Dtype::F32.bytes() } else { 0 };
+        let of_token = u64::from(rows) * u64::from(self.dtype.bytes()) + u64::from(weight);
+        Some(u64::from(tokens) * of_token)
     }
 }
 
@@ -253,12 +258,15 @@ impl fmt::Display for Type {
                 write!(f, "{compressed}{packed}blocks of {dtype} with a checksum")
             }
             Shape::Sample { tokens } => write!(f, "samples of {tokens} {dtype}"),
-            Shape::Rows { rows, tokens } => write!(f, "{} of {tokens} {dtype}", Samples(rows)),
+            Shape::Rows { rows, tokens, weighted } => {
+                write!(f, "{} of {tokens} {dtype}{}", Samples(rows), Weights(weighted))
+            }
             Shape::Batch { samples, tokens } => {
                 write!(f, "batches of {samples} samples of {tokens} {dtype}")
             }
-            Shape::RowsBatch { samples, rows, tokens } => {
-                write!(f, "batches of {samples} {} of {tokens} {dtype}", Samples(rows))
+            Shape::RowsBatch { samples, rows, tokens, weighted } => {
+                let (of, weights) = (Samples(rows), Weights(weighted));
+                write!(f, "batches of {samples} {of} of {tokens} {dtype}{weights}")
             }
         }
     }
@@ -270,10 +278,20 @@ struct Samples(u32);
 impl fmt::Display for Samples {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
+            1 => f.write_str("samples"),
             2 => f.write_str("pairs"),
             3 => f.write_str("samples with positions"),
             _ => f.write_str("pairs with positions"),
         }
+    }
+}
+
+/// What is said of loss weights.
+struct Weights(bool);
+
+impl fmt::Display for Weights {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0 { " with loss weights" } else { "" })
     }
 }
 
@@ -382,6 +400,8 @@ pub enum SampleOp {
     },
     /// Adds the position of each input token in its document, and the document's number.
     Positions,
+    /// Adds the weight of each token in the loss, or of each label.
+    LossWeights(LossWeights),
     /// Lays documents into samples.
     Pack(Pack),
     /// Joins samples into batches.
@@ -532,6 +552,7 @@ impl Operation for SampleOp {
             SampleOp::Widen { .. } => "widen",
             SampleOp::Pairs { .. } => "pairs",
             SampleOp::Positions => "positions",
+            SampleOp::LossWeights(_) => "loss_weights",
             SampleOp::Pack(_) => "pack",
             SampleOp::Batch { .. } => "batch",
         }
@@ -553,19 +574,27 @@ impl Operation for SampleOp {
             (SampleOp::Pairs { .. }, Shape::Sample { tokens: tokens @ 2.. })
                 if dtype != Dtype::U8 =>
             {
-                Some(Type { dtype, shape: Shape::Rows { rows: 2, tokens: tokens - 1 } })
+                let shape = Shape::Rows { rows: 2, tokens: tokens - 1, weighted: false };
+                Some(Type { dtype, shape })
             }
             (SampleOp::Positions, Shape::Sample { tokens }) => {
-                Some(Type { dtype, shape: Shape::Rows { rows: 3, tokens } })
+                Some(Type { dtype, shape: Shape::Rows { rows: 3, tokens, weighted: false } })
             }
-            (SampleOp::Positions, Shape::Rows { rows, tokens }) => {
-                Some(Type { dtype, shape: Shape::Rows { rows: rows + 2, tokens } })
+            (SampleOp::Positions, Shape::Rows { rows, tokens, weighted }) => {
+                Some(Type { dtype, shape: Shape::Rows { rows: rows + 2, tokens, weighted } })
+            }
+            (SampleOp::LossWeights(_), Shape::Sample { tokens }) => {
+                Some(Type { dtype, shape: Shape::Rows { rows: 1, tokens, weighted: true } })
+            }
+            (SampleOp::LossWeights(_), Shape::Rows { rows, tokens, weighted: false }) => {
+                Some(Type { dtype, shape: Shape::Rows { rows, tokens, weighted: true } })
             }
             (SampleOp::Batch { samples }, Shape::Sample { tokens }) => {
                 Some(Type { dtype, shape: Shape::Batch { samples: *samples, tokens } })
             }
-            (SampleOp::Batch { samples }, Shape::Rows { rows, tokens }) => {
-                Some(Type { dtype, shape: Shape::RowsBatch { samples: *samples, rows, tokens } })
+            (SampleOp::Batch { samples }, Shape::Rows { rows, tokens, weighted }) => {
+                let shape = Shape::RowsBatch { samples: *samples, rows, tokens, weighted };
+                Some(Type { dtype, shape })
             }
             _ => None,
         }
@@ -584,6 +613,7 @@ impl fmt::Display for SampleOp {
             SampleOp::Widen { to } => write!(f, "widen({to})"),
             SampleOp::Pairs { ignore, labels } => write_pairs(f, *ignore, *labels),
             SampleOp::Positions => f.write_str("positions"),
+            SampleOp::LossWeights(weights) => weights.fmt(f),
             SampleOp::Pack(pack) => pack.fmt(f),
             SampleOp::Batch { samples } => write!(f, "batch({samples})"),
         }

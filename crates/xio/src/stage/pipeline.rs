@@ -12,7 +12,7 @@ use crate::kernel::pack::can_pack;
 use crate::kernel::quantize::SCALED_VALUES;
 use crate::kernel::{can_narrow, can_widen};
 use crate::order::{Order, OrderError, SampleLayout};
-use crate::plan::{Deliver, Narrow, Overflow, Plan, Quantize};
+use crate::plan::{Deliver, LossWeights, Narrow, Overflow, Plan, Quantize};
 
 /// The stages of one dataset, up to where the datasets are joined.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,6 +57,8 @@ pub struct Rows {
     pub targets: bool,
     /// The id of tokens behind the last document.
     pub pad: u32,
+    /// After all rows of a batch, the loss weight of each token of a sample, or of each label, as `f32`.
+    pub loss_weights: Option<LossWeights>,
 }
 
 impl Rows {
@@ -76,6 +78,8 @@ impl Rows {
 pub struct Pipeline {
     plan: Plan,
     branches: Vec<Branch>,
+    /// The stages of blocks of loss weights, where they are delivered.
+    loss_weights: Option<BlockStages>,
     joint: Vec<Stage<SampleOp>>,
     /// Type of the samples as they are cut from blocks.
     sample: Type,
@@ -88,6 +92,11 @@ impl Pipeline {
     /// The branches, in the order of the blend.
     pub fn branches(&self) -> &[Branch] {
         &self.branches
+    }
+
+    /// The stages of blocks of loss weights, which are `f32`; none where the plan delivers none.
+    pub fn loss_weights(&self) -> Option<&BlockStages> {
+        self.loss_weights.as_ref()
     }
 
     /// The stages after the branches are joined.
@@ -119,6 +128,7 @@ impl Pipeline {
             ignore: plan.ignore(),
             targets: plan.hides_others(),
             pad,
+            loss_weights: plan.loss_weights(),
         }
     }
 
@@ -354,6 +364,7 @@ impl Plan {
             ("positions", self.positions()),
             ("ignore", self.ignore().is_some()),
             ("labels", self.labels().is_some()),
+            ("loss_weights", self.loss_weights().is_some()),
             ("pairs", self.pairs() && is_bytes),
             ("overlap", self.overlap() > 0 && is_bytes),
         ];
@@ -382,7 +393,8 @@ impl Plan {
         offload: bool,
     ) -> Result<Pipeline, CompileError> {
         let (place, asked) = (Place::of_reader(offload), self.block_plan(sources, table_ids)?);
-        self.join(sources, place, |stored| BlockStages::compile(stored, &asked, offload))
+        let blocks = |stored, asked: &BlockPlan| BlockStages::compile(stored, asked, offload);
+        self.join(sources, place, &asked, blocks)
     }
 
     /// As [`compile_with`](Plan::compile_with), for files of this machine: the host runs every stage.
@@ -395,7 +407,7 @@ impl Plan {
         table_ids: Option<u32>,
     ) -> Result<Pipeline, CompileError> {
         let asked = self.block_plan(sources, table_ids)?;
-        self.join(sources, Place::Host, |stored| BlockStages::local(stored, &asked))
+        self.join(sources, Place::Host, &asked, BlockStages::local)
     }
 
     /// What the plan asks for the blocks of files of these types.
@@ -456,13 +468,14 @@ impl Plan {
         &self,
         sources: &[Dtype],
         place: Place,
-        blocks: impl Fn(Dtype) -> Result<BlockStages, StageError>,
+        asked: &BlockPlan,
+        blocks: impl Fn(Dtype, &BlockPlan) -> Result<BlockStages, StageError>,
     ) -> Result<Pipeline, CompileError> {
         let dtype = self.sample_dtype(sources)?;
         let delivered = self.delivered_dtype(sources)?;
         self.check_ids(dtype, delivered)?;
         let branch = |(dataset, stored): (usize, &Dtype)| {
-            let blocks = blocks(*stored)?;
+            let blocks = blocks(*stored, asked)?;
             let (tokens, overlap) = (self.window(), self.overlap());
             let scales = match self.quantize() {
                 Some(Quantize { deliver: Deliver::Quantized, .. }) => {
@@ -478,6 +491,8 @@ impl Plan {
             let weight = self.blend().get(dataset).map_or(1, |part| part.weights[0]);
             Ok(Branch { weight, blocks, samples })
         };
+        let weights = BlockPlan { compression: asked.compression, ..BlockPlan::plain(Dtype::F32) };
+        let loss_weights = self.loss_weights().map(|_| blocks(Dtype::F32, &weights)).transpose()?;
         let branches = sources.iter().enumerate().map(branch);
         let branches = branches.collect::<Result<Vec<_>, StageError>>()?;
         // There is a branch: `sample_dtype` has counted the sources.
@@ -492,13 +507,15 @@ impl Plan {
         let (ignore, labels) = (self.ignore(), self.labels());
         let pairs = self.pairs().then_some(SampleOp::Pairs { ignore, labels });
         let positions = self.positions().then_some(SampleOp::Positions);
-        let ops = [blend, widen, pairs, positions, batch].into_iter().flatten();
+        let weights = self.loss_weights().map(SampleOp::LossWeights);
+        let ops = [blend, widen, pairs, positions, weights, batch].into_iter().flatten();
         let joint = chain(takes, place, ops)?;
         let output = joint.last().map_or(takes, |last| last.output);
         let (Shape::Batch { samples, .. } | Shape::RowsBatch { samples, .. }) = output.shape else {
             return Err(CompileError::NoBatches { output });
         };
         let plan = self.clone();
-        Ok(Pipeline { plan, branches, joint, sample: takes, output, batch_samples: samples })
+        let sample = takes;
+        Ok(Pipeline { plan, branches, loss_weights, joint, sample, output, batch_samples: samples })
     }
 }

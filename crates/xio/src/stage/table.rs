@@ -89,9 +89,9 @@ impl Pipeline {
         let stored =
             |branch: &Branch| stride * u64::from(8 * branch.blocks().target().stored().bytes());
         let mut bits: Vec<u64> = self.branches().iter().map(stored).collect();
-        let disk_bytes = self.bytes_of(&bits);
+        let tokens_bytes = self.bytes_of(&bits);
 
-        let (mut rows, mut wire_bytes) = (Vec::new(), disk_bytes);
+        let (mut rows, mut wire_bytes) = (Vec::new(), tokens_bytes);
         for (at_target, is_step) in STEPS {
             let (bytes_in, mut found) = (self.bytes_of(&bits), None);
             for (branch, bits) in self.branches().iter().zip(&mut bits) {
@@ -125,6 +125,11 @@ impl Pipeline {
             bytes_out: of(stage.output),
         }));
         let delivered_bytes = of(self.output());
+        // Loss weights are read and sent as they are, beside the tokens.
+        let weight = self.loss_weights().map_or(0, |stages| u64::from(stages.arriving().bytes()));
+        let weights_bytes = samples * stride * weight;
+        let disk_bytes = tokens_bytes + weights_bytes;
+        wire_bytes += weights_bytes;
         Table { dtype: self.dtype(), rows, samples, disk_bytes, wire_bytes, delivered_bytes }
     }
 
@@ -167,7 +172,9 @@ fn why(op: &SampleOp, place: Place) -> &'static str {
         SampleOp::Shuffle(_) => "needs several blocks at once",
         SampleOp::Blend(_) => "needs several files at once",
         SampleOp::Widen { .. } => "adds bytes: done where samples are copied",
-        SampleOp::Pairs { .. } | SampleOp::Positions => "adds bytes: done where samples are copied",
+        SampleOp::Pairs { .. } | SampleOp::Positions | SampleOp::LossWeights(_) => {
+            "adds bytes: done where samples are copied"
+        }
         SampleOp::Pack(_) => "pieces of a block are joined where samples are copied",
         SampleOp::Batch { .. } => "fills one slot of the host's ring",
     }

@@ -5,7 +5,9 @@ use std::string::{String, ToString};
 use std::{format, vec, vec::Vec};
 
 use super::*;
+use crate::dataset::{Format, TokenFile};
 use crate::kernel::{Codecs, Compressed, Kernels, MapFault, Quant, TokenMap};
+use crate::order::{OrderError, SampleLayout};
 use crate::plan::Plan;
 use crate::plan::tests::any_plan;
 
@@ -468,6 +470,35 @@ fn values_are_quantized_at_the_target_and_back_behind_the_wire() {
     assert_eq!(plan("window(4) | narrow(u16)").compile(&[Dtype::F16], true), Err(error));
     let pairs = plan("window(9, overlap=1) | pairs").compile(&[Dtype::F16], true).unwrap();
     assert_eq!((pairs.dtype(), pairs.output().sample_bytes()), (Dtype::F16, Some(32)));
+    let action = "loss_weights";
+    for holds in [Dtype::F32, Dtype::U8] {
+        let error = CompileError::NotTokens { dataset: 0, holds, action };
+        assert_eq!(plan("window(4) | loss_weights").compile(&[holds], true), Err(error));
+    }
+}
+
+#[test]
+fn loss_weights_cross_the_wire_as_they_are_beside_narrowed_tokens() {
+    let text = "window(9, overlap=1) | narrow(u16) | pairs | loss_weights | compress(lz4)";
+    let pipeline = plan(text).compile(&[Dtype::U32], true).unwrap();
+    let table = pipeline.table();
+    // Eight tokens of a stride: four bytes each and four of a weight; two of them are narrowed away.
+    assert_eq!((table.disk_bytes, table.wire_bytes, table.delivered_bytes), (64, 48, 2 * 16 + 32));
+    let weights = pipeline.loss_weights().unwrap();
+    assert_eq!((weights.arriving(), weights.output().dtype), (Dtype::F32, Dtype::F32));
+    assert!(weights.decompresses());
+    let local = plan(text).compile_local(&[Dtype::U32], None).unwrap();
+    assert!(local.loss_weights().is_some_and(|stages| stages.reader().is_empty()));
+    // Blocks of tokens are no longer than those of weights may be.
+    let file =
+        TokenFile { dtype: Dtype::U16, data_offset: 0, tokens: 1 << 22, format: Format::Flat };
+    let layout = |text: &str| plan(text).layout(0, file);
+    assert_eq!(layout("window(1024)").unwrap().samples_per_block, 512);
+    assert_eq!(layout("window(1024) | loss_weights").unwrap().samples_per_block, 256);
+    let asked = layout("window(1024) | shuffle(1) | loss_weights").unwrap();
+    assert_eq!(asked, SampleLayout { widest: 4, ..layout("window(1024) | shuffle(1)").unwrap() });
+    let too_long = OrderError::Window { window: 262_145, dtype: Dtype::F32 };
+    assert_eq!(layout("window(262145) | loss_weights | batch(1)"), Err(too_long));
 }
 
 /// Checks that stages join, from `given` on, and returns their output.
@@ -495,9 +526,10 @@ fn assert_joined(pipeline: &Pipeline, stored: &[Dtype], offload: bool) {
         let sample = joined(blocks.output(), reader, branch.sample_stages());
         let (samples, tokens) = (pipeline.batch_samples(), pipeline.sample_tokens());
         let tokens = tokens - u32::from(pipeline.pairs());
+        let weighted = pipeline.rows().loss_weights.is_some();
         let shape = match pipeline.rows().count() {
-            1 => Shape::Batch { samples, tokens },
-            rows => Shape::RowsBatch { samples, rows, tokens },
+            1 if !weighted => Shape::Batch { samples, tokens },
+            rows => Shape::RowsBatch { samples, rows, tokens, weighted },
         };
         assert_eq!(
             joined(sample, reader, pipeline.joint()),
@@ -533,7 +565,9 @@ proptest! {
                 prop_assert_eq!(Ok(pipeline.dtype()), plan.delivered_dtype(&stored));
                 assert_joined(&pipeline, &stored, offload);
                 let table = pipeline.table();
-                let mut given = table.disk_bytes;
+                let stride = u64::from(pipeline.window_tokens() - pipeline.overlap_tokens());
+                let weights = pipeline.loss_weights().map_or(0, |_| 4 * stride * table.samples);
+                let mut given = table.disk_bytes - weights;
                 for row in &table.rows {
                     prop_assert_eq!(row.bytes_in, given);
                     given = row.bytes_out;

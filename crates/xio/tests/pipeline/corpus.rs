@@ -89,12 +89,9 @@ impl Dataset {
             format: Format::Flat,
         };
         let layout = SampleLayout {
-            file,
-            window: recipe.window,
-            overlap: 0,
             samples: shape.samples,
             samples_per_block: shape.per_block,
-            part: None,
+            ..SampleLayout::without_samples(file, recipe.window, 0)
         };
         Dataset { layout, bytes: bytes.into() }
     }

@@ -290,6 +290,7 @@ fn reader_sources(corpus: &Corpus, setup: &Setup, spec: &StreamSpec) -> Vec<Read
         cut: Cut::Windows,
         stages: corpus.stages(index, setup.narrow_at_target),
         whole_pages: false,
+        weighs: None,
     };
     corpus.datasets.iter().enumerate().map(source).collect()
 }

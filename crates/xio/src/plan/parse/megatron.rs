@@ -68,6 +68,9 @@ impl Draft {
             () if self.hides_others() => {
                 refuse(Problem::Exclusive { one, other: "labels=targets" })
             }
+            () if self.loss_weights.is_some() => {
+                refuse(Problem::Exclusive { one, other: "loss_weights" })
+            }
             () if self.phases.is_some() => refuse(Problem::Exclusive { one, other: "phases" }),
             () if overlap > 1 => refuse(Problem::MegatronOverlap { overlap }),
             () => Ok(()),

@@ -135,8 +135,8 @@ fn sources(draw: &mut Chance, window: u32) -> (Vec<BlockShuffle>, Vec<ReaderSour
         shuffles.push(shuffle.expect("sound"));
         let tokens = samples * u64::from(window);
         let file = TokenFile { dtype: Dtype::U16, data_offset: 0, tokens, format: Format::Flat };
-        let layout =
-            SampleLayout { file, window, overlap: 0, samples, samples_per_block, part: None };
+        let undivided = SampleLayout::without_samples(file, window, 0);
+        let layout = SampleLayout { samples, samples_per_block, ..undivided };
         let stages = stages.clone();
         let (cut, whole_pages) = (Cut::Windows, false);
         sources.push(ReaderSource {
@@ -146,6 +146,7 @@ fn sources(draw: &mut Chance, window: u32) -> (Vec<BlockShuffle>, Vec<ReaderSour
             cut,
             stages,
             whole_pages,
+            weighs: None,
         });
     }
     (shuffles, sources)
@@ -288,14 +289,8 @@ fn no_buffer_is_idle_or_lost() {
         let samples = u64::from(per_block) * 12;
         let file =
             TokenFile { dtype: Dtype::U16, data_offset: 0, tokens: samples, format: Format::Flat };
-        let layout = SampleLayout {
-            file,
-            window: 1,
-            overlap: 0,
-            samples,
-            samples_per_block: per_block,
-            part: None,
-        };
+        let undivided = SampleLayout::without_samples(file, 1, 0);
+        let layout = SampleLayout { samples, samples_per_block: per_block, ..undivided };
         let shuffle = BlockShuffle::new(samples, per_block, 4, 7, 0).expect("sound");
         let order = Order::new(Blend::new(&[1]).expect("sound"), vec![shuffle]);
         let mut draw = Chance::new(1);
