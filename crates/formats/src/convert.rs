@@ -29,13 +29,15 @@ use crate::error::Error;
 use crate::kind::Kind;
 use crate::manifest::{self, Contents, Manifest, Split};
 use crate::reading::{self, Chunk, Plan};
+use crate::settle;
+use crate::source::blocks::Blocks;
 use crate::source::{self, Layout, ReadOptions, Source};
 use crate::writer::{self, Place, WriteOptions};
 use crate::{value, whole};
 
 pub use choice::Dropped;
 use choice::{Choice, Rule};
-use copy::{Copier, Cut, Progress};
+use copy::{Copier, Cut, Progress, Saved};
 use journal::{Identity, Staging};
 
 /// What to convert, and how.
@@ -118,6 +120,9 @@ pub struct Summary {
     /// Those that a model is trained to say, where the output tells them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub targets: Option<u64>,
+    /// The file with the loss weight of each token, where they are written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loss_weights: Option<PathBuf>,
     /// A column beside the tokens that says something of each token and was not read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unread: Option<String>,
@@ -234,6 +239,7 @@ pub fn convert(job: &Job, watch: &mut dyn FnMut(Event)) -> Result<Summary, Error
     check_output(job)?;
     let source = source::open(&job.source, &job.read)?;
     check_targets(job, source.layout())?;
+    check_weights(job, source.layout())?;
     let staging = Staging::open(&job.output)?;
     let done = Run { job, source: &*source, staging: &staging }.run(watch);
     match &done {
@@ -255,8 +261,15 @@ fn outputs(job: &Job) -> Vec<PathBuf> {
     }
 }
 
+/// The name that the loss weights of the output take.
+fn weights_of(job: &Job) -> PathBuf {
+    settle::loss_weights_of(&job.output)
+}
+
 fn check_output(job: &Job) -> Result<(), Error> {
-    for output in outputs(job) {
+    // Loss weights that lie there would be taken for those of the output.
+    let weights = Some(weights_of(job)).filter(|_| keeps_weights(job.write.kind));
+    for output in outputs(job).into_iter().chain(weights) {
         if fs::symlink_metadata(&output).is_ok() {
             return Err(Error::refused(&output, "exists", "remove it, or choose another name"));
         }
@@ -295,6 +308,22 @@ fn check_targets(job: &Job, layout: &Layout) -> Result<(), Error> {
         return refused(why, "leave it out: plans cut documents when they are read");
     }
     Ok(())
+}
+
+/// Whether loss weights lie beside a dataset of this format.
+fn keeps_weights(kind: Kind) -> bool {
+    matches!(kind, Kind::Flat | Kind::Npy | Kind::Megatron)
+}
+
+/// Whether the output can have the loss weights of the source beside it.
+fn check_weights(job: &Job, layout: &Layout) -> Result<(), Error> {
+    let kind = job.write.kind;
+    if !layout.loss_weights || keeps_weights(kind) {
+        return Ok(());
+    }
+    let why = format!("has loss weights, which {kind} does not keep");
+    let hint = "write a flat file, .npy or a Megatron pair: DST.bin, DST.npy or DST.idx";
+    Err(Error::refused(&job.source, why, hint))
 }
 
 /// Whether the output is a folder: always, or by its name.
@@ -341,6 +370,12 @@ impl Run<'_> {
         }
     }
 
+    /// Where the loss weights of the output are written.
+    fn weights_place(&self) -> Place {
+        let name = weights_of(self.job).file_name().map(|name| name.to_string_lossy().into_owned());
+        Place { folder: self.staging.scratch(), scratch: self.staging.scratch(), file: name }
+    }
+
     fn run(&self, watch: &mut dyn FnMut(Event)) -> Result<Summary, Error> {
         let rule = Rule::read(&self.job.selection)?;
         let chosen_by = rule.as_ref().map(|rule| rule.identity.clone());
@@ -372,20 +407,25 @@ impl Run<'_> {
     fn copy(
         &self,
         identity: &Identity,
-        saved: Option<(Progress, serde_json::Value)>,
+        saved: Option<(Progress, Saved)>,
         choice: Option<&Choice>,
         watch: &mut dyn FnMut(Event),
     ) -> Result<Progress, Error> {
         let Job { write, threads, save_bytes, split, drop_empty, .. } = self.job;
         let (progress, state) = saved.unzip();
         let progress = progress.unwrap_or_default();
-        let writer = writer::create(self.place(), write, self.dtype(), *threads, state)?;
+        let (tokens, weights) = state.map(|state| (state.tokens, state.weights)).unzip();
+        let writer = writer::create(self.place(), write, self.dtype(), *threads, tokens)?;
+        let weights = self.source.layout().loss_weights.then(|| {
+            let npy = WriteOptions { kind: Kind::Npy, ..write.clone() };
+            writer::create(self.weights_place(), &npy, Dtype::F32, *threads, weights.flatten())
+        });
         let eos = self.eos().map(i128::from);
         let plan = Plan { dtype: self.dtype(), eos, threads: *threads, first_part: progress.part };
         let base = progress.source_tokens - progress.part_tokens;
         let targets = self.source.layout().targets;
         let cut = Cut { choice, split: *split, drop_empty: *drop_empty, sequences: targets };
-        let mut copier = Copier::new(writer, progress, cut, self.dtype());
+        let mut copier = Copier::new(writer, weights.transpose()?, progress, cut, self.dtype());
         let width = u64::from(self.dtype().bytes());
         let (mut saved_tokens, mut position) = (progress.tokens.count, base);
         let parts = self.source.parts().max(1) as f64;
@@ -477,7 +517,43 @@ impl Run<'_> {
         if self.source.layout().targets && census.sequences != wanted.sequences {
             return differs("read back differs: other tokens are targets".into());
         }
+        if self.source.layout().loss_weights && self.weights_on_disk(wanted)? != wanted.weights {
+            return differs("read back differs: the loss weights are others".into());
+        }
         Ok(census)
+    }
+
+    /// Reads the loss weights back.
+    fn weights_on_disk(&self, wanted: &Progress) -> Result<Digest, Error> {
+        let path = self.weights_place().file();
+        let file = fs::File::open(&path).map_err(Error::read(&path))?;
+        let len = file.metadata().map_err(Error::read(&path))?.len();
+        let data = wanted.tokens.count * u64::from(Dtype::F32.bytes());
+        let mut blocks = Blocks::new(&file, &path, len - data.min(len), len);
+        let (mut digest, mut left) = (Digest::default(), data.min(len));
+        while left > 0 {
+            let block = blocks.next(left)?;
+            if block.is_empty() {
+                break;
+            }
+            digest.extend(block, Dtype::F32);
+            left -= block.len() as u64;
+        }
+        Ok(digest)
+    }
+
+    /// Gives the loss weights of the output their name, and a manifest of their own.
+    fn publish_weights(&self, tokens: u64) -> Result<PathBuf, Error> {
+        let (place, output) = (self.weights_place(), weights_of(self.job));
+        let files = [PathBuf::from(output.file_name().unwrap_or_default())];
+        let contents = Contents { tokens, ..Contents::default() };
+        let described = (Kind::Npy.name(), Dtype::F32);
+        let manifest = Manifest::create(described, contents, &place.folder, &files, &|_| ())?;
+        let staged = self.staging.scratch().join("manifest of weights");
+        manifest.store_as(&staged)?;
+        whole::rename(&place.file(), &output)?;
+        whole::rename(&staged, &manifest::path_of(&output))?;
+        Ok(output)
     }
 
     /// Writes the manifest and gives the output its name.
@@ -511,6 +587,9 @@ impl Run<'_> {
         let described = (kind.name(), self.dtype());
         let mut manifest = Manifest::create(described, contents.clone(), &data, &files, &|_| ())?;
         manifest.split = self.split();
+        // Before the tokens, which would otherwise be there without them for a moment.
+        let loss_weights =
+            layout.loss_weights.then(|| self.publish_weights(census.tokens())).transpose()?;
         let path = self.publish_files(&manifest)?;
         Ok(Summary {
             from: layout.kind,
@@ -520,6 +599,7 @@ impl Run<'_> {
             dtype_origin: layout.origin.to_string(),
             tokens: census.tokens(),
             targets: layout.targets.then_some(census.targets),
+            loss_weights,
             unread: layout.unread.clone(),
             documents: contents.documents,
             dropped,

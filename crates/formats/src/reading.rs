@@ -59,6 +59,8 @@ pub struct Chunk {
     pub tokens: Vec<u8>,
     /// What ends in the chunk, in order.
     pub ends: Vec<End>,
+    /// The loss weight of each token, a `f32`; empty where they are not read.
+    pub weights: Vec<u8>,
 }
 
 /// A reader's message: a chunk, or why there are no more.
@@ -184,6 +186,11 @@ impl Reader<'_> {
 }
 
 impl Sink for Reader<'_> {
+    fn weights(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        self.chunk.weights.extend_from_slice(bytes);
+        Ok(())
+    }
+
     fn tokens(&mut self, bytes: &[u8]) -> Result<(), Error> {
         debug_assert!(bytes.len() <= MAX_PIECE, "a source passes at most a piece");
         if bytes.is_empty() {

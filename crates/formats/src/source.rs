@@ -14,6 +14,7 @@ pub(crate) mod mds;
 pub(crate) mod shard;
 mod turns;
 pub(crate) mod webdataset;
+pub(crate) mod weights;
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -45,11 +46,31 @@ const COLUMNS_BESIDE: [&str; 6] = [
     "attention_mask",
 ];
 
-/// The first column beside the tokens that says something of each of them and is not read. `is_read` are the others.
-pub(crate) fn unread(names: &[&str], is_read: &[&str]) -> Option<String> {
-    let beside = COLUMNS_BESIDE.iter().filter(|name| !is_read.contains(name));
-    let has_targets = is_read.len() > 1;
-    let mut beside = beside.filter(|name| !has_targets || **name == "attention_mask");
+/// Names by which columns of loss weights are known.
+const WEIGHT_COLUMNS: [&str; 3] = ["loss_weights", "token_weights", "weights"];
+
+/// Whether a column of this name holds loss weights.
+pub fn is_weights(name: &str) -> bool {
+    WEIGHT_COLUMNS.contains(&name)
+}
+
+/// The first column beside the tokens that says something of each of them and is not read. `column` is that of the tokens.
+pub(crate) fn unread(
+    names: &[&str],
+    column: Option<&str>,
+    options: &ReadOptions,
+) -> Option<String> {
+    let is_read = |name: &str| {
+        let read = [column, options.targets.as_deref(), options.loss_weights.as_deref()];
+        read.contains(&Some(name))
+    };
+    let is_meant = |name: &&&str| match **name {
+        "attention_mask" => true,
+        name if is_weights(name) => options.loss_weights.is_none(),
+        _ => options.targets.is_none(),
+    };
+    let beside = COLUMNS_BESIDE.iter().chain(&WEIGHT_COLUMNS).filter(|name| !is_read(name));
+    let mut beside = beside.filter(is_meant);
     beside.find(|name| names.contains(name)).map(|name| (*name).to_owned())
 }
 
@@ -69,6 +90,10 @@ pub struct ReadOptions {
     pub column: Option<String>,
     /// The column that says which tokens are targets; Parquet, Arrow and MDS only.
     pub targets: Option<String>,
+    /// The column with the loss weight of each token; Parquet, Arrow and MDS only.
+    pub loss_weights: Option<String>,
+    /// Read the loss weights beside a dataset in one run, if there are any.
+    pub weights_beside: bool,
     /// Take the given type of a flat file without a look at its bytes or its manifest.
     pub trusted: bool,
     /// Do as if there were no manifest.
@@ -97,6 +122,8 @@ pub struct Layout {
     pub documents: Option<u64>,
     /// Whether the sequences of each document take turns: see [`Manifest::targets`].
     pub targets: bool,
+    /// Whether the loss weight of each token is read.
+    pub loss_weights: bool,
     /// A column beside that of the tokens that says something of each token and is not read.
     pub unread: Option<String>,
     /// What else a user should know, such as the column that is read.
@@ -113,6 +140,14 @@ pub struct Layout {
 
 /// Receives the tokens of a part.
 pub trait Sink {
+    /// The loss weights of the tokens of the next call of [`tokens`](Sink::tokens), each a little-endian `f32`.
+    ///
+    /// # Errors
+    /// When no more are wanted.
+    fn weights(&mut self, _bytes: &[u8]) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// The next tokens, little-endian and whole, at most [`MAX_PIECE`] bytes.
     ///
     /// # Errors
@@ -175,11 +210,17 @@ pub fn open(path: &Path, options: &ReadOptions) -> Result<Box<dyn Source>, Error
         _ => open_file(path, options),
     }?;
     let kind = source.layout().kind;
-    if options.targets.is_some() && !matches!(kind, Kind::Parquet | Kind::Arrow | Kind::Mds) {
-        let why = format!(
-            "is of the format {kind}: a column of targets is read of parquet, arrow and mds"
-        );
-        let hint = "save the rows as Parquet, tokens and targets as columns of lists";
+    let of = match (&options.targets, &options.loss_weights) {
+        (Some(_), _) => Some("targets"),
+        (_, Some(_)) => Some("loss weights"),
+        _ => None,
+    };
+    if let Some(of) = of
+        && !matches!(kind, Kind::Parquet | Kind::Arrow | Kind::Mds)
+    {
+        let why =
+            format!("is of the format {kind}: a column of {of} is read of parquet, arrow and mds");
+        let hint = format!("save the rows as Parquet, tokens and {of} as columns of lists");
         return Err(Error::refused(path, why, hint));
     }
     Ok(source)

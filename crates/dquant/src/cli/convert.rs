@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use formats::convert::{self, Event, Job, all_cores};
+use formats::source::is_weights;
 use formats::{Kind, ReadOptions, WriteOptions};
 use serde::Serialize;
 use xio::dataset::Dtype;
@@ -40,7 +41,8 @@ Examples:
   dquant convert corpus.bin litdata/ --to litdata --split 2049
   dquant convert web.bin clean.idx --filter short.txt --dedup within
   dquant convert tokenized.parquet corpus.bin --column input_ids --json
-  dquant convert sft.parquet sft.bin --targets labels         # a pair that says what is trained on"
+  dquant convert sft.parquet sft.bin --targets labels         # a pair that says what is trained on
+  dquant convert sft.parquet sft.bin --targets mask --loss-weights weights"
 )]
 pub(super) struct Convert {
     /// A file, one half of a Megatron pair, or a folder
@@ -78,6 +80,13 @@ pub(super) struct Convert {
     /// SRC is parquet, arrow or mds.
     #[arg(long, value_name = "COLUMN")]
     targets: Option<String>,
+
+    /// Column of SRC with the weight of each token in the loss, written beside DST for `loss_weights` of a plan
+    ///
+    /// A number for each token. SRC is parquet, arrow or mds; DST is flat, npy or megatron, and
+    /// NAME.loss_weights.npy lies beside NAME.bin. The weights beside a SRC in one file go along without it.
+    #[arg(long, value_name = "COLUMN")]
+    loss_weights: Option<String>,
 
     /// Column or field of DST for the tokens
     #[arg(long, value_name = "NAME")]
@@ -157,11 +166,16 @@ impl Convert {
         Ok(Exit::Good)
     }
 
+    /// Whether rows with columns beside the tokens are read.
+    fn is_of_rows(&self) -> bool {
+        self.targets.is_some() || self.loss_weights.is_some()
+    }
+
     fn job(self) -> Result<Job, CliError> {
         let kind = match self.to {
             Some(kind) => kind,
-            // Only a pair keeps targets, and either half names it.
-            None if self.targets.is_some() && is_bin(&self.output) => Kind::Megatron,
+            // Only a pair keeps targets, and the documents that weights are of; either half names it.
+            None if self.is_of_rows() && is_bin(&self.output) => Kind::Megatron,
             None => kind_of(&self.output)?,
         };
         if self.shard_size > MAX_SHARD {
@@ -178,6 +192,8 @@ impl Convert {
             vocabulary: self.vocab,
             column: self.column,
             targets: self.targets,
+            loss_weights: self.loss_weights,
+            weights_beside: true,
             ..ReadOptions::default()
         };
         Ok(Job {
@@ -219,6 +235,10 @@ fn warn_of(summary: &convert::Summary, is_column: bool) {
         Some("attention_mask") => console::warn(
             "column `attention_mask` is not read: where it holds 0, padding is kept as tokens",
             "write rows without padding; streams cut and pack documents of any length",
+        ),
+        Some(column) if is_weights(column) => console::warn(
+            &format!("column `{column}` is not read: all tokens weigh the same"),
+            &format!("--loss-weights {column} writes them beside the tokens"),
         ),
         Some(column) => console::warn(
             &format!("column `{column}` is not read: all tokens are trained on"),
@@ -267,6 +287,9 @@ impl fmt::Display for Converted {
         writeln!(f, "{output}: {from} {from_dtype} to {to} {dtype}, {} tokens", Count(*tokens))?;
         if let Some(targets) = summary.targets {
             writeln!(f, "  targets      {}", Targets(targets, *tokens))?;
+        }
+        if let Some(weights) = &summary.loss_weights {
+            writeln!(f, "  loss weights {}", weights.display())?;
         }
         if let Some(documents) = summary.documents {
             write!(f, "  documents    {}", Count(documents))?;

@@ -1,5 +1,7 @@
 //! Chunks into a writer, with an account of what was written.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use xio::dataset::Dtype;
@@ -8,6 +10,7 @@ use super::choice::Choice;
 use crate::digest::Digest;
 use crate::error::Error;
 use crate::reading::Chunk;
+use crate::source::weights::WEIGHT_BYTES;
 use crate::value;
 use crate::writer::{Settled, Writer};
 
@@ -44,6 +47,8 @@ pub(super) struct Progress {
     pub(super) documents: Digest,
     /// Where documents go on with another sequence.
     pub(super) sequences: Digest,
+    /// The bits of the loss weights.
+    pub(super) weights: Digest,
     /// The last token.
     last: Option<i128>,
     /// The last token of the first document, and whether all others end in another.
@@ -61,9 +66,18 @@ impl Progress {
     }
 }
 
+/// What writers need to go on.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Saved {
+    pub(super) tokens: Value,
+    pub(super) weights: Option<Value>,
+}
+
 /// Writes chunks.
 pub(super) struct Copier<'a> {
     writer: Box<dyn Writer>,
+    /// The writer of loss weights, where they are kept; that of the tokens settles as it goes then, too.
+    weights: Option<Box<dyn Writer>>,
     cut: Cut<'a>,
     dtype: Dtype,
     progress: Progress,
@@ -79,6 +93,7 @@ pub(super) struct Copier<'a> {
 impl Copier<'_> {
     pub(super) fn new(
         writer: Box<dyn Writer>,
+        weights: Option<Box<dyn Writer>>,
         progress: Progress,
         cut: Cut<'_>,
         dtype: Dtype,
@@ -86,6 +101,7 @@ impl Copier<'_> {
         let Progress { part_tokens, part_ends, .. } = progress;
         Copier {
             writer,
+            weights,
             cut,
             dtype,
             progress,
@@ -117,8 +133,12 @@ impl Copier<'_> {
         self.skip_tokens -= at as u64;
         let skipped_ends = self.skip_ends.min(chunk.ends.len() as u64) as usize;
         self.skip_ends -= skipped_ends as u64;
+        let weights = |run: Range<usize>| match chunk.weights.is_empty() {
+            true => &[][..],
+            false => &chunk.weights[run.start * WEIGHT_BYTES..run.end * WEIGHT_BYTES],
+        };
         for end in &chunk.ends[skipped_ends..] {
-            self.put(&chunk.tokens[at * width..end.at * width])?;
+            self.put(&chunk.tokens[at * width..end.at * width], weights(at..end.at))?;
             at = end.at;
             self.progress.part_ends += 1;
             match end.is_document {
@@ -128,7 +148,7 @@ impl Copier<'_> {
                 }
             }
         }
-        self.put(&chunk.tokens[at * width..])
+        self.put(&chunk.tokens[at * width..], weights(at..tokens))
     }
 
     /// Whether the current document of the source is written.
@@ -137,8 +157,8 @@ impl Copier<'_> {
         self.cut.choice.is_none_or(|choice| choice.keeps(document))
     }
 
-    /// Tokens of one document of the source.
-    fn put(&mut self, mut bytes: &[u8]) -> Result<(), Error> {
+    /// Tokens of one document of the source, and their loss weights, if they are read.
+    fn put(&mut self, mut bytes: &[u8], mut weights: &[u8]) -> Result<(), Error> {
         let width = u64::from(self.dtype.bytes());
         if !self.writes() {
             let count = bytes.len() as u64 / width;
@@ -156,6 +176,12 @@ impl Copier<'_> {
             let count = len as u64 / width;
             let settled = self.writer.tokens(piece)?;
             self.progress.tokens.extend(piece, self.dtype);
+            if let Some(writer) = &mut self.weights {
+                let (piece, rest) = weights.split_at(count as usize * WEIGHT_BYTES);
+                writer.tokens(piece)?;
+                self.progress.weights.extend(piece, Dtype::F32);
+                weights = rest;
+            }
             self.progress.part_tokens += count;
             self.progress.source_tokens += count;
             self.progress.source_document += count;
@@ -219,8 +245,9 @@ impl Copier<'_> {
     }
 
     /// Puts what is settled on the disk.
-    pub(super) fn save(&mut self) -> Result<(Progress, Value), Error> {
-        self.writer.save().map(|state| (self.settled, state))
+    pub(super) fn save(&mut self) -> Result<(Progress, Saved), Error> {
+        let weights = self.weights.as_mut().map(|writer| writer.save()).transpose()?;
+        self.writer.save().map(|tokens| (self.settled, Saved { tokens, weights }))
     }
 
     /// Completes the output.
@@ -228,6 +255,7 @@ impl Copier<'_> {
         if self.progress.document > 0 {
             self.end_in_output()?;
         }
+        self.weights.map_or(Ok(()), |writer| writer.finish())?;
         self.writer.finish().map(|()| self.progress)
     }
 }

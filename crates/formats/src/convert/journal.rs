@@ -5,10 +5,9 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::Job;
-use super::copy::Progress;
+use super::copy::{Progress, Saved};
 use crate::error::Error;
 use crate::source::Source;
 use crate::whole;
@@ -21,6 +20,7 @@ pub(super) struct Identity {
     source: PathBuf,
     column: Option<String>,
     targets: Option<String>,
+    loss_weights: Option<String>,
     /// Whether sequences are kept.
     sequences: bool,
     from: String,
@@ -54,6 +54,7 @@ impl Identity {
             source: fs::canonicalize(&job.source).map_err(Error::read(&job.source))?,
             column: job.read.column.clone(),
             targets: job.read.targets.clone(),
+            loss_weights: job.read.loss_weights.clone(),
             sequences: layout.targets,
             from: layout.dtype.name().into(),
             to: job.dtype.map(|dtype| dtype.name().into()),
@@ -71,7 +72,7 @@ impl Identity {
 struct Journal {
     identity: Identity,
     progress: Progress,
-    writer: Value,
+    writers: Saved,
 }
 
 /// The mode of a folder that only this user can enter.
@@ -126,10 +127,10 @@ impl Staging {
     }
 
     /// How far an earlier run of the same job is.
-    pub(super) fn load(&self, identity: &Identity) -> Option<(Progress, Value)> {
+    pub(super) fn load(&self, identity: &Identity) -> Option<(Progress, Saved)> {
         let text = fs::read(self.journal()).ok()?;
         let journal: Journal = serde_json::from_slice(&text).ok()?;
-        (journal.identity == *identity).then_some((journal.progress, journal.writer))
+        (journal.identity == *identity).then_some((journal.progress, journal.writers))
     }
 
     /// Notes how far this run is, when the files are on the disk.
@@ -137,10 +138,10 @@ impl Staging {
         &self,
         identity: &Identity,
         progress: &Progress,
-        writer: Value,
+        writers: Saved,
     ) -> Result<(), Error> {
         let path = self.journal();
-        let journal = Journal { identity: identity.clone(), progress: *progress, writer };
+        let journal = Journal { identity: identity.clone(), progress: *progress, writers };
         let text =
             serde_json::to_vec(&journal).map_err(|error| Error::write(&path)(error.into()))?;
         // New files of the output have to be found again, too.

@@ -5,6 +5,7 @@
 //! the Arrow project; what they refuse is an error that names the file.
 
 mod targets;
+mod weights;
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -28,10 +29,10 @@ use parquet::file::reader::{ChunkReader, Length};
 use xio::dataset::Dtype;
 
 use self::targets::{Rows, Targets};
+use self::weights::{Weighted, Weights};
 use super::turns::{self, Form, Told};
-use super::{
-    BLOCK_BYTES, Layout, MAX_PIECE, ReadOptions, Sink, Source, folder_of, relative, unread,
-};
+use super::weights as loss_weights;
+use super::{BLOCK_BYTES, Layout, ReadOptions, Sink, Source, folder_of, relative, unread};
 use crate::error::Error;
 use crate::kind::Kind;
 use crate::settle::Origin;
@@ -94,6 +95,7 @@ struct Columns {
     parts: Vec<Part>,
     column: usize,
     targets: Option<Targets>,
+    weights: Option<Weights>,
     layout: Layout,
 }
 
@@ -126,11 +128,16 @@ pub(super) fn open(
         files.first().ok_or_else(|| Error::corrupt(path, "holds no file"))?;
     let find = |name: &String| Targets::find(first_path, first.schema(), name);
     let targets = options.targets.as_ref().map(find).transpose()?;
+    let find = |name: &String| Weights::find(first_path, first.schema(), name);
+    let weights = options.loss_weights.as_ref().map(find).transpose()?;
     let (column, dtype) = column(first_path, first.schema(), options)?;
+    check_columns(first_path, column, targets.as_ref(), weights.as_ref())?;
     for (path, _, table) in &files {
         let differs =
             |column| table.schema().fields().get(column) != first.schema().fields().get(column);
-        if differs(column) || targets.as_ref().is_some_and(|found| differs(found.column)) {
+        let beside = targets.iter().map(|found| found.column);
+        let mut beside = beside.chain(weights.iter().map(|found| found.column));
+        if differs(column) || beside.any(differs) {
             let why = "its columns are not those of the first file";
             return Err(Error::refused(path, why, "convert it separately"));
         }
@@ -139,11 +146,12 @@ pub(super) fn open(
     if let Some(Targets { name, .. }) = &targets {
         note += &format!(", targets by {name}");
     }
+    if let Some(Weights { name, .. }) = &weights {
+        note += &format!(", loss weights by {name}");
+    }
     let names: Vec<&str> =
         first.schema().fields().iter().map(|field| field.name().as_str()).collect();
-    let mut is_read = vec![first.schema().field(column).name().as_str()];
-    is_read.extend(options.targets.as_deref());
-    let unread = unread(&names, &is_read);
+    let unread = unread(&names, names.get(column).copied(), options);
     let folder = if path.is_dir() { path.to_owned() } else { folder_of(path) };
     let layout = Layout {
         kind,
@@ -152,6 +160,7 @@ pub(super) fn open(
         tokens: None,
         documents: (kind == Kind::Parquet).then_some(documents),
         targets: targets.is_some(),
+        loss_weights: weights.is_some(),
         unread,
         note: Some(note),
         run: None,
@@ -159,9 +168,26 @@ pub(super) fn open(
         files: relative(&folder, &paths),
         folder,
     };
-    let mut columns = Columns { files, parts, column, targets, layout };
+    let mut columns = Columns { files, parts, column, targets, weights, layout };
     columns.find_form()?;
     Ok(Box::new(columns))
+}
+
+/// Whether what is read comes from columns of its own.
+fn check_columns(
+    path: &Path,
+    column: usize,
+    targets: Option<&Targets>,
+    weights: Option<&Weights>,
+) -> Result<(), Error> {
+    let Some(Weights { column: of_weights, name }) = weights else {
+        return Ok(());
+    };
+    if *of_weights != column && targets.is_none_or(|targets| targets.column != *of_weights) {
+        return Ok(());
+    }
+    let why = format!("column {name:?} cannot hold loss weights and something else");
+    Err(Error::refused(path, why, loss_weights::HINT))
 }
 
 fn decoding(path: &Path) -> impl Fn(&dyn std::fmt::Display) -> Error + Copy + '_ {
@@ -319,7 +345,8 @@ fn column(path: &Path, schema: &Schema, options: &ReadOptions) -> Result<(usize,
     let mut lists: Vec<(usize, &str, Dtype)> = fields
         .filter_map(|(at, field)| Some((at, field.name().as_str(), list_type(field.data_type())?)))
         .collect();
-    lists.retain(|(_, name, _)| options.targets.as_deref() != Some(*name));
+    let beside = [options.targets.as_deref(), options.loss_weights.as_deref()];
+    lists.retain(|(_, name, _)| !beside.contains(&Some(*name)));
     let shown: Vec<String> = schema.fields().iter().map(|field| field.name().clone()).collect();
     if let Some(wanted) = &options.column {
         lists.retain(|(_, name, _)| name == wanted);
@@ -386,13 +413,20 @@ impl<'a> Lists<'a> {
     }
 
     /// Passes the lists on, each a document.
-    fn pass(&self, path: &Path, first: u64, sink: &mut dyn Sink) -> Result<(), Error> {
+    fn pass(
+        &self,
+        path: &Path,
+        first: u64,
+        weights: Option<&Weighted<'_>>,
+        sink: &mut dyn Sink,
+    ) -> Result<(), Error> {
         let (bytes, width) = raw_values(self.values)
             .ok_or_else(|| Error::corrupt(path, "has another type than its schema"))?;
         for row in 0..self.column.len() {
             let range = self.row(path, first, row)?;
+            let weights = weights.map(|all| all.row(row, range.len())).transpose()?;
             let row = bytes.get(range.start * width..range.end * width).unwrap_or_default();
-            row.chunks(MAX_PIECE).try_for_each(|piece| sink.tokens(piece))?;
+            loss_weights::pass(sink, row, width, weights.as_deref())?;
             sink.end_document()?;
         }
         Ok(())
@@ -428,6 +462,7 @@ impl Columns {
     fn projection(&self) -> Vec<usize> {
         let mut columns = vec![self.column];
         columns.extend(self.targets.as_ref().map(|targets| targets.column));
+        columns.extend(self.weights.as_ref().map(|weights| weights.column));
         columns.sort_unstable();
         columns
     }
@@ -470,11 +505,24 @@ impl Columns {
         batch: &'a RecordBatch,
     ) -> Result<Option<Rows<'a>>, Error> {
         let Some(targets) = &self.targets else { return Ok(None) };
-        let mut columns = [batch.column(0), batch.column(1)];
-        if targets.column < self.column {
-            columns.reverse();
-        }
+        let columns = [self.column, targets.column].map(|column| self.of(batch, column));
         Rows::new(path, targets, first, columns).map(Some)
+    }
+
+    /// The loss weights of a batch, where they are read.
+    fn weighted<'a>(
+        &'a self,
+        path: &'a Path,
+        first: u64,
+        batch: &'a RecordBatch,
+    ) -> Result<Option<Weighted<'a>>, Error> {
+        let Some(weights) = &self.weights else { return Ok(None) };
+        Weighted::new(path, weights, first, self.of(batch, weights.column)).map(Some)
+    }
+
+    /// A column of the schema, which is read, in what was decoded.
+    fn of<'a>(&self, batch: &'a RecordBatch, column: usize) -> &'a ArrayRef {
+        batch.column(self.projection().iter().filter(|read| **read < column).count())
     }
 
     /// Decodes the columns of a part that are read.
@@ -563,9 +611,13 @@ impl Source for Columns {
 
     fn read(&self, part: u64, sink: &mut dyn Sink) -> Result<(), Error> {
         self.each_batch(part, &mut |path, first, batch| {
+            let weights = self.weighted(path, first, batch)?;
             match self.rows(path, first, batch)? {
-                Some(rows) => rows.pass(sink)?,
-                None => Lists::new(batch.column(0)).pass(path, first, sink)?,
+                Some(rows) => rows.pass(weights.as_ref(), sink)?,
+                None => {
+                    let lists = Lists::new(self.of(batch, self.column));
+                    lists.pass(path, first, weights.as_ref(), sink)?;
+                }
             }
             Ok(true)
         })

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use xio::dataset::{DatasetError, Format, TokenFile, megatron};
 
 use super::blocks::Blocks;
+use super::weights::Beside;
 use super::{
     BLOCK_BYTES, Layout, PART_BYTES, ReadOptions, Sink, Source, folder_of, no_tokens, relative,
 };
@@ -72,6 +73,7 @@ struct Contiguous {
     data: Opened,
     token_file: TokenFile,
     index: Option<Index>,
+    weights: Option<Beside>,
     layout: Layout,
 }
 
@@ -229,8 +231,13 @@ fn finish(
         Some(index) => Some(index.header.document_indices.saturating_sub(1)),
         None => manifest.as_ref().and_then(|manifest| manifest.documents),
     };
+    let weights = match options.weights_beside {
+        true => Beside::open(&data.path, token_file.tokens)?,
+        false => None,
+    };
     let mut paths = vec![data.path.clone()];
     paths.extend(index.as_ref().map(|index| index.file.path.clone()));
+    paths.extend(weights.as_ref().map(|weights| weights.path().to_owned()));
     let folder = folder_of(&data.path);
     let files = relative(&folder, &paths);
     let tokens = Some(token_file.tokens);
@@ -243,6 +250,7 @@ fn finish(
     };
     let layout = Layout {
         kind,
+        loss_weights: weights.is_some(),
         targets: index.is_some() && manifest.as_ref().is_some_and(|found| found.targets),
         unread: None,
         dtype,
@@ -255,12 +263,21 @@ fn finish(
         folder,
         files,
     };
-    Ok(Box::new(Contiguous { data, token_file, index, layout }))
+    Ok(Box::new(Contiguous { data, token_file, index, weights, layout }))
 }
 
 impl Contiguous {
     fn element(&self) -> u64 {
         u64::from(self.token_file.dtype.bytes())
+    }
+
+    /// Passes tokens on that begin at this byte of the run, with their weights.
+    fn pass(&self, byte: u64, piece: &[u8], sink: &mut dyn Sink) -> Result<(), Error> {
+        if let Some(weights) = &self.weights {
+            let tokens = piece.len() / self.element() as usize;
+            weights.pass(byte / self.element(), tokens, sink)?;
+        }
+        sink.tokens(piece)
     }
 
     /// A part of a file that is one document.
@@ -273,8 +290,8 @@ impl Contiguous {
         let mut left = end - at;
         while left > 0 {
             let piece = blocks.next(BLOCK_BYTES)?;
+            self.pass(end - left, piece, sink)?;
             left -= piece.len() as u64;
-            sink.tokens(piece)?;
         }
         if end == total { sink.end_document() } else { Ok(()) }
     }
@@ -288,6 +305,7 @@ impl Contiguous {
         let end_byte = next.map_or(self.data.len, |next| next.byte);
         let mut blocks = Blocks::new(&self.data.file, &self.data.path, start.byte, end_byte);
         let mut ends = Ends::new(index, start.document);
+        let mut at = start.byte;
         if part == 0 {
             ends.up_to(0, sink)?;
         }
@@ -300,8 +318,9 @@ impl Contiguous {
                     if piece.is_empty() {
                         return Err(Error::corrupt(&index.file.path, "changed while it was read"));
                     }
+                    self.pass(at, piece, sink)?;
                     left -= piece.len() as u64;
-                    sink.tokens(piece)?;
+                    at += piece.len() as u64;
                 }
                 if !ends.up_to(sequence + 1, sink)? {
                     sink.end_sequence()?;

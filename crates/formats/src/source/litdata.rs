@@ -133,6 +133,7 @@ pub(super) fn open(
         documents: Some(chunks.iter().fold(0, |sum: u64, chunk| sum.saturating_add(chunk.items))),
         note: Some(format!("{} chunks", chunks.len())),
         targets: false,
+        loss_weights: false,
         unread: None,
         run: None,
         manifest: options.manifest(folder)?,

@@ -3,7 +3,8 @@
 //! A sample is a record of named columns; one of them holds tokens. Read are `ndarray` columns of integers, with or
 //! without a fixed type and shape, and `bytes` columns whose type the user names. Shards are raw or compressed with
 //! zstd; where both files exist the raw one is read. Hashes that the index records of a shard are compared with the
-//! file before any of its samples is passed on. A second column may say which tokens are [targets](super::turns).
+//! file before any of its samples is passed on. A second column may say which tokens are [targets](super::turns), and a third
+//! what they [weigh](super::weights): as `ndarray` of `float32` or integers, or as plain bytes of `float32`.
 
 use std::fmt::Display;
 use std::ops::Range;
@@ -15,7 +16,8 @@ use xio::dataset::Dtype;
 use super::hashes::Hashes;
 use super::shard::Shard;
 use super::turns::{self, Form, Row, Told};
-use super::{Layout, MAX_PIECE, ReadOptions, Sink, Source};
+use super::weights::{self, WEIGHT_BYTES};
+use super::{Layout, ReadOptions, Sink, Source};
 use crate::error::Error;
 use crate::kind::Kind;
 use crate::manifest::is_plain;
@@ -37,6 +39,9 @@ const CODES: [(u8, Dtype); 8] = [
     (65, Dtype::I64),
 ];
 
+/// That of the floating point of loss weights.
+const FLOAT_CODE: u8 = 34;
+
 /// How a column of numbers is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Column {
@@ -46,6 +51,8 @@ struct Column {
     values: Option<u64>,
     /// Plain bytes: no header of an array.
     is_bytes: bool,
+    /// Its values may be `f32`.
+    are_weights: bool,
 }
 
 struct ShardFile {
@@ -61,6 +68,8 @@ struct ShardFile {
     column: Column,
     /// What says which of them are targets.
     marks: Option<Column>,
+    /// What says how much they weigh.
+    weights: Option<Column>,
     /// A column that says something of each token and is not read.
     unread: Option<String>,
 }
@@ -69,6 +78,8 @@ struct Mds {
     shards: Vec<ShardFile>,
     /// Name of the column that says which tokens are targets, and what it holds.
     targets: Option<(String, Form)>,
+    /// Name of the column with the loss weights.
+    weights: Option<String>,
     layout: Layout,
 }
 
@@ -103,6 +114,8 @@ pub(super) fn open(
         targets.map(|name| Ok((name.to_owned(), find_form(index, &shards, name, dtype)?)));
     let targets = targets.transpose()?;
     let by = options.targets.as_ref().map(|name| format!(", targets by {name}"));
+    let weights = options.loss_weights.clone();
+    let weighed = weights.as_ref().map(|name| format!(", loss weights by {name}"));
     let layout = Layout {
         kind: Kind::Mds,
         dtype,
@@ -110,19 +123,21 @@ pub(super) fn open(
         tokens: None,
         documents: Some(documents),
         note: Some(format!(
-            "{} shards{}{}",
+            "{} shards{}{}{}",
             shards.len(),
             by.unwrap_or_default(),
+            weighed.unwrap_or_default(),
             unchecked.unwrap_or_default()
         )),
         targets: targets.is_some(),
+        loss_weights: weights.is_some(),
         unread: shards.first().and_then(|shard| shard.unread.clone()),
         run: None,
         manifest: options.manifest(folder)?,
         folder: folder.to_owned(),
         files,
     };
-    Ok(Box::new(Mds { shards, targets, layout }))
+    Ok(Box::new(Mds { shards, targets, weights, layout }))
 }
 
 /// What a column of targets holds, from the first sample that tells. Samples that do not fit are refused when they are read.
@@ -132,7 +147,7 @@ fn find_form(index: &Path, shards: &[ShardFile], name: &str, dtype: Dtype) -> Re
         file.hashes.check(&file.path)?;
         let mut shard = file.open()?;
         while let Some(len) = shard.next_sample()? {
-            let sample = file.marked_sample(&mut shard, len, dtype)?;
+            let sample = file.whole_sample(&mut shard, len, dtype)?;
             match sample.with_row(name, |row| row.told()) {
                 Told::Form(form) => return Ok(form),
                 Told::Both => is_unclear = true,
@@ -191,21 +206,26 @@ fn shard_file(
         }
         _ => (raw, None, raw_hashes),
     };
-    let (column, marks) = columns(index, names, encodings, options)?;
+    let Chosen { column, marks, weights } = columns(index, names, encodings, options)?;
     let names: Vec<&str> = names.iter().filter_map(Value::as_str).collect();
-    let mut is_read: Vec<&str> = names.get(column.index).copied().into_iter().collect();
-    is_read.extend(options.targets.as_deref());
-    let unread = super::unread(&names, &is_read);
-    Ok(ShardFile { path, samples, hashes, raw_bytes, sizes, column, marks, unread })
+    let unread = super::unread(&names, names.get(column.index).copied(), options);
+    Ok(ShardFile { path, samples, hashes, raw_bytes, sizes, column, marks, weights, unread })
 }
 
-/// Chooses the column with the tokens, and finds the one that says which of them are targets.
+/// The columns that are read.
+struct Chosen {
+    column: Column,
+    marks: Option<Column>,
+    weights: Option<Column>,
+}
+
+/// Chooses the column with the tokens, and finds those that say which of them are targets, and what they weigh.
 fn columns(
     index: &Path,
     names: &[Value],
     encodings: &[Value],
     options: &ReadOptions,
-) -> Result<(Column, Option<Column>), Error> {
+) -> Result<Chosen, Error> {
     let texts = |values: &[Value]| -> Vec<String> {
         values.iter().map(|value| value.as_str().unwrap_or_default().to_owned()).collect()
     };
@@ -215,25 +235,42 @@ fn columns(
             names.iter().zip(&encodings).map(|(name, encoding)| format!("{name} ({encoding})"));
         both.collect::<Vec<_>>().join(", ")
     };
-    let candidate =
-        |at: usize| array_column(&encodings[at]).map(|column| Column { index: at, ..column });
+    let candidate = |at: usize| {
+        array_column(&encodings[at], false).map(|column| Column { index: at, ..column })
+    };
+    let place = |wanted: &String| names.iter().position(|name| name == wanted);
     let named = |wanted: &String| {
-        let at = names.iter().position(|name| name == wanted);
-        at.and_then(candidate).ok_or_else(|| {
+        place(wanted).and_then(candidate).ok_or_else(|| {
             let why = format!("column {wanted:?} does not exist or holds no integers");
             let hint = format!("its columns are {}; cast masks to integers", shown());
             Error::refused(index, why, hint)
         })
     };
+    let of_weights = |wanted: &String| {
+        let found = place(wanted).and_then(|at| {
+            array_column(&encodings[at], true).map(|column| Column { index: at, ..column })
+        });
+        found.ok_or_else(|| {
+            let why = format!("column {wanted:?} does not exist or holds no float32");
+            let hint = format!("its columns are {}; weights.astype(\"float32\")", shown());
+            Error::refused(index, why, hint)
+        })
+    };
     let marks = options.targets.as_ref().map(named).transpose()?;
-    if let Some(wanted) = &options.column {
-        if options.targets.as_ref() == Some(wanted) {
-            let why = format!("column {wanted:?} cannot hold both tokens and targets");
-            return Err(Error::refused(index, why, format!("its columns are {}", shown())));
-        }
-        return Ok((named(wanted)?, marks));
+    let weights = options.loss_weights.as_ref().map(of_weights).transpose()?;
+    let read = [&options.column, &options.targets, &options.loss_weights];
+    let twice = (1..read.len()).find(|at| read[*at].is_some() && read[..*at].contains(&read[*at]));
+    if let Some(name) = twice.and_then(|at| read[at].as_ref()) {
+        let why = format!("column {name:?} cannot hold two of tokens, targets and loss weights");
+        return Err(Error::refused(index, why, format!("its columns are {}", shown())));
     }
-    let is_other = |column: &Column| marks.as_ref().is_none_or(|marks| marks.index != column.index);
+    if let Some(wanted) = &options.column {
+        return Ok(Chosen { column: named(wanted)?, marks, weights });
+    }
+    let beside = [&marks, &weights];
+    let is_other = |column: &Column| {
+        beside.iter().all(|other| other.as_ref().is_none_or(|other| other.index != column.index))
+    };
     let bytes: Vec<Column> = (0..names.len()).filter_map(candidate).filter(is_other).collect();
     let arrays: Vec<Column> = bytes.iter().filter(|column| !column.is_bytes).cloned().collect();
     let mut chosen = if arrays.is_empty() { bytes } else { arrays };
@@ -241,7 +278,7 @@ fn columns(
         chosen.retain(|column| super::TOKEN_COLUMNS.contains(&names[column.index].as_str()));
     }
     match &chosen[..] {
-        [only] => Ok((only.clone(), marks)),
+        [only] => Ok(Chosen { column: only.clone(), marks, weights }),
         _ => {
             let why = format!("{} of its columns may hold tokens", chosen.len());
             Err(Error::refused(index, why, format!("name one with --column: {}", shown())))
@@ -249,16 +286,20 @@ fn columns(
     }
 }
 
-/// The column that an encoding stands for, if it can hold tokens.
-fn array_column(encoding: &str) -> Option<Column> {
+/// The column that an encoding stands for, if it can hold tokens, or loss weights.
+fn array_column(encoding: &str, are_weights: bool) -> Option<Column> {
     if encoding == "bytes" {
-        return Some(Column { index: 0, dtype: None, values: None, is_bytes: true });
+        return Some(Column { index: 0, dtype: None, values: None, is_bytes: true, are_weights });
     }
     let mut parts = encoding.split(':');
     if parts.next() != Some("ndarray") {
         return None;
     }
-    let dtype = parts.next().map(Dtype::integer_from_name);
+    let of_name = |name| match name {
+        "float32" if are_weights => Some(Dtype::F32),
+        name => Dtype::integer_from_name(name),
+    };
+    let dtype = parts.next().map(of_name);
     let shape = parts.next().map(|shape| {
         shape.split(',').try_fold(1_u64, |product, axis| product.checked_mul(axis.parse().ok()?))
     });
@@ -269,6 +310,7 @@ fn array_column(encoding: &str) -> Option<Column> {
             dtype: dtype.flatten(),
             values: shape.flatten(),
             is_bytes: false,
+            are_weights,
         }),
     }
 }
@@ -324,7 +366,7 @@ impl ShardFile {
         self.to_column(&mut shard, len)?;
         let mut code = [0];
         shard.exact(&mut code)?;
-        of_code(&shard, code[0])
+        of_code(&shard, code[0], false)
     }
 
     /// The plain bytes of the first samples, up to this many.
@@ -391,41 +433,47 @@ impl ShardFile {
         shard.skip(rest)
     }
 
-    /// A sample whose targets are told.
-    fn marked_sample(
+    /// A sample of which more than the tokens is read.
+    fn whole_sample(
         &self,
         shard: &mut Shard,
         len: u64,
         dtype: Dtype,
-    ) -> Result<MarkedSample, Error> {
-        let mut sample =
-            MarkedSample { tokens: Vec::new(), dtype, marks: Vec::new(), marks_dtype: dtype };
-        let mut marks_dtype = None;
+    ) -> Result<WholeSample, Error> {
+        let mut sample = WholeSample { tokens: (Vec::new(), dtype), marks: None, weights: None };
+        let is = |column: &Option<Column>, index: usize| {
+            column.clone().filter(|column| column.index == index)
+        };
         for (index, length) in self.lengths(shard, len)?.into_iter().enumerate() {
-            let marks = self.marks.as_ref().filter(|marks| marks.index == index);
+            let (marks, weights) = (is(&self.marks, index), is(&self.weights, index));
             let is_tokens = index == self.column.index;
-            if (is_tokens || marks.is_some()) && length > MAX_ROW_BYTES {
+            if !is_tokens && marks.is_none() && weights.is_none() {
+                shard.skip(length)?;
+                continue;
+            }
+            if length > MAX_ROW_BYTES {
                 let sample = shard.number();
                 let why = format!(
                     "sample {sample}: a column of {length} bytes, more than {MAX_ROW_BYTES}"
                 );
                 return Err(Error::refused(&self.path, why, "cut such samples into several"));
             }
-            if let Some(marks) = marks {
-                let (bytes, found) = marks.to_values(shard, length, None)?;
-                (sample.marks, marks_dtype) = (shard.bytes(bytes)?, found);
-            } else if is_tokens {
-                let (bytes, _) = self.column.to_values(shard, length, Some(dtype))?;
-                sample.tokens = shard.bytes(bytes)?;
+            if let Some(column) = marks {
+                let (bytes, found) = column.to_values(shard, length, None)?;
+                sample.marks = Some((shard.bytes(bytes)?, found));
+            } else if let Some(column) = weights {
+                let (bytes, found) = column.to_values(shard, length, None)?;
+                sample.weights = Some((shard.bytes(bytes)?, found.unwrap_or(Dtype::F32)));
             } else {
-                shard.skip(length)?;
+                let (bytes, _) = self.column.to_values(shard, length, Some(dtype))?;
+                sample.tokens.0 = shard.bytes(bytes)?;
             }
         }
-        // Plain bytes are as wide as the tokens, or one for each.
-        let is_bytes = sample.marks.len() == sample.tokens.len() / dtype.bytes() as usize;
-        sample.marks_dtype = marks_dtype.unwrap_or(if is_bytes { Dtype::U8 } else { dtype });
-        for (values, dtype) in [(&sample.tokens, dtype), (&sample.marks, sample.marks_dtype)] {
-            let bytes = values.len();
+        let (tokens, marks, weights) = (&sample.tokens, sample.marks(), &sample.weights);
+        let marks = marks.map(|(values, dtype)| (values.len(), dtype));
+        let weights = weights.as_ref().map(|(values, dtype)| (values.len(), *dtype));
+        for (bytes, dtype) in [Some((tokens.0.len(), dtype)), marks, weights].into_iter().flatten()
+        {
             if !bytes.is_multiple_of(dtype.bytes() as usize) {
                 let why = format_args!("{bytes} bytes are no whole number of {dtype}");
                 return Err(shard.bad_sample(why));
@@ -435,41 +483,80 @@ impl ShardFile {
     }
 }
 
-/// The two columns of a sample whose targets are told, whole numbers of values.
-struct MarkedSample {
-    tokens: Vec<u8>,
-    dtype: Dtype,
-    marks: Vec<u8>,
-    marks_dtype: Dtype,
+/// The columns of a sample, whole numbers of values.
+struct WholeSample {
+    tokens: (Vec<u8>, Dtype),
+    /// What says which tokens are targets; its type where it is recorded.
+    marks: Option<(Vec<u8>, Option<Dtype>)>,
+    weights: Option<(Vec<u8>, Dtype)>,
 }
 
-impl MarkedSample {
+impl WholeSample {
+    fn count(&self) -> usize {
+        self.tokens.0.len() / self.tokens.1.bytes() as usize
+    }
+
+    /// What says which tokens are targets, and its type. Plain bytes are as wide as the tokens, or one for each.
+    fn marks(&self) -> Option<(&[u8], Dtype)> {
+        let (values, found) = self.marks.as_ref()?;
+        let plain = if values.len() == self.count() { Dtype::U8 } else { self.tokens.1 };
+        Some((values, found.unwrap_or(plain)))
+    }
+
     /// Calls what it is given with the sample as a row.
     fn with_row<T>(&self, name: &str, each: impl FnOnce(&Row<'_>) -> T) -> T {
-        let MarkedSample { tokens, dtype, marks, marks_dtype } = self;
-        let count = |bytes: &[u8], dtype: &Dtype| bytes.len() / dtype.bytes() as usize;
+        let (tokens, dtype) = &self.tokens;
+        let (marks, marks_dtype) = self.marks().unwrap_or((&[], Dtype::U8));
         each(&Row {
             name,
-            tokens: count(tokens, dtype),
-            values: count(marks, marks_dtype),
+            tokens: self.count(),
+            values: marks.len() / marks_dtype.bytes() as usize,
             token: &|at| value::at(tokens, *dtype, at).unwrap_or_default(),
-            value: &|at| value::at(marks, *marks_dtype, at).unwrap_or_default(),
+            value: &|at| value::at(marks, marks_dtype, at).unwrap_or_default(),
         })
     }
 
-    /// Passes it on as a document whose sequences take turns.
+    /// The loss weights, as they are passed on.
+    fn weights(
+        &self,
+        name: Option<&str>,
+        refused: &dyn Fn(&dyn Display) -> Error,
+    ) -> Result<Option<Vec<u8>>, Error> {
+        let (Some(name), Some((values, dtype))) = (name, &self.weights) else {
+            return Ok(None);
+        };
+        let weight = |at| match (dtype, value::at(values, *dtype, at).unwrap_or_default()) {
+            (Dtype::F32, bits) => f64::from(f32::from_bits(bits as u32)),
+            (_, number) => number as f64,
+        };
+        let count = values.len() / dtype.bytes() as usize;
+        weights::append((name, self.count(), count), weight, refused).map(Some)
+    }
+
+    /// Passes it on as a document, whose sequences take turns if its targets are told.
     fn pass(
         &self,
-        (name, form): (&str, Form),
+        targets: Option<&(String, Form)>,
+        weights: Option<&str>,
         sink: &mut dyn Sink,
-        refused: &dyn Fn(&dyn Display) -> Error,
+        refused: &dyn Fn(&dyn Display, &str) -> Error,
     ) -> Result<(), Error> {
-        let width = self.dtype.bytes() as usize;
+        let width = self.tokens.1.bytes() as usize;
+        let weights = self.weights(weights, &|why| refused(why, weights::HINT))?;
         let put = |sink: &mut dyn Sink, run: Range<usize>| {
-            let run = &self.tokens[run.start * width..run.end * width];
-            run.chunks(MAX_PIECE).try_for_each(|piece| sink.tokens(piece))
+            let tokens = &self.tokens.0[run.start * width..run.end * width];
+            let of = |all: &Vec<u8>| all[run.start * WEIGHT_BYTES..run.end * WEIGHT_BYTES].to_vec();
+            weights::pass(sink, tokens, width, weights.as_ref().map(of).as_deref())
         };
-        self.with_row(name, |row| row.pass(form, sink, &put, refused))
+        match targets {
+            Some((name, form)) => self.with_row(name, |row| {
+                row.pass(*form, sink, &put, &|why| refused(why, turns::HINT))
+            }),
+            None => {
+                put(sink, 0..self.count())?;
+                sink.end_document()
+            }
+        }
     }
 }
 
@@ -512,7 +599,7 @@ impl Column {
                 return Err(shard.bad_sample(short()));
             }
             shard.exact(&mut byte)?;
-            found = Some(of_code(shard, byte[0])?);
+            found = Some(of_code(shard, byte[0], self.are_weights)?);
         }
         if self.values.is_some() {
             return Ok(Header { bytes: header, found, values: self.values });
@@ -547,9 +634,13 @@ struct Header {
     values: Option<u64>,
 }
 
-fn of_code(shard: &Shard, code: u8) -> Result<Dtype, Error> {
+fn of_code(shard: &Shard, code: u8, are_weights: bool) -> Result<Dtype, Error> {
+    if are_weights && code == FLOAT_CODE {
+        return Ok(Dtype::F32);
+    }
     let found = CODES.iter().find(|(known, _)| *known == code);
-    let unknown = || shard.bad_sample(format_args!("type code {code} is no integer type"));
+    let kind = if are_weights { "neither float32 nor an integer type" } else { "no integer type" };
+    let unknown = || shard.bad_sample(format_args!("type code {code} is {kind}"));
     found.map(|(_, dtype)| *dtype).ok_or_else(unknown)
 }
 
@@ -571,16 +662,16 @@ impl Source for Mds {
         file.hashes.check(&file.path)?;
         let mut shard = file.open()?;
         while let Some(len) = shard.next_sample()? {
-            let Some((name, form)) = &self.targets else {
+            if self.targets.is_none() && self.weights.is_none() {
                 file.sample(&mut shard, len, self.layout.dtype, sink)?;
                 sink.end_document()?;
                 continue;
+            }
+            let sample = file.whole_sample(&mut shard, len, self.layout.dtype)?;
+            let refused = |why: &dyn Display, hint: &str| {
+                Error::refused(&file.path, format!("sample {}: {why}", shard.number()), hint)
             };
-            let sample = file.marked_sample(&mut shard, len, self.layout.dtype)?;
-            let refused = |why: &dyn Display| {
-                Error::refused(&file.path, format!("sample {}: {why}", shard.number()), turns::HINT)
-            };
-            sample.pass((name, *form), sink, &refused)?;
+            sample.pass(self.targets.as_ref(), self.weights.as_deref(), sink, &refused)?;
         }
         Ok(())
     }

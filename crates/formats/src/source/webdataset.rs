@@ -82,6 +82,7 @@ pub(super) fn open(
         documents: Some(documents),
         note: Some(format!("{} archives, field {field}", archives.len())),
         targets: false,
+        loss_weights: false,
         unread: None,
         run: None,
         manifest: options.manifest(path)?,

@@ -7,4 +7,5 @@ mod kit;
 mod pairs;
 mod resume;
 mod targets;
+mod weights;
 mod wild;

@@ -428,14 +428,14 @@ mod columns {
 }
 
 /// Samples of MosaicML, written by the description of the format.
-mod samples {
+pub(crate) mod samples {
     use proptest::prelude::*;
 
     use super::*;
 
     /// How a column of numbers is stored.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    enum Stored {
+    pub(crate) enum Stored {
         /// `ndarray`: every value of a sample has a header with type and shape.
         Dynamic,
         /// `ndarray:int64`.
@@ -443,31 +443,46 @@ mod samples {
         Bytes,
         /// A byte for each value.
         Narrow,
+        /// `ndarray:float32`, a quarter of each value.
+        Quarters,
+        /// The same with a header with type and shape.
+        DynamicQuarters,
     }
 
     fn encoded(values: &[i64], stored: Stored) -> Vec<u8> {
         let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>();
         // One axis of two bytes.
         let shape = [&[1 << 2 | 1][..], &(values.len() as u16).to_le_bytes()].concat();
+        let quarters = || -> Vec<u8> {
+            values.iter().flat_map(|value| (*value as f32 / 4.0).to_le_bytes()).collect()
+        };
         match stored {
             Stored::Dynamic => [&[65][..], &shape, &bytes].concat(),
             Stored::Typed => [shape, bytes].concat(),
             Stored::Bytes => bytes,
             Stored::Narrow => values.iter().map(|value| *value as u8).collect(),
+            Stored::Quarters => [shape, quarters()].concat(),
+            Stored::DynamicQuarters => [&[34][..], &shape, &quarters()].concat(),
         }
     }
 
     const NAMES: [&str; 3] = ["id", "input_ids", "wanted"];
 
     /// Writes samples of three columns, the last two in this order or the other one, as shards of two.
-    fn write(path: &Path, samples: &[(Vec<i64>, Vec<i64>)], stored: [Stored; 2], is_first: bool) {
+    pub(crate) fn write(
+        path: &Path,
+        samples: &[(Vec<i64>, Vec<i64>)],
+        stored: [Stored; 2],
+        is_first: bool,
+    ) {
         fs::create_dir(path).expect("writable");
         let order = if is_first { [0, 2, 1] } else { [0, 1, 2] };
         let encodings = ["int", "", ""].iter().zip([None, Some(stored[0]), Some(stored[1])]);
         let encodings: Vec<&str> = encodings
             .map(|(other, stored)| match stored {
                 None => other,
-                Some(Stored::Dynamic) => "ndarray",
+                Some(Stored::Dynamic | Stored::DynamicQuarters) => "ndarray",
+                Some(Stored::Quarters) => "ndarray:float32",
                 Some(Stored::Typed) => "ndarray:int64",
                 Some(_) => "bytes",
             })
@@ -597,7 +612,7 @@ mod samples {
         job.read.targets = Some("id".into());
         refused(&job, "column \"id\" does not exist or holds no integers", "id (int)");
         (job.read.targets, job.read.column) = (Some("wanted".into()), Some("wanted".into()));
-        refused(&job, "cannot hold both tokens and targets", "its columns are");
+        refused(&job, "cannot hold two of tokens, targets", "its columns are");
         let zeros = vec![(vec![0, 1, 1], vec![0, 1, 1]); 2];
         write(&folder.path("unclear"), &zeros, [Stored::Typed; 2], false);
         let job = with_targets(&folder.path("unclear"), &folder.path("out.bin"), "wanted");

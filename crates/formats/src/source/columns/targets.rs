@@ -11,10 +11,11 @@ use arrow_array::types::{
 use arrow_array::{Array, ArrayRef};
 use arrow_schema::{DataType, Schema};
 
-use super::{Lists, list_type, raw_values};
+use super::{Lists, Weighted, list_type, raw_values};
 use crate::error::Error;
+use crate::source::Sink;
 use crate::source::turns::{Form, HINT, Row, Told};
-use crate::source::{MAX_PIECE, Sink};
+use crate::source::weights as loss_weights;
 
 /// The column, once it is known what it holds.
 #[derive(Clone, Debug)]
@@ -48,7 +49,7 @@ impl Targets {
 type Numbers<'a> = Box<dyn Fn(usize) -> i128 + 'a>;
 
 /// The values of an array of booleans or integers.
-fn numbers(array: &ArrayRef) -> Option<Numbers<'_>> {
+pub(super) fn numbers(array: &ArrayRef) -> Option<Numbers<'_>> {
     macro_rules! of {
         ($type:ty) => {{
             let values = array.as_primitive_opt::<$type>()?.values();
@@ -140,17 +141,24 @@ impl<'a> Rows<'a> {
     }
 
     /// Passes the rows on, each a document whose sequences take turns.
-    pub(super) fn pass(&self, sink: &mut dyn Sink) -> Result<(), Error> {
+    pub(super) fn pass(
+        &self,
+        weights: Option<&Weighted<'_>>,
+        sink: &mut dyn Sink,
+    ) -> Result<(), Error> {
         let (bytes, width) = raw_values(self.tokens.values)
             .ok_or_else(|| Error::corrupt(self.path, "has another type than its schema"))?;
-        let put = |sink: &mut dyn Sink, run: Range<usize>| {
-            let run = bytes.get(run.start * width..run.end * width).unwrap_or_default();
-            run.chunks(MAX_PIECE).try_for_each(|piece| sink.tokens(piece))
-        };
         for number in 0..self.tokens.column.len() {
             self.with_row(number, |row, tokens| {
+                let weights = weights.map(|all| all.row(number, tokens.len())).transpose()?;
                 let put = |sink: &mut dyn Sink, run: Range<usize>| {
-                    put(sink, tokens.start + run.start..tokens.start + run.end)
+                    let weights = weights.as_ref().map(|row| {
+                        &row[run.start * loss_weights::WEIGHT_BYTES
+                            ..run.end * loss_weights::WEIGHT_BYTES]
+                    });
+                    let (start, end) = (tokens.start + run.start, tokens.start + run.end);
+                    let run = bytes.get(start * width..end * width).unwrap_or_default();
+                    loss_weights::pass(sink, run, width, weights)
                 };
                 row.pass(self.targets.form, sink, &put, &|why| self.refused(number, why))
             })?;
