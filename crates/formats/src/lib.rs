@@ -36,3 +36,4 @@ pub use kind::Kind;
 pub use manifest::Manifest;
 pub use source::{Layout, ReadOptions, Source, open};
 pub use writer::WriteOptions;
+pub use writer::contiguous::npy_header;

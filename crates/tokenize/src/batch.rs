@@ -151,6 +151,7 @@ impl Encoder<'_> {
         if let Some(eos) = self.eos.filter(|_| !turns.is_empty()) {
             tokens.push(eos);
             turns.extend()?;
+            turns.weights.extend(turns.weights.last().copied());
         }
         Ok(turns)
     }
@@ -168,12 +169,14 @@ pub(super) struct Encoded {
 
 /// How the tokens of a conversation are divided: tokens that are no targets, of which there may be none, then targets,
 /// and so on.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub(super) struct Turns {
     /// Bytes of the rendered text.
     pub(super) text_bytes: u64,
     /// Tokens of each turn.
     pub(super) lengths: Vec<u32>,
+    /// How much each token weighs in the loss; empty where that is not kept.
+    pub(super) weights: Vec<f32>,
 }
 
 impl Turns {
@@ -187,7 +190,7 @@ impl Turns {
         if targets.first() == Some(&true) {
             lengths.push(0);
         }
-        let mut turns = Turns { text_bytes, lengths };
+        let mut turns = Turns { text_bytes, lengths, weights: Vec::new() };
         let mut last = targets.first();
         for target in targets {
             if last != Some(target) {
@@ -242,7 +245,8 @@ mod tests {
             let turns = Turns::new(7, &mask).unwrap();
             assert_eq!((&turns.lengths[..], turns.targets()), (lengths, said), "{targets}");
         }
-        let mut full = Turns { text_bytes: 0, lengths: vec![5, LONGEST as u32] };
+        let lengths = vec![5, LONGEST as u32];
+        let mut full = Turns { text_bytes: 0, lengths, weights: Vec::new() };
         assert!(full.extend().is_err());
     }
 }

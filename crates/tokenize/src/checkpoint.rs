@@ -26,6 +26,9 @@ pub(super) const HELD_OUT: &str = "held-out share";
 /// The entry that tells how conversations are rendered. States of earlier versions have none.
 pub(super) const CONVERSATIONS: &str = "chat template";
 
+/// The entry that tells whether loss weights are written. States of earlier versions have none.
+pub(super) const WEIGHTS: &str = "loss weights";
+
 /// The entry with the time that a template may write, in seconds since 1970.
 pub(super) const TIME: &str = "time of the template";
 
@@ -164,7 +167,7 @@ impl State {
         let compared =
             identity.iter().filter(|(name, _)| !(state.complete && name.as_str() == EXTENDED));
         for (name, now) in compared {
-            let is_new = [HELD_OUT, CONVERSATIONS].contains(&name.as_str());
+            let is_new = [HELD_OUT, CONVERSATIONS, WEIGHTS].contains(&name.as_str());
             let unnamed = if is_new { NOTHING } else { "unknown" };
             let then = state.identity.get(name).map_or(unnamed, String::as_str);
             if then != now {

@@ -77,6 +77,8 @@ pub struct Job<'a> {
     pub field: Option<&'a str>,
     /// Whether documents are conversations, and what renders them.
     pub chat: Option<ChatTemplate>,
+    /// Whether the weight of each token in the loss is written beside the output, as messages say it.
+    pub loss_weights: bool,
     /// Whether a document that cannot be read ends the run.
     pub strict: bool,
     /// The file to write.

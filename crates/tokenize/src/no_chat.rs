@@ -20,6 +20,10 @@ impl Chat {
         Err(TokenizeError::NotBuilt { path: tokenizer.to_owned(), feature: "hugging-face" })
     }
 
+    pub(super) fn with_weights(self, _: bool) -> Chat {
+        self
+    }
+
     pub(super) fn identity(&self) -> &str {
         match *self {}
     }

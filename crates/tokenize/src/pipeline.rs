@@ -26,13 +26,13 @@ use formats::manifest::Part;
 use super::batch::{After, Batch, Encoded, Encoder, Place, Reason, Segment, Shared, Turns};
 use super::chat::{self, Chat};
 use super::checkpoint::{
-    CONVERSATIONS, EXTENDED, HELD_OUT, Marks, NOTHING, Position, State, TIME, Written,
+    CONVERSATIONS, EXTENDED, HELD_OUT, Marks, NOTHING, Position, State, TIME, WEIGHTS, Written,
 };
 use super::index::Existing;
 use super::input::BytesRead;
 use super::manifest::{self, Described};
 use super::readers::{Reader, Stop};
-use super::sink::{Names, Sink, SinkError};
+use super::sink::{Kept, Names, Sink, SinkError};
 use super::sources::{self, Format, Source};
 use super::vocabulary::{Eos, Vocabulary, VocabularyName};
 use super::{
@@ -63,8 +63,9 @@ enum Item {
 /// On an error there is no output; an earlier one of that name is unchanged.
 pub fn run(job: &Job<'_>, watch: &mut dyn FnMut(Event<'_>)) -> Result<Outcome, TokenizeError> {
     let outputs = outputs(job)?;
-    let written =
-        |names: &Names| [names.output.clone(), names.index.clone(), names.manifest.clone()];
+    let written = |names: &Names| {
+        [&names.output, &names.index, &names.manifest, &names.weights].map(PathBuf::clone)
+    };
     let written: Vec<_> = outputs.iter().flat_map(written).collect();
     let sources = sources(job, &written, watch)?;
     for Names { output, .. } in &outputs {
@@ -84,7 +85,8 @@ pub fn run(job: &Job<'_>, watch: &mut dyn FnMut(Event<'_>)) -> Result<Outcome, T
     }
     let spool = outputs[0].spool();
     let rule = job.holdout.as_ref().map(|holdout| holdout.rule);
-    let mut sink = Sink::open(outputs, dtype, job.with_index, rule, job.leftovers.clone())?;
+    let written = Kept { index: job.with_index, weights: job.loss_weights };
+    let mut sink = Sink::open(outputs, dtype, written, rule, job.leftovers.clone())?;
     if job.resume {
         sink.keep();
     }
@@ -173,6 +175,13 @@ fn chat(
     vocabulary: &mut Vocabulary,
 ) -> Result<Option<(Chat, u64)>, TokenizeError> {
     let Some(template) = &job.chat else {
+        if job.loss_weights {
+            let reason = String::from("only messages of conversations say what they weigh");
+            return Err(TokenizeError::Chat {
+                reason,
+                hint: "add --chat, or leave out --loss-weights",
+            });
+        }
         return Ok(None);
     };
     let refused = |reason: &str, hint| Err(TokenizeError::Chat { reason: reason.to_owned(), hint });
@@ -197,7 +206,8 @@ fn chat(
     let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let time = then.unwrap_or_else(now);
     vocabulary.parse_special_tokens();
-    Ok(Some((Chat::load(tokenizer, file, job.field, time)?, time)))
+    let chat = Chat::load(tokenizer, file, job.field, time)?;
+    Ok(Some((chat.with_weights(job.loss_weights), time)))
 }
 
 /// What makes ids. A conversation ends as its template says: nothing is added unless the user asks for it.
@@ -326,6 +336,7 @@ fn identity(
         (CONVERSATIONS, chat.map_or(NOTHING, Chat::identity).to_owned()),
         // Where text has no place to cut, the cuts follow from the size of a chunk.
         ("chunk", format!("{} bytes", job.chunk_bytes)),
+        (WEIGHTS, if job.loss_weights { "written" } else { NOTHING }.to_owned()),
         (EXTENDED, extends),
         (HELD_OUT, held_out),
     ];
@@ -512,7 +523,9 @@ impl Writer<'_> {
             };
             let text_bytes = (segment.end - text_start) as u64;
             let text_bytes = turns.map_or(text_bytes, |turns| turns.text_bytes);
-            let written = self.segment(segment, &encoded.tokens[start..*end], text_bytes);
+            let weights = turns.map_or(&[][..], |turns| &turns.weights);
+            let tokens = &encoded.tokens[start..*end];
+            let written = self.segment(segment, (tokens, weights), text_bytes);
             written.map_err(|error| self.explain(error, segment))?;
             (text_start, start) = (segment.end, *end);
             if segment.after == After::End {
@@ -528,7 +541,7 @@ impl Writer<'_> {
     fn segment(
         &mut self,
         segment: &Segment,
-        tokens: &[u32],
+        (tokens, weights): (&[u32], &[f32]),
         text_bytes: u64,
     ) -> Result<(), SinkError> {
         let document = &mut self.state.document;
@@ -549,7 +562,7 @@ impl Writer<'_> {
                 return Err(SinkError::BeyondVocabulary { index, id });
             }
         }
-        self.sink.push(segment.part, tokens)
+        self.sink.push(segment.part, tokens, weights)
     }
 
     fn end_document(

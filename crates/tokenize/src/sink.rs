@@ -15,8 +15,8 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
-use std::io::{self, BufWriter, Seek, SeekFrom, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -105,9 +105,12 @@ pub(super) struct Names {
     pub(super) index: PathBuf,
     /// Its manifest.
     pub(super) manifest: PathBuf,
+    /// Its loss weights; removed when the output has none, because they are those of other tokens.
+    pub(super) weights: PathBuf,
     tokens: PathBuf,
     lengths: PathBuf,
     next_index: PathBuf,
+    next_weights: PathBuf,
     pub(super) state: PathBuf,
 }
 
@@ -125,9 +128,11 @@ impl Names {
             output: output.to_owned(),
             index: index::path_of(output),
             manifest: formats::manifest::path_of(output),
+            weights: formats::settle::loss_weights_of(output),
             tokens: hidden(".part"),
             lengths: hidden(".lengths"),
             next_index: hidden(".index"),
+            next_weights: hidden(".weights"),
             state: hidden(".state"),
         })
     }
@@ -140,7 +145,8 @@ impl Names {
     fn hidden(&self) -> Vec<PathBuf> {
         let (lengths, index) = (self.lengths.clone(), self.next_index.clone());
         let state = [checkpoint::next_path(&self.state), self.state.clone()];
-        let hidden = [lengths, index, self.spool()].into_iter().chain(state);
+        let weights = self.next_weights.clone();
+        let hidden = [lengths, index, weights, self.spool()].into_iter().chain(state);
         // The locked file goes last: as long as it exists, no other run begins.
         hidden.chain([self.tokens.clone()]).collect()
     }
@@ -192,6 +198,8 @@ impl Leftovers {
 struct Output {
     tokens: BufWriter<File>,
     lengths: BufWriter<File>,
+    /// Loss weights, where they are kept: an array of NumPy, whose header comes last.
+    weights: Option<BufWriter<File>>,
     names: Names,
     marks: Marks,
     /// Tokens that the state on the disk counts.
@@ -199,20 +207,24 @@ struct Output {
 }
 
 impl Output {
-    fn open(names: Names, tokens: File) -> Result<Output, TokenizeError> {
-        let lengths =
-            open(&names.lengths, USUAL).map_err(TokenizeError::io("create", &names.lengths))?;
+    fn open(names: Names, tokens: File, kept: Kept) -> Result<Output, TokenizeError> {
+        let usual = |path: &Path| open(path, USUAL).map_err(TokenizeError::io("create", path));
+        let weights = kept.weights.then(|| usual(&names.next_weights)).transpose()?;
+        let lengths = usual(&names.lengths)?;
         let buffered = |file| BufWriter::with_capacity(1 << 20, file);
-        let (tokens, lengths) = (buffered(tokens), buffered(lengths));
-        Ok(Output { tokens, lengths, names, marks: Marks::default(), saved_tokens: 0 })
+        let (tokens, lengths, weights) =
+            (buffered(tokens), buffered(lengths), weights.map(buffered));
+        Ok(Output { tokens, lengths, weights, names, marks: Marks::default(), saved_tokens: 0 })
     }
 
-    /// Cuts both files, which must hold at least as much.
+    /// Cuts all files, which must hold at least as much.
     fn truncate(&mut self, marks: Marks, dtype: TokenType) -> io::Result<()> {
-        for (file, end) in [
+        let files = [
             (&mut self.tokens, marks.tokens * dtype.bytes()),
             (&mut self.lengths, marks.lengths * 4),
-        ] {
+        ];
+        let weights = self.weights.iter_mut().map(|file| (file, weights_bytes(marks.tokens)));
+        for (file, end) in files.into_iter().chain(weights) {
             file.flush()?;
             file.get_ref().set_len(end)?;
             file.seek(SeekFrom::Start(end))?;
@@ -243,8 +255,40 @@ impl Output {
         let (from, to) = (&mut old, self.tokens.get_mut());
         io::copy(from, to).map_err(TokenizeError::io("write", &self.names.tokens))?;
         let tokens = bytes / dtype.bytes();
+        self.append_weights(tokens)?;
         self.marks = Marks { tokens, lengths, document_start: tokens };
         Ok(self.marks)
+    }
+
+    /// Copies the loss weights of the output of that name, which has so many tokens, to the beginning.
+    fn append_weights(&mut self, tokens: u64) -> Result<(), TokenizeError> {
+        let Names { output, weights: path, next_weights, .. } = &self.names;
+        let refused = |reason: &str| {
+            let reason = reason.to_owned();
+            Err(TokenizeError::Index { path: output.clone(), reason })
+        };
+        let file = match (File::open(path), &mut self.weights) {
+            (Err(error), None) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            (Err(error), Some(_)) if error.kind() == io::ErrorKind::NotFound => {
+                return refused("it has no loss weights: leave --loss-weights out");
+            }
+            (Err(error), _) => return Err(TokenizeError::io("read", path)(error)),
+            (Ok(_), None) => return refused("it has loss weights: add --loss-weights"),
+            (Ok(file), Some(_)) => file,
+        };
+        let head = formats::npy_header(Dtype::F32, tokens);
+        let mut found = vec![0; head.len()];
+        let len = file.metadata().map_err(TokenizeError::io("read", path))?.len();
+        let is_whole = len == weights_bytes(tokens) && (&file).read_exact(&mut found).is_ok();
+        if !is_whole || found != head {
+            let reason = format!("{} is not as dquant writes it", path.display());
+            return refused(&reason);
+        }
+        if let Some(to) = &mut self.weights {
+            // Behind the place for a header, as the old ones are behind theirs.
+            io::copy(&mut &file, to.get_mut()).map_err(TokenizeError::io("write", next_weights))?;
+        }
+        Ok(())
     }
 
     /// Goes on where an earlier run was.
@@ -253,7 +297,12 @@ impl Output {
         let found = |file: &BufWriter<File>| file.get_ref().metadata().map(|found| found.len());
         let have = found(&self.tokens).map_err(TokenizeError::io("read", path))?;
         let have_lengths = found(&self.lengths).map_err(TokenizeError::io("read", path))?;
-        if have < marks.tokens * dtype.bytes() || have_lengths < marks.lengths * 4 {
+        let have_weights = self.weights.as_ref().map(found).transpose();
+        let have_weights = have_weights.map_err(TokenizeError::io("read", path))?;
+        if have < marks.tokens * dtype.bytes()
+            || have_lengths < marks.lengths * 4
+            || have_weights.is_some_and(|have| have < weights_bytes(marks.tokens))
+        {
             let reason = format!("{} holds less than was written", path.display());
             return Err(TokenizeError::Resume { reason });
         }
@@ -268,12 +317,33 @@ impl Output {
 
     /// Puts what was written on the disk.
     fn sync(&mut self) -> io::Result<()> {
-        for file in [&mut self.tokens, &mut self.lengths] {
+        for file in [&mut self.tokens, &mut self.lengths].into_iter().chain(&mut self.weights) {
             file.flush()?;
             file.get_ref().sync_data()?;
         }
         Ok(())
     }
+
+    /// Writes the header of the loss weights, which are complete.
+    fn finish_weights(&mut self) -> io::Result<()> {
+        let Some(file) = &mut self.weights else { return Ok(()) };
+        file.flush()?;
+        file.get_ref().write_all_at(&formats::npy_header(Dtype::F32, self.marks.tokens), 0)
+    }
+}
+
+/// Bytes of the loss weights of so many tokens, header and all.
+fn weights_bytes(tokens: u64) -> u64 {
+    formats::npy_header(Dtype::F32, tokens).len() as u64 + tokens * u64::from(Dtype::F32.bytes())
+}
+
+/// What is written beside the ids.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kept {
+    /// The lengths of documents.
+    pub(super) index: bool,
+    /// The loss weight of each token.
+    pub(super) weights: bool,
 }
 
 /// The outputs of a run.
@@ -282,7 +352,7 @@ pub(super) struct Sink {
     /// The output, and that of held-out documents. The state of both lies beside the first.
     outputs: Vec<Output>,
     dtype: TokenType,
-    with_index: bool,
+    kept: Kept,
     /// What splits documents into two outputs.
     rule: Option<Rule>,
     leftovers: Leftovers,
@@ -298,7 +368,7 @@ impl Sink {
     pub(super) fn open(
         all: Vec<Names>,
         dtype: TokenType,
-        with_index: bool,
+        kept: Kept,
         rule: Option<Rule>,
         leftovers: Leftovers,
     ) -> Result<Sink, TokenizeError> {
@@ -313,10 +383,11 @@ impl Sink {
         let files = lock_all(&all)?;
         // Those of the first output go last: as long as its locked file exists, no other run begins.
         unfinished.paths = all.iter().rev().flat_map(Names::hidden).collect();
-        let outputs = all.into_iter().zip(files).map(|(names, file)| Output::open(names, file));
+        let outputs = all.into_iter().zip(files);
+        let outputs = outputs.map(|(names, file)| Output::open(names, file, kept));
         let outputs = outputs.collect::<Result<Vec<_>, _>>()?;
         drop(unfinished);
-        Ok(Sink { outputs, dtype, with_index, rule, leftovers, encoded: Vec::new() })
+        Ok(Sink { outputs, dtype, kept, rule, leftovers, encoded: Vec::new() })
     }
 
     fn first(&self) -> &Names {
@@ -360,7 +431,7 @@ impl Sink {
     /// # Errors
     /// When the output cannot be read, is broken, or is of another type.
     pub(super) fn append(&mut self, part: Part) -> Result<Marks, TokenizeError> {
-        let (dtype, with_index) = (self.dtype, self.with_index);
+        let (dtype, with_index) = (self.dtype, self.kept.index);
         self.output(part).append(dtype, with_index)
     }
 
@@ -373,11 +444,16 @@ impl Sink {
         outputs.try_for_each(|(output, written)| output.resume(written.marks, self.dtype))
     }
 
-    /// Appends tokens of the current document, which goes to this part.
+    /// Appends tokens of the current document, which goes to this part, and their loss weights, if these are kept.
     ///
     /// # Errors
     /// Names the first id that does not fit; what came before it may have been written.
-    pub(super) fn push(&mut self, part: Part, tokens: &[u32]) -> Result<(), SinkError> {
+    pub(super) fn push(
+        &mut self,
+        part: Part,
+        tokens: &[u32],
+        weights: &[f32],
+    ) -> Result<(), SinkError> {
         let mut encoded = std::mem::take(&mut self.encoded);
         encoded.clear();
         match self.dtype {
@@ -392,9 +468,14 @@ impl Sink {
         }
         let output = self.output(part);
         output.marks.tokens += tokens.len() as u64;
-        let written = output.tokens.write_all(&encoded).map_err(SinkError::Io);
+        let mut written = output.tokens.write_all(&encoded);
+        if let Some(file) = &mut output.weights {
+            encoded.clear();
+            encoded.extend(weights.iter().flat_map(|weight| weight.to_le_bytes()));
+            written = written.and_then(|()| file.write_all(&encoded));
+        }
         self.encoded = encoded;
-        written
+        written.map_err(SinkError::Io)
     }
 
     /// Tokens of the current document so far.
@@ -411,7 +492,7 @@ impl Sink {
         part: Part,
         turns: Option<&Turns>,
     ) -> Result<(), SinkError> {
-        let with_index = self.with_index;
+        let with_index = self.kept.index;
         let output = self.output(part);
         if with_index {
             let lengths: Vec<u32> = match turns {
@@ -500,7 +581,8 @@ impl Sink {
     fn prepare(&mut self, state: &mut State) -> io::Result<()> {
         for output in &mut self.outputs {
             output.lengths.flush()?;
-            if self.with_index {
+            output.finish_weights()?;
+            if self.kept.index {
                 index::write(&output.names.lengths, &output.names.next_index, self.dtype)?;
             }
         }
@@ -528,12 +610,17 @@ impl Sink {
         }
         // All old outputs go first: nobody finds an old part and a new one.
         for names in &unnamed {
-            remove_old(names).map_err(TokenizeError::io("rename", &names.output))?;
+            remove_old(names, self.kept).map_err(TokenizeError::io("rename", &names.output))?;
         }
         for names in &unnamed {
             self.rename(names).map_err(TokenizeError::io("rename", &names.output))?;
         }
         manifest::write(&complete, self.dtype, self.rule)?;
+        for (Output { names, .. }, written) in self.outputs.iter().zip(state.written()) {
+            if self.kept.weights {
+                manifest::write_weights(&names.weights, written.marks.tokens)?;
+            }
+        }
         for Output { names, .. } in self.outputs.iter().rev() {
             remove(&names.hidden());
             let output = &names.output;
@@ -543,11 +630,14 @@ impl Sink {
     }
 
     fn rename(&self, names: &Names) -> io::Result<()> {
-        let Names { output, index, tokens, lengths, next_index, .. } = names;
-        if !self.with_index {
+        let Names { output, index, tokens, lengths, next_index, weights, next_weights, .. } = names;
+        if !self.kept.index {
             remove_if_there(index)?;
         } else if next_index.exists() {
             fs::rename(next_index, index)?;
+        }
+        if self.kept.weights && next_weights.exists() {
+            fs::rename(next_weights, weights)?;
         }
         // As the system makes files in this folder.
         let usual = fs::metadata(lengths)?.permissions();
@@ -557,9 +647,15 @@ impl Sink {
     }
 }
 
-fn remove_old(names: &Names) -> io::Result<()> {
+fn remove_old(names: &Names, kept: Kept) -> io::Result<()> {
     remove_if_there(&names.output)?;
-    remove_if_there(&names.manifest)
+    remove_if_there(&names.manifest)?;
+    // Those that an interrupted run has named already are not old.
+    if !kept.weights || names.next_weights.exists() {
+        remove_if_there(&names.weights)?;
+        remove_if_there(&formats::manifest::path_of(&names.weights))?;
+    }
+    Ok(())
 }
 
 impl Drop for Sink {
@@ -641,6 +737,8 @@ mod tests {
     use super::super::manifest::Described;
     use super::*;
 
+    const INDEX: Kept = Kept { index: true, weights: false };
+
     struct Folder(PathBuf);
 
     impl Folder {
@@ -666,7 +764,7 @@ mod tests {
 
         fn sink(&self, dtype: TokenType) -> Result<Sink, TokenizeError> {
             let names = vec![Names::new(&self.path("a.bin"))?];
-            let mut sink = Sink::open(names, dtype, true, None, Leftovers::default())?;
+            let mut sink = Sink::open(names, dtype, INDEX, None, Leftovers::default())?;
             sink.start_anew()?;
             Ok(sink)
         }
@@ -690,7 +788,7 @@ mod tests {
         std::os::unix::fs::symlink("/dev/null", &link).unwrap();
         for path in [Path::new("/dev/null"), &link, Path::new("/tmp")] {
             let names = vec![Names::new(path).unwrap()];
-            let refused = Sink::open(names, TokenType::U32, true, None, Leftovers::default());
+            let refused = Sink::open(names, TokenType::U32, INDEX, None, Leftovers::default());
             assert!(matches!(refused, Err(TokenizeError::OutputNotAFile { .. })), "{path:?}");
         }
         assert_eq!(folder.names(), ["link.bin"]);
@@ -700,7 +798,7 @@ mod tests {
     fn an_output_appears_only_when_committed() {
         let folder = Folder::new("commit");
         let mut sink = folder.sink(TokenType::U32).unwrap();
-        sink.push(Part::Train, &[1, 0x0102_0304]).unwrap();
+        sink.push(Part::Train, &[1, 0x0102_0304], &[]).unwrap();
         sink.end_document(Part::Train, None).unwrap();
         assert!(!folder.path("a.bin").exists());
         assert!(matches!(folder.sink(TokenType::U32), Err(TokenizeError::Busy { .. })));
@@ -721,7 +819,7 @@ mod tests {
         fs::set_permissions(&part, Permissions::from_mode(0o644)).unwrap();
         let mut sink = folder.sink(TokenType::U32).unwrap();
         assert_eq!(mode(&part), PRIVATE);
-        sink.push(Part::Train, &[1]).unwrap();
+        sink.push(Part::Train, &[1], &[]).unwrap();
         sink.end_document(Part::Train, None).unwrap();
         sink.commit(&mut state()).unwrap();
         // The output is for whoever may read others of this user.
@@ -733,8 +831,8 @@ mod tests {
     fn an_id_beyond_16_bits_is_named_and_not_wrapped() {
         let folder = Folder::new("narrow");
         let mut sink = folder.sink(TokenType::U16).unwrap();
-        sink.push(Part::Train, &[0, 65_535]).unwrap();
-        let error = sink.push(Part::Train, &[7, 65_536]).unwrap_err();
+        sink.push(Part::Train, &[0, 65_535], &[]).unwrap();
+        let error = sink.push(Part::Train, &[7, 65_536], &[]).unwrap_err();
         assert!(matches!(error, SinkError::DoesNotFit { index: 1, id: 65_536 }));
     }
 
@@ -745,7 +843,7 @@ mod tests {
         // More than the buffer of the file.
         let large = vec![3; 2_000_000];
         for (ids, discarded) in [(&[1, 2][..], false), (&large, true), (&[4], false)] {
-            sink.push(Part::Train, ids).unwrap();
+            sink.push(Part::Train, ids, &[]).unwrap();
             let state = &mut state();
             if discarded {
                 sink.discard_document(Part::Train, state)
@@ -765,23 +863,23 @@ mod tests {
             let folder = Folder::new(&format!("discard-saved-{killed_after}"));
             let mut sink = folder.sink(TokenType::U16).unwrap();
             sink.keep();
-            sink.push(Part::Train, &[1, 2]).unwrap();
+            sink.push(Part::Train, &[1, 2], &[]).unwrap();
             sink.end_document(Part::Train, None).unwrap();
-            sink.push(Part::Train, &[3, 3, 3]).unwrap();
+            sink.push(Part::Train, &[3, 3, 3], &[]).unwrap();
             sink.save(&mut state()).unwrap();
-            sink.push(Part::Train, &[3]).unwrap();
+            sink.push(Part::Train, &[3], &[]).unwrap();
             sink.discard_document(Part::Train, &mut state()).unwrap();
-            sink.push(Part::Train, &vec![4; killed_after]).unwrap();
+            sink.push(Part::Train, &vec![4; killed_after], &[]).unwrap();
             // What a kill leaves is in the file, not in the buffer.
             sink.outputs[0].tokens.flush().unwrap();
             drop(sink);
             let names = Names::new(&folder.path("a.bin")).unwrap();
             let mut state = State::load(&names.state, &BTreeMap::new()).unwrap().unwrap();
             let mut sink =
-                Sink::open(vec![names], TokenType::U16, true, None, Leftovers::default()).unwrap();
+                Sink::open(vec![names], TokenType::U16, INDEX, None, Leftovers::default()).unwrap();
             sink.keep();
             sink.resume(&state).unwrap();
-            sink.push(Part::Train, &[5]).unwrap();
+            sink.push(Part::Train, &[5], &[]).unwrap();
             sink.end_document(Part::Train, None).unwrap();
             sink.commit(&mut state).unwrap();
             assert_eq!(fs::read(folder.path("a.bin")).unwrap(), [1, 0, 2, 0, 5, 0]);
@@ -798,7 +896,7 @@ mod tests {
             fs::write(folder.path("a.idx"), "old index").unwrap();
             let mut sink = folder.sink(TokenType::U32).unwrap();
             sink.keep();
-            sink.push(Part::Train, &[5, 6, 7]).unwrap();
+            sink.push(Part::Train, &[5, 6, 7], &[]).unwrap();
             sink.end_document(Part::Train, None).unwrap();
             sink.prepare(&mut state()).unwrap();
             drop(sink);
@@ -816,7 +914,7 @@ mod tests {
             let state = State::load(&names.state, &BTreeMap::new()).unwrap().unwrap();
             assert!(state.complete);
             let mut sink =
-                Sink::open(vec![names], TokenType::U32, true, None, Leftovers::default()).unwrap();
+                Sink::open(vec![names], TokenType::U32, INDEX, None, Leftovers::default()).unwrap();
             sink.keep();
             sink.finish(&state).unwrap();
             assert_eq!(
@@ -841,7 +939,7 @@ mod tests {
                 let names = both.map(|name| Names::new(&folder.path(&format!("{name}.bin"))));
                 let names = names.into_iter().map(Result::unwrap).collect();
                 let mut sink =
-                    Sink::open(names, TokenType::U32, true, rule, Leftovers::default()).unwrap();
+                    Sink::open(names, TokenType::U32, INDEX, rule, Leftovers::default()).unwrap();
                 sink.keep();
                 sink
             };
@@ -851,7 +949,7 @@ mod tests {
             }
             let mut sink = open();
             for (part, ids) in [(Part::Train, &[5, 6, 7][..]), (Part::Validation, &[8])] {
-                sink.push(part, ids).unwrap();
+                sink.push(part, ids, &[]).unwrap();
                 sink.end_document(part, None).unwrap();
             }
             let mut written = state();
@@ -895,7 +993,7 @@ mod tests {
     fn a_busy_part_leaves_no_file_of_the_other() {
         let folder = Folder::new("busy-part");
         let names = |name: &str| Names::new(&folder.path(name)).unwrap();
-        let open = |names| Sink::open(names, TokenType::U32, true, None, Leftovers::default());
+        let open = |names| Sink::open(names, TokenType::U32, INDEX, None, Leftovers::default());
         let busy = open(vec![names("v.bin")]).unwrap();
         let refused = open(vec![names("a.bin"), names("v.bin")]);
         assert!(matches!(refused, Err(TokenizeError::Busy { path }) if path.ends_with("v.bin")));

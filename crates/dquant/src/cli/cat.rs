@@ -52,6 +52,8 @@ Plans are actions joined by `|`, in any order:
   pairs                   inputs and labels, which are one token later; pairs(ignore=ID) by document,
                           pairs(ignore=ID, labels=targets) without what a model is not to say
   positions               two more rows: where each token is in its document, and which one that is
+  loss_weights            after the rows of a batch, how much each label weighs, as f32, from the file
+                          NAME.loss_weights.npy beside NAME.bin; loss_weights(missing=1) without one
   batch(N)                samples of a batch [default: 32]
 
 Examples:

@@ -81,11 +81,11 @@ pub(super) struct Convert {
     #[arg(long, value_name = "COLUMN")]
     targets: Option<String>,
 
-    /// Column of SRC with the weight of each token in the loss, written beside DST for `loss_weights` of a plan
+    /// Column of SRC with the weight of each token in the loss, for plans with `loss_weights`
     ///
     /// A number for each token. SRC is parquet, arrow or mds; DST is flat, npy or megatron, and
     /// NAME.loss_weights.npy lies beside NAME.bin. The weights beside a SRC in one file go along without it.
-    #[arg(long, value_name = "COLUMN")]
+    #[arg(long, value_name = "COLUMN", verbatim_doc_comment)]
     loss_weights: Option<String>,
 
     /// Column or field of DST for the tokens

@@ -83,6 +83,13 @@ pub(super) struct Tokenize {
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
     chat: Option<Option<PathBuf>>,
 
+    /// With --chat: write how much each token weighs in the loss, as the `weight` of messages
+    ///
+    /// NAME.loss_weights.npy holds 0 for what the assistant does not say, and the weight of its message,
+    /// or 1, for what it says. Without it, messages of weights other than 0 and 1 are left out.
+    #[arg(long, requires = "chat", verbatim_doc_comment)]
+    loss_weights: bool,
+
     /// Fail at the first document that cannot be read, instead of counting it
     #[arg(long)]
     strict: bool,
@@ -157,6 +164,7 @@ impl Tokenize {
             format: self.format,
             field: self.field.as_deref(),
             chat: self.chat.map(|file| file.map_or(ChatTemplate::Beside, ChatTemplate::File)),
+            loss_weights: self.loss_weights,
             strict: self.strict,
             output: &self.output,
             with_index: !self.flat,

@@ -219,7 +219,7 @@ fn what_was_meant_for_chat_names_the_option() {
 fn weights_that_are_not_understood_are_refused() {
     let folder = model("halves", "chatml");
     for (name, value, reason) in [
-        ("weight", json!(0.5), "message 1 of `messages` has a weight of `0.5`, neither 0 nor 1"),
+        ("weight", json!(0.5), "message 1 has a weight of 0.5, neither 0 nor 1: --loss-weights"),
         ("weight", json!(-1), "a weight of `-1`"),
         ("weight", json!("0"), "a weight of `\"0\"`"),
         ("weight", json!(false), "a weight of `false`"),
@@ -238,6 +238,148 @@ fn weights_that_are_not_understood_are_refused() {
         folder.write("c.jsonl", format!("{line}\n{}", chat(&["hi", "no"])));
         run(&folder, "c.jsonl", &["--strict", "--force"]).good();
     }
+}
+
+/// The loss weights beside an output, which has to have a manifest of them.
+fn weights(folder: &Folder, name: &str) -> Vec<f32> {
+    let beside = name.replace(".bin", ".loss_weights.npy");
+    let manifest: Value =
+        serde_json::from_slice(&folder.read(&format!("{beside}.dquant.json"))).expect("JSON");
+    let bytes = folder.read(&beside);
+    let head = 10 + u16::from_le_bytes([bytes[8], bytes[9]]) as usize;
+    let text = String::from_utf8_lossy(&bytes[..head]).into_owned();
+    let values = bytes[head..].as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+    let values: Vec<f32> = values.collect();
+    assert!(text.contains("<f4") && text.contains(&format!("({},)", values.len())), "{text}");
+    assert_eq!((&manifest["dtype"], &manifest["tokens"]), (&json!("f32"), &json!(values.len())));
+    values
+}
+
+/// A line whose messages of the assistant have these weights.
+fn weighed(texts: &[(&str, &str, Value)]) -> String {
+    let turn = |(user, said, weight): &(&str, &str, Value)| {
+        let mut said = json!({ "role": "assistant", "content": said });
+        if !weight.is_null() {
+            said["weight"] = weight.clone();
+        }
+        [json!({ "role": "user", "content": user }), said]
+    };
+    json!({ "messages": texts.iter().flat_map(turn).collect::<Vec<Value>>() }).to_string() + "\n"
+}
+
+/// The weights of the sequences of each document, of which each has one.
+fn weights_of_turns(folder: &Folder, name: &str) -> Vec<Vec<f32>> {
+    let mut all = weights(folder, name).into_iter();
+    let mut turn = |ids: &Vec<u32>| {
+        let weights: Vec<f32> = all.by_ref().take(ids.len()).collect();
+        assert!(weights.windows(2).all(|pair| pair[0] == pair[1]), "one for a turn: {weights:?}");
+        weights.first().copied().unwrap_or(-1.0)
+    };
+    let documents = documents(folder, name);
+    let found = documents.iter().map(|document| document.iter().map(&mut turn).collect()).collect();
+    assert_eq!(all.next(), None);
+    found
+}
+
+/// What messages say of their weight lies beside the ids: in both parts of a split, behind what is extended.
+#[test]
+fn messages_weigh_what_they_say() {
+    let folder = model("weighed", "chatml");
+    let lines = [
+        weighed(&[("hi", "hello", json!(0.5)), ("more?", "no", json!(null))]),
+        weighed(&[("hi", "hello", json!(0)), ("more?", "no", json!(2.25))]),
+        chat(&["hi", "no"]),
+    ];
+    folder.write("c.jsonl", lines.concat());
+    run(&folder, "c.jsonl", &["--loss-weights", "--eos", "</s>", "--strict"]).good();
+    // What is not to be learnt is no turn of its own.
+    let expected = vec![vec![0.0, 0.5, 0.0, 1.0], vec![0.0, 2.25], vec![0.0, 1.0]];
+    assert_eq!(weights_of_turns(&folder, "a.bin"), expected);
+    folder.run(&["inspect", "a.bin", "--verify"]).good();
+    let more = ["--append", "--loss-weights", "--eos", "</s>"];
+    run(&folder, "c.jsonl", &more).good();
+    assert_eq!(weights_of_turns(&folder, "a.bin"), [&expected[..], &expected[..]].concat());
+    run(&folder, "c.jsonl", &["--append"]).failed(2, "it has loss weights: add --loss-weights", "");
+    // Without the option there are none, and those that were there are not left to other tokens.
+    folder.write("plain.jsonl", chat(&["hi", "no"]));
+    run(&folder, "plain.jsonl", &["--force"]).good();
+    assert!(!folder.0.join("a.loss_weights.npy").exists());
+    assert!(!folder.0.join("a.loss_weights.npy.dquant.json").exists());
+    let refused = run(&folder, "c.jsonl", &["--append", "--loss-weights"]);
+    refused.failed(2, "it has no loss weights: leave --loss-weights out", "");
+    let many: String = (0..60)
+        .map(|at| weighed(&[(&format!("question {at}"), "no", json!(f64::from(at) / 4.0))]))
+        .collect();
+    folder.write("many.jsonl", many);
+    run(&folder, "many.jsonl", &["--force", "--loss-weights", "--holdout", "30%"]).good();
+    let mut seen = Vec::new();
+    for name in ["a.bin", "a-valid.bin"] {
+        for (text, weights) in texts(&folder, name).iter().zip(weights_of_turns(&folder, name)) {
+            let number = text[0].split("question ").nth(1).and_then(|rest| rest.split('<').next());
+            let number: f32 =
+                number.and_then(|digits| digits.trim().parse().ok()).expect("a number");
+            let all_in_one = number == 0.0 && weights == [0.0];
+            assert!(all_in_one || weights == [0.0, number / 4.0], "{text:?} {weights:?}");
+            seen.push(number as u32);
+        }
+    }
+    seen.sort_unstable();
+    assert_eq!(seen, (0..60).collect::<Vec<u32>>());
+    let args =
+        ["tokenize", "c.jsonl", "--tokenizer", "m/tokenizer.json", "-o", "b.bin", "--loss-weights"];
+    let ran = folder.run(&args);
+    assert!(ran.exit == Some(2) && ran.stderr.contains("--chat"), "{}", ran.stderr);
+    let generation = model("weighed-generation", "chatml-generation");
+    generation.write("c.jsonl", &lines[0]);
+    let ran = run(&generation, "c.jsonl", &["--loss-weights", "--strict"]);
+    ran.failed(1, "message 1 weighs more or less than others", "");
+}
+
+/// Killed at any instant and resumed, a run leaves the weights of a run that was not.
+#[test]
+fn weights_survive_kills() {
+    let folder = model("weighed-killed", "chatml");
+    let mut random = Random::new(3);
+    let line = |at: usize| {
+        let (asked, said) = (random.text(60), random.text(90));
+        weighed(&[(&asked, &said, json!(at as f64 / 8.0)), ("more?", "no", json!(null))])
+    };
+    folder.write("c.jsonl", (0..3_000).map(line).collect::<String>());
+    let started = Instant::now();
+    run(&folder, "c.jsonl", &["--loss-weights"]).good();
+    let whole = started.elapsed();
+    let names = ["a.bin", "a.idx", "a.loss_weights.npy", "a.loss_weights.npy.dquant.json"];
+    let want = names.map(|name| folder.read(name));
+    assert_eq!(weights_of_turns(&folder, "a.bin").len(), 3_000);
+    let more =
+        ["--loss-weights", "--resume", "--force", "--checkpoint", "64KiB", "--chunk", "64KiB"];
+    let mut resumed = 0;
+    let is_replay = std::env::var_os("DQUANT_SEED").is_some();
+    for seed in seeds(0..4).chain(4..60) {
+        if seed >= 4 && (resumed > 0 || is_replay) {
+            break;
+        }
+        let _replay = Replay { test: "weights_survive_kills", seed };
+        let mut random = Random::new(seed);
+        names.iter().for_each(|name| drop(fs::remove_file(folder.0.join(name))));
+        for _ in 0..=random.below(3) {
+            let args = ["tokenize", "c.jsonl", "--tokenizer", "m/tokenizer.json", "-o", "a.bin"];
+            let mut command = folder.command(&[&args[..], &["--chat"], &more].concat());
+            let mut child =
+                command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("ours");
+            let micros = whole.as_micros() as usize;
+            std::thread::sleep(Duration::from_micros(random.below(micros) as u64));
+            child.kill().expect("our child");
+            child.wait().expect("our child");
+        }
+        let ran = run(&folder, "c.jsonl", &more).good();
+        resumed += usize::from(ran.stderr.contains("resumed after"));
+        for (name, want) in names.iter().zip(&want) {
+            assert!(folder.read(name) == *want, "seed {seed}: another {name}");
+        }
+        assert!(!folder.0.join(".a.bin.weights").exists());
+    }
+    assert!(resumed > 0 || is_replay, "no kill hit a run");
 }
 
 /// Roles that nobody trains, and files that are mostly left out, are told.

@@ -63,7 +63,7 @@ impl Writer for Run {
 }
 
 /// A header of version 1.0 for a vector, as NumPy pads it.
-pub(super) fn npy_header(dtype: Dtype, tokens: u64) -> Vec<u8> {
+pub fn npy_header(dtype: Dtype, tokens: u64) -> Vec<u8> {
     let descr = dtype.npy();
     let dict = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({tokens},), }}");
     // At most 79 bytes: the number has at most 20 digits.

@@ -189,14 +189,28 @@ fn message(value: &Value) -> Result<Value, String> {
     Ok(Value::from_pairs(fields))
 }
 
-/// Whether what a message says of its training is understood: a weight in between would be trained in full.
+/// How much a message weighs in the loss that a model is to learn to say: 1 where it does not say otherwise.
+pub(super) fn weight(message: &Value) -> f32 {
+    if get(message, "train").kind() == ValueKind::Bool && !get(message, "train").is_true() {
+        return 0.0;
+    }
+    let weight = get(message, "weight");
+    number(&weight).map_or(1.0, |weight| weight as f32)
+}
+
+/// A number that a message may weigh.
+fn number(value: &Value) -> Option<f64> {
+    let number = f64::try_from(value.clone()).ok().filter(|_| value.kind() == ValueKind::Number)?;
+    (0.0..=f64::from(f32::MAX)).contains(&number).then_some(number)
+}
+
+/// Whether what a message says of its training is understood.
 fn check_weight(weight: Option<&Value>, train: Option<&Value>) -> Result<(), String> {
     if let Some(weight) = weight
-        && (weight.kind() != ValueKind::Number
-            || ![Value::from(0), Value::from(1)].contains(weight))
+        && number(weight).is_none()
     {
         let weight = serde_json::to_string(weight).unwrap_or_default();
-        return Err(format!("has a weight of `{weight}`, neither 0 nor 1"));
+        return Err(format!("has a weight of `{weight}`, which is no number from 0 on"));
     }
     match train {
         Some(train) if train.kind() != ValueKind::Bool => {

@@ -36,6 +36,8 @@ const MAX_RENDERED_BYTES: usize = 1 << 32;
 pub(super) struct Chat {
     templates: Templates,
     field: Option<String>,
+    /// Whether messages may weigh more than nothing and less than others.
+    weights: bool,
 }
 
 impl Chat {
@@ -51,7 +53,12 @@ impl Chat {
         now: u64,
     ) -> Result<Chat, TokenizeError> {
         let templates = Templates::load(tokenizer, file, now)?;
-        Ok(Chat { templates, field: field.map(str::to_owned) })
+        Ok(Chat { templates, field: field.map(str::to_owned), weights: false })
+    }
+
+    /// The same, where the weight of each message is kept.
+    pub(super) fn with_weights(self, weights: bool) -> Chat {
+        Chat { weights, ..self }
     }
 
     /// The file and the hash of the template.
@@ -83,10 +90,33 @@ impl Chat {
         tokens: &mut Vec<u32>,
     ) -> Result<Turns, String> {
         let conversation = Conversation::read(record, self.field.as_deref())?;
-        let Rendered { text, spans } = self.render(&conversation)?;
+        self.check_weights(&conversation.messages)?;
+        let Rendered { text, spans, weights } = self.render(&conversation)?;
         let (ids, offsets) = tokenizer.encode_with_offsets(&text)?;
         tokens.extend_from_slice(&ids);
-        Turns::new(text.len() as u64, &masked(&offsets, &spans))
+        let said = masked(&offsets, &spans);
+        let targets: Vec<bool> = said.iter().map(Option::is_some).collect();
+        let mut turns = Turns::new(text.len() as u64, &targets)?;
+        if self.weights {
+            let weight = |span: Option<usize>| match span {
+                Some(span) => weights.get(span).copied().unwrap_or(1.0),
+                None => 0.0,
+            };
+            turns.weights = said.into_iter().map(weight).collect();
+        }
+        Ok(turns)
+    }
+
+    /// Refuses messages that weigh something between nothing and all where that is not kept: they would be trained in full.
+    fn check_weights(&self, messages: &[Value]) -> Result<(), String> {
+        let between = |message: &Value| ![0.0, 1.0].contains(&messages::weight(message));
+        match messages.iter().position(|message| messages::is_said(message) && between(message)) {
+            Some(at) if !self.weights => Err(format!(
+                "message {at} has a weight of {}, neither 0 nor 1: --loss-weights keeps it",
+                messages::weight(&messages[at])
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// The text, and the characters that the assistant says.
@@ -98,9 +128,17 @@ impl Chat {
             .ok_or("it holds all 32 characters from U+FDD0 to U+FDEF, which mark what is said")?;
         let mut whole = self.templates.render(messages, variables, false, marks)?;
         if self.templates.is_tracking(variables) {
-            if let Some(at) = messages.iter().position(messages::is_unweighted) {
+            let unlike = |message: &Value| {
+                messages::is_unweighted(message)
+                    || messages::is_said(message) && messages::weight(message) != 1.0
+            };
+            if let Some(at) = messages.iter().position(unlike) {
+                let what = match messages::is_unweighted(&messages[at]) {
+                    true => "is not to be learnt",
+                    false => "weighs more or less than others",
+                };
                 return Err(format!(
-                    "message {at} is not to be learnt, which a template with `{{% generation %}}` blocks does not know"
+                    "message {at} {what}, which a template with `{{% generation %}}` blocks does not know"
                 ));
             }
         } else {
@@ -108,7 +146,7 @@ impl Chat {
                 let rendered = self.templates.render(messages, variables, prompts, marks)?;
                 Ok(rendered.text)
             };
-            whole.spans = added(&whole.text, messages, &mut render)?;
+            (whole.spans, whole.weights) = added(&whole.text, messages, &mut render)?;
         }
         Ok(whole)
     }
@@ -117,9 +155,12 @@ impl Chat {
 /// Renders messages, with the prompt for the assistant or without it.
 type Render<'a> = &'a mut dyn FnMut(&[Value], bool) -> Result<String, String>;
 
+/// Characters, and how much what is in them weighs.
+type Said = (Vec<Range<usize>>, Vec<f32>);
+
 /// The characters of `whole` that messages of the assistant add.
-fn added(whole: &str, messages: &[Value], render: Render<'_>) -> Result<Vec<Range<usize>>, String> {
-    let (mut spans, mut bytes_left) = (Vec::<Range<usize>>::new(), MAX_RENDERED_BYTES);
+fn added(whole: &str, messages: &[Value], render: Render<'_>) -> Result<Said, String> {
+    let ((mut spans, mut weights), mut bytes_left) = (Said::default(), MAX_RENDERED_BYTES);
     // Where the last span ends, in bytes and in characters.
     let (mut byte, mut character) = (0, 0);
     let said: Vec<usize> =
@@ -163,17 +204,18 @@ fn added(whole: &str, messages: &[Value], render: Render<'_>) -> Result<Vec<Rang
         byte = end;
         if first < character {
             spans.push(first..character);
+            weights.push(messages::weight(&messages[at]));
         }
     }
-    Ok(spans)
+    Ok((spans, weights))
 }
 
-/// Whether each token is in a span, as `apply_chat_template` decides it: if it overlaps one. Both are in order.
-fn masked(offsets: &[(usize, usize)], spans: &[Range<usize>]) -> Vec<bool> {
-    let mut spans = spans.iter().peekable();
-    let is_said = |(start, end): &(usize, usize)| {
-        while spans.next_if(|span| *start >= span.end).is_some() {}
-        spans.peek().is_some_and(|span| *end > span.start)
+/// The span that each token is in, as `apply_chat_template` decides it: the first that it overlaps. Both are in order.
+fn masked(offsets: &[(usize, usize)], spans: &[Range<usize>]) -> Vec<Option<usize>> {
+    let mut spans = spans.iter().enumerate().peekable();
+    let of = |(start, end): &(usize, usize)| {
+        while spans.next_if(|(_, span)| *start >= span.end).is_some() {}
+        spans.peek().filter(|(_, span)| *end > span.start).map(|(at, _)| *at)
     };
-    offsets.iter().map(is_said).collect()
+    offsets.iter().map(of).collect()
 }

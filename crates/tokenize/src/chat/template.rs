@@ -56,11 +56,13 @@ pub(super) struct Templates {
 }
 
 /// What one rendering made.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub(super) struct Rendered {
     pub(super) text: String,
     /// Characters in generation blocks.
     pub(super) spans: Vec<Range<usize>>,
+    /// How much the tokens in each of them weigh in the loss; empty where all weigh 1.
+    pub(super) weights: Vec<f32>,
 }
 
 impl Templates {
@@ -341,7 +343,7 @@ fn separate(rendered: &str, [open, close]: [char; 2]) -> Option<Rendered> {
             text.push(c);
         }
     }
-    opened.is_empty().then_some(Rendered { text, spans })
+    opened.is_empty().then_some(Rendered { text, spans, weights: Vec::new() })
 }
 
 /// Puts call blocks in the place of generation blocks; tells whether there are any.
