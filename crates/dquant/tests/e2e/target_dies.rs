@@ -9,7 +9,7 @@ use tonic::Status;
 use xio::dataset::Dtype;
 
 use super::corpus::{Corpus, assert_same, expected, tokens};
-use super::harness::{Cat, World, eventually, fresh_ip};
+use super::harness::{Cat, Daemon, World, eventually, fresh_ip};
 use super::hostile_packets::runtime;
 use super::relay::Relay;
 
@@ -64,6 +64,50 @@ fn without_offload_too() {
     target.restart(&world);
     got.extend(cat.finish().good().stdout);
     assert_same(&got, &want);
+}
+
+/// Tokens and their loss weights come from two files over one connection, which is lost in the middle.
+#[test]
+fn loss_weights_stay_with_their_tokens() {
+    let Some(world) = World::new("loss_weights_stay_with_their_tokens") else {
+        return;
+    };
+    corpus(&world);
+    let mut weights = formats::npy_header(Dtype::F32, 786_432);
+    weights.extend((0..786_432).flat_map(|at| (at as f32 / 8.0).to_le_bytes()));
+    std::fs::write(world.data("web.loss_weights.npy"), weights).expect("writable");
+    let plan = "window(1025, overlap=1) | shuffle(11, blocks=2) | narrow(u16) | pairs | loss_weights | batch(7)";
+    let args = ["--plan", plan, "--batches", "600", "--slots", "2", "--slot-size", "64KiB"];
+    // That of the reference (`xio/tests/local.rs`), on any disk.
+    let want = Cat::local(&world, "web", &args).finish().good().stdout;
+    assert_eq!(want.len(), 600 * 7 * 1024 * (2 + 2 + 4));
+    let (mut target, dpu) = (world.target(&[]), world.dpu(&[]));
+    let open = |target: &Daemon| {
+        let through = Cat::through(&world, &dpu, &target.url("web"), &args);
+        [through, Cat::alone(&world, &target.url("web"), &args)]
+    };
+    let mut cats = open(&target);
+    let mut got = [Vec::new(), Vec::new()];
+    for _ in 0..2 {
+        for (cat, got) in cats.iter_mut().zip(&mut got) {
+            got.extend(cat.read(5 << 20));
+        }
+        target.kill();
+        target.restart(&world);
+    }
+    for (cat, mut got) in cats.into_iter().zip(got) {
+        got.extend(cat.finish().good().stdout);
+        assert_same(&got, &want);
+    }
+    // Another file of weights is another stream.
+    let mut cat = Cat::through(&world, &dpu, &target.url("web"), &args);
+    cat.read(1 << 20);
+    target.kill();
+    let mut weights = formats::npy_header(Dtype::F32, 786_432);
+    weights.resize(128 + 4 * 786_432, 0);
+    std::fs::write(world.data("web.loss_weights.npy"), weights).expect("writable");
+    target.restart(&world);
+    cat.finish().failed(3, &["has changed since the stream was opened"], "open the stream again");
 }
 
 #[test]
