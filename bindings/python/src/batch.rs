@@ -454,8 +454,8 @@ impl Batch {
     }
 
     /// A tensor of PyTorch, or a tuple of them, one for each row of a sample: inputs and labels of pairs, positions and
-    /// documents; then the loss weights, if the plan has them; torch is imported here for the first time. Without `copy` labels are a copy, because training loops mask
-    /// some, and everything else is a view of the ring: writing to it ends the process, as the memory is mapped read-only.
+    /// documents; then the loss weights, if the plan has them; torch is imported here for the first time. Without `copy` labels and weights are copies, because
+    /// training loops mask some, and everything else is a view of the ring: writing to it ends the process, as the memory is mapped read-only.
     /// `copy=True` copies all, `copy=False` nothing. Before version 2.3 torch has no `uint16`: end the plan in `widen(i64)`.
     #[pyo3(signature = (*, copy=None))]
     fn torch<'py>(slf: &Bound<'py, Self>, copy: Option<bool>) -> PyResult<Bound<'py, PyAny>> {
@@ -464,7 +464,7 @@ impl Batch {
         let labels = slf.get().form.pairs.then_some(Part::Row(1));
         // A capsule saves torch its questions about the device.
         let tensor = |part: Part| {
-            let copies = copy.unwrap_or(Some(part) == labels);
+            let copies = copy.unwrap_or(Some(part) == labels || part == Part::Weights);
             let capsule =
                 if copies { Batch::copied(slf, part)? } else { Batch::capsule(slf, part, None)? };
             let tensor = from_dlpack.call1((capsule,));

@@ -8,7 +8,7 @@ use std::time::Duration;
 use client::{LeaveOut, Opened, Options};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyInt, PyList, PyMapping, PyTuple};
+use pyo3::types::{PyBool, PyDict, PyInt, PyList, PyMapping, PyTuple};
 
 use crate::errors::{U32, invalid, value_of};
 use crate::ranks::{self, Slice};
@@ -310,7 +310,7 @@ struct Actions {
     labels: Option<String>,
     positions: bool,
     loss_weights: bool,
-    missing_weight: Option<u16>,
+    missing_weight: Option<String>,
     pad: Option<u32>,
     split: Option<String>,
     part: Option<String>,
@@ -415,8 +415,11 @@ impl Actions {
             "positions" => self.positions = value_of(name, value, "True or False")?,
             "loss_weights" => self.loss_weights = value_of(name, value, "True or False")?,
             "missing_weight" => {
-                let takes = "the weight of tokens of datasets without any, a whole number to 65535";
-                self.missing_weight = Some(value_of(name, value, takes)?);
+                if value.is_instance_of::<PyBool>() {
+                    let hint = "give the weight of tokens of datasets that have none, such as 1";
+                    return Err(invalid("missing_weight is no number", hint));
+                }
+                self.missing_weight = Some(weight_of("tokens that have none", value)?);
             }
             "pad" => self.pad = Some(value_of(name, value, U32)?),
             "split" => self.split = Some(shares(value)?),
@@ -538,7 +541,7 @@ impl Actions {
         let batch = self.batch_size.map(|samples| format!("batch({samples})"));
         let samples = [Some(window), pack, shuffle, tokenizers, split];
         let forms = [remap, wasm, narrow, bitpack, compress, quantize];
-        let weights = match self.missing_weight {
+        let weights = match &self.missing_weight {
             Some(weight) => format!("loss_weights(missing={weight})"),
             None => "loss_weights".to_owned(),
         };

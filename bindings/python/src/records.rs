@@ -21,7 +21,9 @@ pub(crate) fn dataset_fields<'py>(
     fields.set_item("content", dataset.content)?;
     fields.set_item("documents", dataset.documents)?;
     fields.set_item("targets", dataset.targets)?;
-    fields.set_item("loss_weights", dataset.identity().loss_weights)?;
+    let [weights, weights_content] = dataset.identity().loss_weights;
+    fields.set_item("loss_weights", weights)?;
+    fields.set_item("loss_weights_content", weights_content)?;
     fields.set_item("filtered_documents", dataset.filtered_documents)?;
     fields.set_item("duplicate_documents", dataset.duplicate_documents)?;
     fields.set_item("packed_samples", dataset.packed_samples)?;

@@ -489,7 +489,7 @@ fn dataset_difference(
         loss_weights: match is_renamed(rename, &name, &ours.name) {
             // The caller says that the bytes are the same.
             true => ours.identity().loss_weights,
-            false => number("loss_weights")?,
+            false => [number("loss_weights")?, number("loss_weights_content")?],
         },
     };
     let how = then.difference(&ours.identity());

@@ -140,6 +140,7 @@ class Weights(World):
             "float64": numpy.ones(90_000),
             "89999 loss weights for 90000": numpy.ones(89_999, "<f4"),
             "7 loss weights": numpy.ones(7, "<f4"),
+            "float16": numpy.ones(90_000, "<f2"),
         }
         for name, array in wrong.items():
             shutil.copy(os.path.join(self.root, "small.bin"), os.path.join(self.root, "wrong.bin"))
@@ -148,6 +149,8 @@ class Weights(World):
                 with self.subTest(name=name, source=source), self.assertRaises(dquant.InvalidError) as caught:
                     dquant.Stream(source, seq_len=64, loss_weights=True, **where)
                 self.assertIn("wrong.loss_weights.npy", str(caught.exception))
+                if name.startswith("float"):
+                    self.assertIn('weights.astype("float32")', caught.exception.hint)
         # Weights beside tokens are no dataset that a pattern means, and a plan that does not ask for them has none.
         with dquant.Stream(os.path.join(self.root, "small*"), seq_len=64, batch_size=4) as stream:
             self.assertEqual([os.path.basename(info.name) for info in stream.opened.datasets], ["small.bin"])
@@ -160,6 +163,40 @@ class Weights(World):
             with self.assertRaises(dquant.InvalidError) as caught:
                 dquant.Stream(os.path.join(self.root, "small.bin"), seq_len=64, **options)
             self.assertIn(says, str(caught.exception))
+
+    def test_links_and_shards_have_weights_of_their_own(self):
+        for folder in ("store", "links"):
+            os.mkdir(os.path.join(self.root, folder))
+        at = lambda *names: os.path.join(self.root, *names)
+        for number in range(2):
+            numpy.arange(5_000, dtype="<u2").tofile(at("store", f"part.0000{number}"))
+            numpy.save(at("store", f"part.0000{number}.loss_weights.npy"), numpy.full(5_000, number + 3, "<f4"))
+            os.symlink(at("store", f"part.0000{number}"), at("links", f"{number}.bin"))
+            os.symlink(at("store", f"part.0000{1 - number}.loss_weights.npy"), at("links", f"{number}.loss_weights.npy"))
+        options = dict(seq_len=64, batch_size=4, batches=3, dtype="u16", loss_weights=True)
+        for number in range(2):
+            for path, want in ((at("store", f"part.0000{number}"), number + 3), (at("links", f"{number}.bin"), 4 - number)):
+                with dquant.Stream(path, **options) as stream:
+                    self.assertEqual(set(next(stream).loss_weights.ravel().tolist()), {want}, path)
+
+    def test_a_manifest_may_come_and_go(self):
+        path = os.path.join(self.root, "manifested.bin")
+        for end in (".bin", ".loss_weights.npy"):
+            shutil.copy(os.path.join(self.root, "small" + end), path.replace(".bin", end))
+        weights = path.replace(".bin", ".loss_weights.npy")
+        options = dict(seq_len=64, batch_size=4, seed=1, loss_weights=True)
+        inspect = [self.binary, "inspect", weights]
+        with dquant.Stream(path, **options) as stream:
+            before = stream.state_dict()
+        subprocess.run([*inspect, "--write-manifest"], check=True, capture_output=True)
+        said = subprocess.run([*inspect, "--verify"], check=True, capture_output=True, text=True).stdout
+        self.assertIn("every block is as it was", said)
+        with dquant.Stream(path, **options) as stream:
+            stream.load_state_dict(before)
+            after = stream.state_dict()
+        os.remove(weights + ".dquant.json")
+        with dquant.Stream(path, **options) as stream:
+            stream.load_state_dict(after)
 
     def test_a_damaged_file_of_weights_ends_the_stream(self):
         path = os.path.join(self.root, "damaged.bin")

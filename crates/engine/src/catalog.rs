@@ -29,8 +29,11 @@ use crate::action;
 use crate::error::{Error, with_limit_hint};
 use crate::proto::{DatasetInfo, DatasetRef, ListReply, ListedDataset};
 
-/// Datasets one request may name: those of a blend, their loss weights, and a table.
-const MAX_DATASETS: usize = 2 * xio::order::MAX_DATASETS + 1;
+/// Datasets one request may name: those of a blend, and a table.
+const MAX_DATASETS: usize = xio::order::MAX_DATASETS + 1;
+
+/// Those of a session: a blend, and the loss weights of its datasets.
+const MAX_SERVED: usize = 2 * xio::order::MAX_DATASETS;
 
 /// Datasets that one reply lists.
 const MAX_LISTED: usize = 1_000;
@@ -129,6 +132,12 @@ impl Catalog {
         each(refs, || |dataset| self.find(dataset, self.io))
     }
 
+    /// As [`find_all`](Catalog::find_all), for a session.
+    pub(crate) fn find_served(&self, refs: &[DatasetRef]) -> Result<Vec<Found>, Status> {
+        check_count(refs, MAX_SERVED)?;
+        each(refs, || |dataset| self.find(dataset, self.io))
+    }
+
     /// Describes what lies below the roots under names that begin with `prefix`, as far as one reply has room.
     pub(crate) fn datasets(&self, prefix: &str) -> Result<ListReply, Status> {
         let (mut names, mut reply) = (BTreeSet::new(), ListReply::default());
@@ -162,11 +171,7 @@ impl Catalog {
 
     /// Refuses a request for no dataset, or for more than a plan can name.
     pub(crate) fn check_count(refs: &[DatasetRef]) -> Result<(), Status> {
-        if (1..=MAX_DATASETS).contains(&refs.len()) {
-            return Ok(());
-        }
-        let why = format!("{} datasets named, 1 to {MAX_DATASETS} allowed", refs.len());
-        Err(Status::invalid_argument(why))
+        check_count(refs, MAX_DATASETS)
     }
 
     /// Finds and reads the table of this name.
@@ -270,6 +275,14 @@ impl Catalog {
             ))),
         }
     }
+}
+
+fn check_count(refs: &[DatasetRef], most: usize) -> Result<(), Status> {
+    if (1..=most).contains(&refs.len()) {
+        return Ok(());
+    }
+    let why = format!("{} datasets named, 1 to {most} allowed", refs.len());
+    Err(Status::invalid_argument(why))
 }
 
 /// A table of `remap`.
@@ -391,6 +404,41 @@ impl Folder {
 }
 
 fn find_file_in(folder: &mut Folder, path: &Path, request: &DatasetRef) -> Result<Found, Error> {
+    let mut found = find_alone(folder, path, request)?;
+    if request.loss_weights {
+        // Beside the name that was given, also where that is a link.
+        let beside = settle::loss_weights_of(Path::new(&found.info.name));
+        found.loss_weights = find_weights(folder, &beside, &found.info)?.map(Box::new);
+        found.info.loss_weights =
+            found.loss_weights.as_ref().map(|found| Box::new(found.info.clone()));
+    }
+    Ok(found)
+}
+
+/// The loss weights of a file of this machine, if there are any under this name, which may be a link.
+fn find_weights(
+    folder: &mut Folder,
+    path: &Path,
+    of: &DatasetInfo,
+) -> Result<Option<Found>, Error> {
+    match path.symlink_metadata() {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        _ => {}
+    }
+    let shown = path.display().to_string();
+    let refused = |error: &dyn std::fmt::Display| Error::invalid(format!("{shown}: {error}"));
+    let real = path.canonicalize().map_err(|error| refused(&error))?;
+    let name = real.file_name().and_then(|name| name.to_str());
+    let (Some(parent), Some(name)) = (real.parent(), name) else {
+        return Err(refused(&"its name is not UTF-8"));
+    };
+    let root = folder.open(parent).map_err(|error| refused(&error))?;
+    let found = loss_weights(root, name, of.tokens).map_err(|status| local_error(&status))?;
+    Ok(found.map(|found| Found { info: DatasetInfo { name: shown, ..found.info }, ..found }))
+}
+
+/// The file itself.
+fn find_alone(folder: &mut Folder, path: &Path, request: &DatasetRef) -> Result<Found, Error> {
     let given = path.display().to_string();
     let with = |ending: &str| PathBuf::from(format!("{given}{ending}"));
     let full = ["", ".bin", ".npy"].iter().map(|ending| with(ending)).find(|path| path.is_file());
@@ -421,14 +469,10 @@ fn find_file_in(folder: &mut Folder, path: &Path, request: &DatasetRef) -> Resul
     let mut index = Index { wants_targets: request.sequences, ..Index::default() };
     let mut open = || {
         let file = root.open(name, IoChoice::Buffered).map_err(|error| refused_open(&error))?;
-        let note = &mut |entry| index.push(entry);
-        describe_with_weights(root, name.to_owned(), file, request, note)
+        describe(root, name.to_owned(), file, request, &mut |entry| index.push(entry))
     };
     let found = open().map_err(|status| local_error(&status))?;
-    let mut info = DatasetInfo { name: full.display().to_string(), ..found.info };
-    if let Some(weights) = &mut info.loss_weights {
-        weights.name = full.with_file_name(&weights.name).display().to_string();
-    }
+    let info = DatasetInfo { name: full.display().to_string(), ..found.info };
     let documents = request.documents.then(|| index.finish(info.has_targets)).transpose();
     let documents = documents.map_err(|error| refused(&error).hint(SPLIT_HINT))?;
     let hashes = || {
@@ -614,31 +658,40 @@ fn describe_with_weights(
 ) -> Result<Found, Status> {
     let mut found = describe(root, name, file, request, each)?;
     if request.loss_weights {
-        found.loss_weights = loss_weights(root, &found.info)?.map(Box::new);
+        let beside = settle::loss_weights_of(Path::new(&found.info.name));
+        let beside = beside.to_string_lossy();
+        found.loss_weights = loss_weights(root, &beside, found.info.tokens)?.map(Box::new);
         found.info.loss_weights =
             found.loss_weights.as_ref().map(|found| Box::new(found.info.clone()));
     }
     Ok(found)
 }
 
-/// The loss weights beside a dataset, if there are any.
-fn loss_weights(root: &Root, info: &DatasetInfo) -> Result<Option<Found>, Status> {
-    let path = settle::loss_weights_of(Path::new(&info.name));
-    let name = path.to_string_lossy().into_owned();
-    let file = match root.open(&name, IoChoice::Buffered) {
+/// The loss weights of so many tokens under this name, if there are any.
+fn loss_weights(root: &Root, name: &str, tokens: u64) -> Result<Option<Found>, Status> {
+    let file = match root.open(name, IoChoice::Buffered) {
         Ok(file) => file,
         Err(OpenError::NotFound { .. }) => return Ok(None),
         Err(error) => return Err(refused_open(&error)),
     };
-    let found = describe(root, name.clone(), file, &DatasetRef::default(), &mut |_| ())?;
-    let Found { layout, .. } = &found;
-    if layout.dtype != Dtype::F32 {
-        let why = format!("holds {}, and loss weights are f32", layout.dtype);
-        return Err(refuse(&name, why, "save them with numpy: weights.astype(\"float32\")"));
+    let hint = "save them with numpy: numpy.save(NAME, weights.astype(\"float32\"))";
+    let head = read_head(root, name, &file.stamp)?;
+    match npy::parse(&head, file.size) {
+        Ok(layout) if layout.dtype == Dtype::F32 => {}
+        Ok(layout) => {
+            let why = format!("holds {}, and loss weights are float32", layout.dtype);
+            return Err(refuse(name, why, hint));
+        }
+        Err(error) => {
+            let why = format!("holds no loss weights, which are an array of float32: {error}");
+            return Err(refuse(name, why, hint));
+        }
     }
-    if layout.tokens != info.tokens {
-        let why = format!("holds {} loss weights for {} tokens", layout.tokens, info.tokens);
-        return Err(refuse(&name, why, "write one for each token, in their order"));
+    let found = describe(root, name.to_owned(), file, &DatasetRef::default(), &mut |_| ())?;
+    let Found { layout, .. } = &found;
+    if layout.tokens != tokens {
+        let why = format!("holds {} loss weights for {tokens} tokens", layout.tokens);
+        return Err(refuse(name, why, "write one for each token, in their order"));
     }
     Ok(Some(found))
 }

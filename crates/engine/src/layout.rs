@@ -304,7 +304,8 @@ fn check_loss_weights(plan: &Plan, infos: &[DatasetInfo]) -> Result<(), Error> {
             let name = settle::loss_weights_of(Path::new(&info.name));
             let text = format!("{} has no loss weights: there is no {}", info.name, name.display());
             return Err(Error::invalid(text).hint(
-                "write them with `dquant convert --loss-weights COLUMN`, or say what such tokens weigh: loss_weights(missing=1)",
+                "write them with `dquant convert --loss-weights COLUMN`, or say what such tokens weigh: loss_weights(missing=1), in \
+                 Python missing_weight=1",
             ));
         };
         let end = weights.tokens.checked_mul(Dtype::F32.bytes().into());

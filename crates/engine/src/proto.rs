@@ -19,10 +19,10 @@ impl DatasetInfo {
             content: self.content,
             documents: self.documents,
             targets: self.targets,
-            loss_weights: self.loss_weights.as_deref().map_or(0, |weights| match weights.content {
-                0 => weights.fingerprint,
-                content => content,
-            }),
+            loss_weights: self
+                .loss_weights
+                .as_deref()
+                .map_or([0, 0], |weights| [weights.fingerprint, weights.content]),
         }
     }
 }

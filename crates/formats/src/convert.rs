@@ -31,9 +31,10 @@ use crate::manifest::{self, Contents, Manifest, Split};
 use crate::reading::{self, Chunk, Plan};
 use crate::settle;
 use crate::source::blocks::Blocks;
+use crate::source::weights::Weights;
 use crate::source::{self, Layout, ReadOptions, Source};
+use crate::value;
 use crate::writer::{self, Place, WriteOptions};
-use crate::{value, whole};
 
 pub use choice::Dropped;
 use choice::{Choice, Rule};
@@ -236,6 +237,7 @@ pub fn census(
 /// # Errors
 /// Nothing has the name of the output then. After an error of the disk, the same command goes on where this one ended.
 pub fn convert(job: &Job, watch: &mut dyn FnMut(Event)) -> Result<Summary, Error> {
+    Staging::recall(&job.output)?;
     check_output(job)?;
     let source = source::open(&job.source, &job.read)?;
     check_targets(job, source.layout())?;
@@ -245,7 +247,7 @@ pub fn convert(job: &Job, watch: &mut dyn FnMut(Event)) -> Result<Summary, Error
     match &done {
         Ok(_) => {}
         // The next run can go on.
-        Err(Error::Io { .. }) if staging.has_journal() => return done,
+        Err(Error::Io { .. }) if staging.can_go_on() => return done,
         Err(_) => {}
     }
     staging.remove();
@@ -542,20 +544,6 @@ impl Run<'_> {
         Ok(digest)
     }
 
-    /// Gives the loss weights of the output their name, and a manifest of their own.
-    fn publish_weights(&self, tokens: u64) -> Result<PathBuf, Error> {
-        let (place, output) = (self.weights_place(), weights_of(self.job));
-        let files = [PathBuf::from(output.file_name().unwrap_or_default())];
-        let contents = Contents { tokens, ..Contents::default() };
-        let described = (Kind::Npy.name(), Dtype::F32);
-        let manifest = Manifest::create(described, contents, &place.folder, &files, &|_| ())?;
-        let staged = self.staging.scratch().join("manifest of weights");
-        manifest.store_as(&staged)?;
-        whole::rename(&place.file(), &output)?;
-        whole::rename(&staged, &manifest::path_of(&output))?;
-        Ok(output)
-    }
-
     /// Writes the manifest and gives the output its name.
     fn publish(
         &self,
@@ -587,10 +575,8 @@ impl Run<'_> {
         let described = (kind.name(), self.dtype());
         let mut manifest = Manifest::create(described, contents.clone(), &data, &files, &|_| ())?;
         manifest.split = self.split();
-        // Before the tokens, which would otherwise be there without them for a moment.
-        let loss_weights =
-            layout.loss_weights.then(|| self.publish_weights(census.tokens())).transpose()?;
         let path = self.publish_files(&manifest)?;
+        let loss_weights = layout.loss_weights.then(|| weights_of(self.job));
         Ok(Summary {
             from: layout.kind,
             to: kind,
@@ -626,23 +612,30 @@ impl Run<'_> {
         Some(Split { other: manifest::relative(&from, &other), ..split })
     }
 
+    /// Gives all files their names; returns that of the manifest.
     fn publish_files(&self, manifest: &Manifest) -> Result<PathBuf, Error> {
         let data = self.staging.data();
         if is_folder(&self.job.write, &self.job.output) {
             manifest.store_as(&data.join(manifest::IN_FOLDER))?;
-            whole::rename(&data, &self.job.output)?;
+            self.staging.name(&[(data, self.job.output.clone())])?;
             return Ok(self.job.output.join(manifest::IN_FOLDER));
+        }
+        let mut named = Vec::new();
+        // Before the tokens, which would otherwise be there without them for a moment.
+        if self.source.layout().loss_weights {
+            let (staged, output) = (self.weights_place().file(), weights_of(self.job));
+            let manifest = Weights::read(&staged)?.write_manifest()?;
+            named.extend([(staged, output.clone()), (manifest, manifest::path_of(&output))]);
         }
         let outputs = outputs(self.job);
         // The file that readers name: for Megatron the `.bin`.
-        let named = outputs.last().unwrap_or(&self.job.output);
-        let path = manifest::path_of(named);
+        let path = manifest::path_of(outputs.last().unwrap_or(&self.job.output));
+        let staged = |output: &PathBuf| data.join(output.file_name().unwrap_or_default());
+        named.extend(outputs.iter().map(|output| (staged(output), output.clone())));
         let staged = self.staging.scratch().join("manifest");
         manifest.store_as(&staged)?;
-        for output in &outputs {
-            whole::rename(&data.join(output.file_name().unwrap_or_default()), output)?;
-        }
-        whole::rename(&staged, &path).map(|()| path)
+        named.push((staged, path.clone()));
+        self.staging.name(&named).map(|()| path)
     }
 }
 

@@ -34,6 +34,7 @@ mod writer;
 pub use error::{BELOW_ZERO_HINT, DOCUMENTLESS_HINT, Error, VOCABULARY_HINT};
 pub use kind::Kind;
 pub use manifest::Manifest;
+pub use source::weights::Weights;
 pub use source::{Layout, ReadOptions, Source, open};
 pub use writer::WriteOptions;
 pub use writer::contiguous::npy_header;

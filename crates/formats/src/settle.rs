@@ -154,12 +154,21 @@ pub fn is_sidecar(name: &str) -> bool {
     base == manifest::IN_FOLDER || endings.iter().any(|ending| base.ends_with(ending))
 }
 
-/// What takes the place of the ending of a file of tokens in the name of its loss weights.
+/// How the name of a file of loss weights ends.
 const LOSS_WEIGHTS: &str = "loss_weights.npy";
 
-/// The name that the loss weights of the tokens of this file have: `NAME.loss_weights.npy` beside `NAME.bin`.
+/// The name that the loss weights of the tokens of this file have: `NAME.loss_weights.npy` beside `NAME.bin`, `NAME.npy`,
+/// `NAME.idx` or `NAME`.
 pub fn loss_weights_of(path: &Path) -> PathBuf {
-    path.with_extension(LOSS_WEIGHTS)
+    let has_ending = |known: &str| path.extension().is_some_and(|ending| ending == known);
+    if ["bin", "npy", "idx"].into_iter().any(has_ending) {
+        return path.with_extension(LOSS_WEIGHTS);
+    }
+    // Other endings tell files apart: `train.00000` and `train.00001`.
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".");
+    name.push(LOSS_WEIGHTS);
+    path.with_file_name(name)
 }
 
 /// Whether a file of this name holds loss weights.

@@ -9,9 +9,8 @@
 use std::path::{Path, PathBuf};
 
 use formats::manifest::{Contents, Part, Split, path_of, relative};
-use formats::{Kind, Manifest, ReadOptions};
+use formats::{Manifest, ReadOptions};
 use serde::{Deserialize, Serialize};
-use xio::dataset::Dtype;
 
 use super::checkpoint::Written;
 use super::holdout::{self, Holdout, Rule};
@@ -111,20 +110,6 @@ pub(super) fn write(
     for ((output, _), manifest) in outputs.iter().zip(&manifests) {
         manifest.store(output)?;
     }
-    Ok(())
-}
-
-/// Writes the manifest of the loss weights of so many tokens.
-///
-/// # Errors
-/// When they cannot be read or their folder cannot be written.
-pub(super) fn write_weights(path: &Path, tokens: u64) -> Result<(), TokenizeError> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let files = [PathBuf::from(path.file_name().unwrap_or_default())];
-    let contents = Contents { tokens, ..Contents::default() };
-    let described = (Kind::Npy.name(), Dtype::F32);
-    let folder = folder.unwrap_or(Path::new("."));
-    Manifest::create(described, contents, folder, &files, &|_| ())?.store(path)?;
     Ok(())
 }
 

@@ -263,6 +263,12 @@ fn place(path: &Path) -> PathBuf {
 /// name them.
 fn refuse_existing(job: &Job<'_>, outputs: &[Names]) -> Result<(), TokenizeError> {
     let is_file = |path: &Path| fs::symlink_metadata(path).is_ok_and(|found| found.is_file());
+    let is_other = |path: &Path| fs::symlink_metadata(path).is_ok_and(|found| found.is_dir());
+    let beside =
+        |names: &Names| [&names.index, &names.manifest, &names.weights].map(PathBuf::clone);
+    if let Some(path) = outputs.iter().flat_map(beside).find(|path| is_other(path)) {
+        return Err(TokenizeError::OutputNotAFile { path });
+    }
     let is_extended = job.append && outputs.iter().any(|names| is_file(&names.output));
     if is_extended || job.resume && State::is_complete_in(&outputs[0].state) {
         return Ok(());
@@ -270,8 +276,8 @@ fn refuse_existing(job: &Job<'_>, outputs: &[Names]) -> Result<(), TokenizeError
     if job.force {
         return refuse_leaving(outputs);
     }
-    // An index alone is that of another file, such as a `.npy`.
-    let mut paths = outputs.iter().flat_map(|names| [&names.output, &names.index]);
+    // An index alone is that of another file, such as a `.npy`, and so are weights alone.
+    let mut paths = outputs.iter().flat_map(|names| [&names.output, &names.index, &names.weights]);
     match paths.find(|path| is_file(path)) {
         Some(path) => Err(TokenizeError::Exists { path: path.clone() }),
         None => Ok(()),

@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use clap::ValueEnum;
+use formats::Weights;
 use formats::manifest::Part;
 use xio::dataset::Dtype;
 
@@ -140,6 +141,32 @@ impl Names {
     /// Where a Parquet file that cannot be read in place is kept while it is read.
     pub(super) fn spool(&self) -> PathBuf {
         self.tokens.with_extension("spool")
+    }
+
+    /// What is left to do for a complete output of so many tokens: nothing, or to name it, and whether its loss weights
+    /// are to be named, too. A file that this run has opened is there, and says nothing; its length does.
+    fn steps(
+        &self,
+        tokens: u64,
+        dtype: TokenType,
+        kept: Kept,
+    ) -> Result<Option<bool>, TokenizeError> {
+        let has = |path: &Path, bytes| fs::metadata(path).is_ok_and(|found| found.len() == bytes);
+        let less = |path: &Path| {
+            let reason = format!("{} holds less than was written", path.display());
+            Err(TokenizeError::Resume { reason })
+        };
+        let bytes = tokens * dtype.bytes();
+        let is_unnamed = has(&self.tokens, bytes);
+        if !is_unnamed && !has(&self.output, bytes) {
+            return less(&self.tokens);
+        }
+        let bytes = weights_bytes(tokens);
+        let weights_are_unnamed = kept.weights && has(&self.next_weights, bytes);
+        if kept.weights && !weights_are_unnamed && !has(&self.weights, bytes) {
+            return less(&self.next_weights);
+        }
+        Ok(is_unnamed.then_some(weights_are_unnamed))
     }
 
     fn hidden(&self) -> Vec<PathBuf> {
@@ -595,31 +622,25 @@ impl Sink {
     /// # Errors
     /// When neither the unfinished files nor the output are as long as the state says.
     pub(super) fn finish(&self, state: &State) -> Result<(), TokenizeError> {
-        let length = |path: &Path| fs::metadata(path).map_or(0, |found| found.len());
         let mut unnamed = Vec::new();
         let mut complete = Vec::new();
         for (Output { names, .. }, written) in self.outputs.iter().zip(state.written()) {
-            let expected = written.marks.tokens * self.dtype.bytes();
-            if length(&names.tokens) == expected {
-                unnamed.push(names);
-            } else if length(&names.output) != expected {
-                let reason = format!("{} holds less than was written", names.tokens.display());
-                return Err(TokenizeError::Resume { reason });
-            }
+            let steps = names.steps(written.marks.tokens, self.dtype, self.kept)?;
+            unnamed.extend(steps.map(|weights_are_unnamed| (names, weights_are_unnamed)));
             complete.push((names.output.as_path(), written));
         }
         // All old outputs go first: nobody finds an old part and a new one.
-        for names in &unnamed {
-            remove_old(names, self.kept).map_err(TokenizeError::io("rename", &names.output))?;
+        for (names, weights_are_unnamed) in &unnamed {
+            let removed = remove_old(names, self.kept, *weights_are_unnamed);
+            removed.map_err(TokenizeError::io("rename", &names.output))?;
         }
-        for names in &unnamed {
-            self.rename(names).map_err(TokenizeError::io("rename", &names.output))?;
+        for (names, weights_are_unnamed) in &unnamed {
+            let renamed = self.rename(names, *weights_are_unnamed);
+            renamed.map_err(TokenizeError::io("rename", &names.output))?;
         }
         manifest::write(&complete, self.dtype, self.rule)?;
-        for (Output { names, .. }, written) in self.outputs.iter().zip(state.written()) {
-            if self.kept.weights {
-                manifest::write_weights(&names.weights, written.marks.tokens)?;
-            }
+        for Output { names, .. } in self.outputs.iter().filter(|_| self.kept.weights) {
+            Weights::read(&names.weights)?.write_manifest()?;
         }
         for Output { names, .. } in self.outputs.iter().rev() {
             remove(&names.hidden());
@@ -629,14 +650,14 @@ impl Sink {
         Ok(())
     }
 
-    fn rename(&self, names: &Names) -> io::Result<()> {
+    fn rename(&self, names: &Names, weights_are_unnamed: bool) -> io::Result<()> {
         let Names { output, index, tokens, lengths, next_index, weights, next_weights, .. } = names;
         if !self.kept.index {
             remove_if_there(index)?;
         } else if next_index.exists() {
             fs::rename(next_index, index)?;
         }
-        if self.kept.weights && next_weights.exists() {
+        if weights_are_unnamed {
             fs::rename(next_weights, weights)?;
         }
         // As the system makes files in this folder.
@@ -647,11 +668,11 @@ impl Sink {
     }
 }
 
-fn remove_old(names: &Names, kept: Kept) -> io::Result<()> {
+fn remove_old(names: &Names, kept: Kept, weights_are_unnamed: bool) -> io::Result<()> {
     remove_if_there(&names.output)?;
     remove_if_there(&names.manifest)?;
     // Those that an interrupted run has named already are not old.
-    if !kept.weights || names.next_weights.exists() {
+    if !kept.weights || weights_are_unnamed {
         remove_if_there(&names.weights)?;
         remove_if_there(&formats::manifest::path_of(&names.weights))?;
     }
@@ -672,6 +693,11 @@ fn remove_if_there(path: &Path) -> io::Result<()> {
 }
 
 fn open(path: &Path, mode: u32) -> io::Result<File> {
+    // A link of that name would be written through, and get the name of the output.
+    if fs::symlink_metadata(path).is_ok_and(|found| !found.is_file()) {
+        let why = format!("{} is a link, or no file: remove it", path.display());
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
+    }
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(mode).open(path)
 }
@@ -932,60 +958,101 @@ mod tests {
     #[test]
     fn a_killed_commit_of_two_parts_is_finished() {
         let rule = Some(Rule { share: "1%".parse().unwrap(), seed: 7 });
-        let both = ["a", "v"];
-        for steps_done in 0..=9 {
-            let folder = Folder::new(&format!("killed-parts-{steps_done}"));
-            let open = || {
-                let names = both.map(|name| Names::new(&folder.path(&format!("{name}.bin"))));
-                let names = names.into_iter().map(Result::unwrap).collect();
-                let mut sink =
-                    Sink::open(names, TokenType::U32, INDEX, rule, Leftovers::default()).unwrap();
-                sink.keep();
-                sink
-            };
-            for name in both {
-                fs::write(folder.path(&format!("{name}.bin")), "old").unwrap();
-                fs::write(folder.path(&format!("{name}.idx")), "old index").unwrap();
+        for weights in [false, true] {
+            for steps_done in 0..=13 {
+                killed_after(steps_done, Kept { index: true, weights }, rule);
             }
-            let mut sink = open();
-            for (part, ids) in [(Part::Train, &[5, 6, 7][..]), (Part::Validation, &[8])] {
-                sink.push(part, ids, &[]).unwrap();
-                sink.end_document(part, None).unwrap();
-            }
-            let mut written = state();
-            written.validation = Some(written.train.clone());
-            sink.prepare(&mut written).unwrap();
-            drop(sink);
-            let step = |step: usize| {
-                let path = |name: &str| folder.path(name);
-                match step {
-                    0 => fs::remove_file(path("a.bin")),
-                    1 => fs::remove_file(path("v.bin")),
-                    2 => fs::rename(path(".a.bin.index"), path("a.idx")),
-                    3 => fs::rename(path(".a.bin.part"), path("a.bin")),
-                    4 => fs::rename(path(".v.bin.index"), path("v.idx")),
-                    5 => fs::rename(path(".v.bin.part"), path("v.bin")),
-                    6 => fs::write(path("a.bin.dquant.json"), "half of it"),
-                    7 => fs::remove_file(path(".v.bin.lengths")),
-                    _ => fs::remove_file(path(".a.bin.lengths")),
-                }
-            };
-            (0..steps_done).for_each(|done| step(done).unwrap());
-            let sink = open();
-            let state = State::load(sink.state_path(), &BTreeMap::new()).unwrap().unwrap();
-            assert!(state.complete);
-            sink.finish(&state).unwrap();
-            drop(sink);
-            let files = both
-                .map(|name| [".bin", ".bin.dquant.json", ".idx"].map(|end| format!("{name}{end}")));
-            assert_eq!(folder.names(), files.concat(), "after {steps_done} steps");
-            let ids = both.map(|name| fs::read(folder.path(&format!("{name}.bin"))).unwrap());
-            assert_eq!(ids.map(|ids| ids.len()), [12, 4]);
-            let split = |name: &str| {
-                formats::Manifest::load(&folder.path(name)).unwrap().unwrap().split.unwrap().other
-            };
-            assert_eq!([split("a.bin"), split("v.bin")], ["v.bin", "a.bin"]);
         }
+    }
+
+    /// What the last steps of a run do to two outputs, in their order.
+    fn steps(weights: bool) -> Vec<(&'static str, Option<&'static str>)> {
+        let with_weights = [
+            ("a.loss_weights.npy", None),
+            ("v.loss_weights.npy", None),
+            (".a.bin.weights", Some("a.loss_weights.npy")),
+            (".v.bin.weights", Some("v.loss_weights.npy")),
+        ];
+        let [old_a, old_v, a, v] = with_weights.map(|step| Some(step).filter(|_| weights));
+        let all = [
+            Some(("a.bin", None)),
+            old_a,
+            Some(("v.bin", None)),
+            old_v,
+            Some((".a.bin.index", Some("a.idx"))),
+            a,
+            Some((".a.bin.part", Some("a.bin"))),
+            Some((".v.bin.index", Some("v.idx"))),
+            v,
+            Some((".v.bin.part", Some("v.bin"))),
+            Some((".v.bin.lengths", None)),
+            Some((".a.bin.lengths", None)),
+        ];
+        all.into_iter().flatten().collect()
+    }
+
+    fn killed_after(steps_done: usize, kept: Kept, rule: Option<Rule>) {
+        let both = ["a", "v"];
+        let folder = Folder::new(&format!("killed-parts-{}-{steps_done}", kept.weights));
+        let open = || {
+            let names = both.map(|name| Names::new(&folder.path(&format!("{name}.bin"))));
+            let names = names.into_iter().map(Result::unwrap).collect();
+            let mut sink =
+                Sink::open(names, TokenType::U32, kept, rule, Leftovers::default()).unwrap();
+            sink.keep();
+            sink
+        };
+        let ends = [".bin", ".idx", ".loss_weights.npy"];
+        for end in &ends[..2 + usize::from(kept.weights)] {
+            for name in both {
+                fs::write(folder.path(&format!("{name}{end}")), "old").unwrap();
+            }
+        }
+        let mut sink = open();
+        sink.start_anew().unwrap();
+        for (part, ids) in [(Part::Train, &[5, 6, 7][..]), (Part::Validation, &[8])] {
+            let weights: Vec<f32> = ids.iter().map(|id| *id as f32 / 2.0).collect();
+            sink.push(part, ids, &weights).unwrap();
+            sink.end_document(part, None).unwrap();
+        }
+        let mut written = state();
+        written.validation = Some(written.train.clone());
+        sink.prepare(&mut written).unwrap();
+        drop(sink);
+        for (from, to) in steps(kept.weights).into_iter().take(steps_done) {
+            let from = folder.path(from);
+            match to {
+                Some(to) => fs::rename(from, folder.path(to)).unwrap(),
+                None => fs::remove_file(from).unwrap(),
+            }
+        }
+        if steps_done > 9 {
+            fs::write(folder.path("a.bin.dquant.json"), "half of it").unwrap();
+        }
+        let sink = open();
+        let state = State::load(sink.state_path(), &BTreeMap::new()).unwrap().unwrap();
+        assert!(state.complete);
+        sink.finish(&state).unwrap();
+        drop(sink);
+        let mut ends = vec![".bin", ".bin.dquant.json", ".idx"];
+        if kept.weights {
+            ends.extend([".loss_weights.npy", ".loss_weights.npy.dquant.json"]);
+        }
+        let files: Vec<String> = both
+            .iter()
+            .flat_map(|name| ends.iter().map(move |end| format!("{name}{end}")))
+            .collect();
+        assert_eq!(folder.names(), files, "after {steps_done} steps");
+        let ids = both.map(|name| fs::read(folder.path(&format!("{name}.bin"))).unwrap());
+        assert_eq!(ids.map(|ids| ids.len()), [12, 4]);
+        let split = |name: &str| {
+            formats::Manifest::load(&folder.path(name)).unwrap().unwrap().split.unwrap().other
+        };
+        assert_eq!([split("a.bin"), split("v.bin")], ["v.bin", "a.bin"]);
+        let of =
+            |name: &str| Weights::beside(&folder.path(name)).unwrap().map(|of| (of.min, of.max));
+        let found = kept.weights.then_some([(2.5, 3.5), (4.0, 4.0)]);
+        assert_eq!([of("a.bin"), of("v.bin")], found.map_or([None; 2], |found| found.map(Some)));
     }
 
     /// A second output that another run writes leaves nothing of the first.

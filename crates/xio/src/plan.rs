@@ -129,7 +129,14 @@ pub struct Plan {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LossWeights {
     /// The weight of the tokens of datasets that have none; without it such datasets are refused.
-    pub missing: Option<u16>,
+    pub missing: Option<Decimal>,
+}
+
+impl LossWeights {
+    /// The weight of a token of a dataset that has none.
+    pub fn of_missing(self) -> f32 {
+        self.missing.map_or(0.0, |weight| weight.value() as f32)
+    }
 }
 
 impl fmt::Display for LossWeights {

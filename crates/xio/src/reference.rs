@@ -76,6 +76,14 @@ pub enum ReferenceError {
         /// What it does not fit.
         limit: Limit,
     },
+    /// A loss weight that is no finite number.
+    #[error("the loss weight of token {token} of dataset {dataset} is not finite")]
+    Weight {
+        /// Which dataset.
+        dataset: usize,
+        /// Index of the token in the file.
+        token: u64,
+    },
     /// A batch so far out that its sample numbers overflow.
     #[error("batch {batch} lies beyond the last sample that can be counted")]
     BatchNumber {
@@ -332,9 +340,18 @@ impl<R: TokenReader> Reference<R> {
                 *value = action(self, token, old).map_err(refused)?;
             }
         }
+        let bad = |(token, _): &&(u64, i128)| {
+            let weights = self.datasets[dataset].loss_weights.as_ref();
+            weights.is_some_and(|weights| !weights[*token as usize].is_finite())
+        };
+        if let Some((token, _)) =
+            values.iter().find(bad).filter(|_| self.plan.loss_weights().is_some())
+        {
+            return Err(ReferenceError::Weight { dataset, token: *token });
+        }
         let weight = |(token, _): &(u64, i128)| match &self.datasets[dataset].loss_weights {
             Some(weights) => weights[*token as usize],
-            None => self.plan.loss_weights().and_then(|all| all.missing).unwrap_or(0).into(),
+            None => self.plan.loss_weights().map_or(0.0, |all| all.of_missing()),
         };
         let mut weights: Vec<f32> = values.iter().map(weight).collect();
         weights.resize(self.plan.window() as usize, 0.0);

@@ -19,7 +19,7 @@ use xio::reader::{
     Sink, SlotMeta, StreamError,
 };
 use xio::reference::{Reference, ReferenceError, TokenReader};
-use xio::stage::{Branch, Pipeline};
+use xio::stage::{Branch, Limit, Pipeline};
 use xio::sums::{FileSums, SUM_BYTES};
 
 #[path = "toy/flip.rs"]
@@ -421,6 +421,42 @@ fn run(
     Run { host, disk }
 }
 
+/// A loss weight that is no number ends the stream at its sample, after all that come before it.
+#[test]
+fn a_weight_that_is_not_finite_ends_the_stream() {
+    for (text, seed) in
+        [("", 1), (" | shuffle(3, blocks=2, block=4KiB)", 2), (" | pack(best, pad=9)", 3)]
+    {
+        let mut files = [file(Dtype::U16, 9_000, 1)];
+        let mut weights: Vec<f32> = (0..9_000).map(|at| at as f32).collect();
+        weights[4_321] = if seed == 2 { f32::INFINITY } else { f32::NAN };
+        files[0].loss_weights = Some(weights);
+        let plan =
+            Plan::parse(&format!("window(50) | loss_weights | batch(3){text}"), None).unwrap();
+        let ran =
+            run(&plan, &files, contents(&files), Part::all((0, 200)), seed, Trouble::default());
+        let described = files.iter().map(|file| (file.described, |index| token_of(file, index)));
+        let mut reference = known(Reference::new(&plan, described.collect()), &files);
+        for (number, batch) in &ran.host.batches {
+            assert_eq!(reference.batch(*number).as_ref(), Ok(batch), "batch {number}");
+        }
+        let refused = reference.batch(ran.host.batches.len() as u64);
+        assert_eq!(refused, Err(ReferenceError::Weight { dataset: 0, token: 4_321 }));
+        let Some(Err(error @ StreamError::Overflow { dataset: 1, token: 4_321, limit, .. })) =
+            ran.host.end
+        else {
+            panic!("{:?}", ran.host.end);
+        };
+        assert_eq!(limit, Limit::Finite);
+        let shown = if seed == 2 {
+            "token 4321 (byte 17284) is inf"
+        } else {
+            "token 4321 (byte 17284) is NaN"
+        };
+        assert!(error.to_string().contains(shown), "{error}");
+    }
+}
+
 /// A plan with its files, one of which may hold a token that does not fit.
 #[derive(Clone, Debug)]
 struct Case {
@@ -543,7 +579,7 @@ fn parts() -> impl Strategy<Value = (&'static str, u64)> {
 }
 
 fn weights_text() -> impl Strategy<Value = &'static str> {
-    prop::sample::select(vec!["", "", "", " | loss_weights", " | loss_weights(missing=3)"])
+    prop::sample::select(vec!["", "", "", " | loss_weights", " | loss_weights(missing=0.3)"])
 }
 
 /// A part of the files; packed documents are divided before they get here.

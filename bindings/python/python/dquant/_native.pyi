@@ -39,7 +39,7 @@ class Options(TypedDict, total=False):
     labels: str | None
     positions: bool | None
     loss_weights: bool | None
-    missing_weight: int | None
+    missing_weight: SupportsFloat | None
     pad: int | None
     split: str | Sequence[SupportsFloat] | None
     part: str | None

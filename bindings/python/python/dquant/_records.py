@@ -26,7 +26,9 @@ class Dataset:
     targets: int = 0
     """Fingerprint of which of their tokens are targets; 0 where it does not say so, or the plan does not need it."""
     loss_weights: int = 0
-    """Fingerprint of the loss weights beside it; 0 where it has none, or the plan does not need them."""
+    """Changes when the file of its loss weights is replaced or written; 0 where it has none, or the plan does not need them."""
+    loss_weights_content: int = 0
+    """Fingerprint of their manifest; 0 without one."""
     filtered_documents: int = 0
     """Documents that the plan's filter dropped."""
     duplicate_documents: int = 0

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use formats::convert::{Census, all_cores, census};
 use formats::manifest::{Contents, Split};
-use formats::{Layout, Manifest, ReadOptions};
+use formats::{Kind, Layout, Manifest, ReadOptions, Weights, settle};
 use serde::Serialize;
 use xio::dataset::{Dtype, Format};
 
@@ -81,6 +81,10 @@ impl Inspect {
                 "`dquant datasets dq://HOST/NAME` shows what a target says of its datasets",
             ));
         }
+        let name = self.file.file_name().unwrap_or_default().to_string_lossy();
+        if settle::is_loss_weights(&name) {
+            return self.weights(console);
+        }
         let options = ReadOptions {
             dtype: self.dtype,
             vocabulary: self.vocab,
@@ -102,7 +106,33 @@ impl Inspect {
             (_, true) => Some(self.verify(layout, &found)?),
             _ => None,
         };
-        console.report(&Holding::new(&self.file, layout, &found, manifest))?;
+        let beside = layout.run.map(|_| Weights::beside(&self.named(layout)));
+        let weights = beside.transpose()?.flatten();
+        if let Some(weights) = weights.as_ref().filter(|_| self.verify) {
+            weights.verify()?;
+        }
+        let weights = weights.map(LossWeights);
+        console.report(&Holding {
+            loss_weights: weights,
+            ..Holding::new(&self.file, layout, &found, manifest)
+        })?;
+        Ok(Exit::Good)
+    }
+
+    /// Shows a file of loss weights, and writes or verifies its manifest.
+    fn weights(&self, console: &mut Console) -> Result<Exit, CliError> {
+        let weights = Weights::read(&self.file)?;
+        let manifest = match (self.write_manifest, self.verify) {
+            (true, _) => Some(format!("written: {}", weights.write_manifest()?.display())),
+            (_, true) if weights.verify()? => Some("verified: every block is as it was".to_owned()),
+            (_, true) => {
+                let why = format!("{} has no manifest", self.file.display());
+                let hint = "write one: dquant inspect FILE --write-manifest";
+                return Err(CliError::usage(why).hint(hint));
+            }
+            _ => None,
+        };
+        console.report(&Alone { loss_weights: LossWeights(weights), manifest })?;
         Ok(Exit::Good)
     }
 
@@ -140,19 +170,26 @@ impl Inspect {
             return Err(CliError::check_failed(why)
                 .hint("name the id that ends documents, or leave --eos out"));
         }
+        // What the bytes do not tell is kept; a manifest that cannot be read tells nothing.
+        let before = Manifest::load(&self.named(layout)).ok().flatten();
         let of_format = layout.kind.has_documents().then_some(found.documents());
         let contents = Contents {
             tokens: found.tokens(),
             min_id: found.range.map(|(min, _)| min),
             max_id: found.range.map(|(_, max)| max),
-            tokenizer: self.tokenizer.clone(),
+            tokenizer: self
+                .tokenizer
+                .clone()
+                .or(before.as_ref().and_then(|before| before.tokenizer.clone())),
             documents: of_format.or(ends.and_then(|(_, documents)| documents)),
             eos: self.eos,
-            targets: layout.manifest.as_ref().is_some_and(|found| found.targets),
+            targets: layout.kind == Kind::Megatron
+                && before.as_ref().is_some_and(|before| before.targets),
         };
         let described = (layout.kind.name(), layout.dtype);
-        let manifest =
+        let mut manifest =
             Manifest::create(described, contents, &layout.folder, &layout.files, &|_| ())?;
+        manifest.split = before.and_then(|before| before.split);
         let path = manifest.store(&self.named(layout))?;
         Ok(format!("written: {}", path.display()))
     }
@@ -211,6 +248,9 @@ struct Holding {
     /// The tokens of these.
     #[serde(skip_serializing_if = "Option::is_none")]
     target_tokens: Option<u64>,
+    /// Those beside it, if there are any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    loss_weights: Option<LossWeights>,
     /// The other part, of documents that were split, as the manifest says it.
     #[serde(skip_serializing_if = "Option::is_none")]
     split: Option<Split>,
@@ -253,9 +293,50 @@ impl Holding {
             tokenizer: recorded.and_then(|manifest| manifest.tokenizer.clone()),
             targets: recorded.is_some_and(|manifest| manifest.targets),
             target_tokens: layout.targets.then_some(found.targets),
+            loss_weights: None,
             split: recorded.and_then(|manifest| manifest.split.clone()),
             manifest,
         }
+    }
+}
+
+/// What loss weights are like.
+#[derive(Debug, Serialize)]
+#[serde(transparent)]
+struct LossWeights(Weights);
+
+impl fmt::Display for LossWeights {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Weights { min, max, mean, zeros, not_finite, .. } = &self.0;
+        write!(f, "{min} to {max}, mean {mean:.3}, {} are 0", Count(*zeros))?;
+        match not_finite {
+            0 => Ok(()),
+            count => write!(f, ", {} are NaN or infinite, where streams end", Count(*count)),
+        }
+    }
+}
+
+/// The result: what a file of loss weights holds.
+#[derive(Debug, Serialize)]
+struct Alone {
+    #[serde(flatten)]
+    loss_weights: LossWeights,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    manifest: Option<String>,
+}
+
+impl Report for Alone {
+    const SCHEMA: &'static str = "dquant.inspect.loss_weights/1";
+}
+
+impl fmt::Display for Alone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Weights { file, values, .. } = &self.loss_weights.0;
+        writeln!(f, "{}: npy, {} loss weights", file.display(), Count(*values))?;
+        if let Some(manifest) = &self.manifest {
+            writeln!(f, "  manifest     {manifest}")?;
+        }
+        write!(f, "  weights      {}", self.loss_weights)
     }
 }
 
@@ -294,6 +375,9 @@ impl fmt::Display for Holding {
                 writeln!(f, "  targets      told by an index that is not here")?;
             }
             None => {}
+        }
+        if let Some(weights) = &self.loss_weights {
+            writeln!(f, "  loss weights {weights}, {}", weights.0.file.display())?;
         }
         if let Some(Split { part, seed, share, other, other_fingerprint }) = &self.split {
             let (part, rest) = (part.name(), part.other().name());

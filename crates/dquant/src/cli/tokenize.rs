@@ -441,6 +441,9 @@ struct Summary {
     /// Conversations in which it says nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     documents_without_targets: Option<u64>,
+    /// The file with the loss weight of each token, where it is written; that of held-out documents lies beside theirs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    loss_weights: Option<PathBuf>,
     /// Tokens that were in the output before; not part of the others.
     tokens_before: u64,
     bytes_per_token: f64,
@@ -516,6 +519,7 @@ impl Summary {
             tokens: totals.tokens,
             targets: job.chat.as_ref().map(|_| totals.targets),
             documents_without_targets: job.chat.as_ref().map(|_| totals.without_targets),
+            loss_weights: job.loss_weights.then(|| formats::settle::loss_weights_of(job.output)),
             tokens_before: outcome.tokens_before,
             bytes_per_token: totals.text_bytes as f64 / totals.tokens.max(1) as f64,
             max_id: totals.max_id,
@@ -578,6 +582,9 @@ impl fmt::Display for Summary {
         }
         if let Some(without @ 1..) = self.documents_without_targets {
             writeln!(f, "  no targets   {} of the documents", Count(without))?;
+        }
+        if let Some(weights) = &self.loss_weights {
+            writeln!(f, "  loss weights {}", weights.display())?;
         }
         let ends = self.eos.map_or(String::from("nothing"), |id| format!("id {id}"));
         writeln!(f, "  documents    {}, ended by {ends}", Count(self.documents))?;

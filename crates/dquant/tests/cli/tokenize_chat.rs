@@ -329,6 +329,22 @@ fn messages_weigh_what_they_say() {
         ["tokenize", "c.jsonl", "--tokenizer", "m/tokenizer.json", "-o", "b.bin", "--loss-weights"];
     let ran = folder.run(&args);
     assert!(ran.exit == Some(2) && ran.stderr.contains("--chat"), "{}", ran.stderr);
+    // A grade that failed, and weights of a file that is not there.
+    for weight in ["NaN", "Infinity", "null", "-1", "3.5e38", "\"2\""] {
+        let line = weighed(&[("hi", "no", json!(1))])
+            .replace("\"weight\":1", &format!("\"weight\":{weight}"));
+        folder.write("bad.jsonl", line);
+        let ran = run(
+            &folder,
+            "bad.jsonl",
+            &["--loss-weights", "--strict", "--force", "--holdout", "30%"],
+        );
+        ran.failed(1, "which is no number from 0 on", "");
+    }
+    folder.write("d.loss_weights.npy", "mine");
+    let args = ["tokenize", "c.jsonl", "--tokenizer", "m/tokenizer.json", "-o", "d.bin", "--chat"];
+    folder.run(&args).failed(2, "d.loss_weights.npy", "--force replaces it");
+    assert_eq!(folder.read("d.loss_weights.npy"), b"mine");
     let generation = model("weighed-generation", "chatml-generation");
     generation.write("c.jsonl", &lines[0]);
     let ran = run(&generation, "c.jsonl", &["--loss-weights", "--strict"]);

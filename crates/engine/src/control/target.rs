@@ -78,7 +78,7 @@ impl TargetService {
         let catalog = Arc::clone(&self.catalog);
         let find = move || {
             let _call = call;
-            catalog.find_all(&refs)
+            catalog.find_served(&refs)
         };
         let found = tokio::task::spawn_blocking(find).await;
         found.map_err(|error| Status::internal(error.to_string()))?
@@ -354,7 +354,11 @@ impl Target for TargetService {
     ) -> Result<Response<DescribeReply>, Status> {
         let (_heard, from) = (Call::of(&request), gate::origin_of(&request));
         let call = Call::work(&request)?;
-        let found = self.find(request.into_inner().datasets, call).await;
+        let datasets = request.into_inner().datasets;
+        let found = match Catalog::check_count(&datasets) {
+            Ok(()) => self.find(datasets, call).await,
+            Err(refused) => Err(refused),
+        };
         let found = found.inspect_err(|status| log_refusal("datasets", &from, status))?;
         let datasets = found.into_iter().map(|found| found.info).collect();
         Ok(Response::new(DescribeReply { datasets }))

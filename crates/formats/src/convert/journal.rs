@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::Job;
 use super::copy::{Progress, Saved};
 use crate::error::Error;
+use crate::manifest;
 use crate::source::Source;
 use crate::whole;
 use crate::writer::WriteOptions;
@@ -75,8 +76,23 @@ struct Journal {
     writers: Saved,
 }
 
+/// A file of the output that is about to get its name.
+#[derive(Serialize, Deserialize)]
+struct Named {
+    /// In the folder of the unfinished output.
+    staged: PathBuf,
+    /// Beside it.
+    name: PathBuf,
+    /// Which file it is, whatever its name.
+    inode: u64,
+}
+
 /// The mode of a folder that only this user can enter.
 const PRIVATE: u32 = 0o700;
+
+/// How the name of that folder ends, and that of the file in it which lists the names that are given.
+const ENDING: &str = ".dquant-convert";
+const NAMES: &str = "names.json";
 
 /// The folder beside an output in which it is written. Only one run at a time has it.
 pub(super) struct Staging {
@@ -88,7 +104,7 @@ impl Staging {
     /// Creates the folder, or takes the one that an earlier run has left. Whoever can open a folder can lock it, so it is
     /// closed to other users.
     pub(super) fn open(output: &Path) -> Result<Staging, Error> {
-        let path = whole::beside(output, ".dquant-convert");
+        let path = whole::beside(output, ENDING);
         match DirBuilder::new().mode(PRIVATE).create(&path) {
             Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
                 return Err(Error::write(&path)(error));
@@ -108,6 +124,44 @@ impl Staging {
         }
     }
 
+    /// Gives files their names, one after the other: those in the folder, and those of the output. It is noted first, so
+    /// that [`recall`](Staging::recall) takes them back of a run that ends in between.
+    pub(super) fn name(&self, files: &[(PathBuf, PathBuf)]) -> Result<(), Error> {
+        let named = |(staged, output): &(PathBuf, PathBuf)| {
+            let found = fs::metadata(staged).map_err(Error::read(staged))?;
+            let relative = staged.strip_prefix(&self.path).unwrap_or(staged);
+            let name = output.file_name().unwrap_or_default();
+            Ok(Named { staged: relative.into(), name: name.into(), inode: found.ino() })
+        };
+        let named = files.iter().map(named).collect::<Result<Vec<_>, _>>()?;
+        let path = self.path.join(NAMES);
+        let text = serde_json::to_vec(&named).map_err(|error| Error::write(&path)(error.into()))?;
+        whole::write(&path, &text)?;
+        files.iter().try_for_each(|(staged, output)| whole::rename(staged, output))
+    }
+
+    /// Takes back what a run that was killed while it named its files had named: the same command then goes on, where it
+    /// would find an output that exists. Files that were put in their place since then stay.
+    pub(super) fn recall(output: &Path) -> Result<(), Error> {
+        let path = whole::beside(output, ENDING).join(NAMES);
+        if !path.is_file() {
+            return Ok(());
+        }
+        let staging = Staging::open(output)?;
+        let text = fs::read(&path).map_err(Error::read(&path))?;
+        let named: Vec<Named> = serde_json::from_slice(&text).unwrap_or_default();
+        for Named { staged, name, inode } in named.iter().rev() {
+            let (staged, name) = (staging.path.join(staged), output.with_file_name(name));
+            let is_it = fs::symlink_metadata(&name).is_ok_and(|found| found.ino() == *inode);
+            if is_it && !staged.exists() {
+                whole::rename(&name, &staged)?;
+            }
+        }
+        // That of a folder is written again.
+        let _ = fs::remove_file(staging.data().join(manifest::IN_FOLDER));
+        fs::remove_file(&path).map_err(Error::write(&path))
+    }
+
     /// The files of the output.
     pub(super) fn data(&self) -> PathBuf {
         self.path.join("data")
@@ -122,8 +176,9 @@ impl Staging {
         self.path.join("journal.json")
     }
 
-    pub(super) fn has_journal(&self) -> bool {
-        self.journal().is_file()
+    /// Whether a later run can go on from what is in the folder.
+    pub(super) fn can_go_on(&self) -> bool {
+        self.journal().is_file() || self.path.join(NAMES).is_file()
     }
 
     /// How far an earlier run of the same job is.
@@ -185,7 +240,7 @@ mod tests {
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder).expect("a temporary folder");
         let output = folder.join("out.npy");
-        let path = whole::beside(&output, ".dquant-convert");
+        let path = whole::beside(&output, ENDING);
         drop(Staging::open(&output).expect("nobody has it"));
         assert_eq!(mode(&path), PRIVATE);
         fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("ours");

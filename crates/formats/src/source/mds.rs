@@ -635,13 +635,16 @@ struct Header {
 }
 
 fn of_code(shard: &Shard, code: u8, are_weights: bool) -> Result<Dtype, Error> {
-    if are_weights && code == FLOAT_CODE {
-        return Ok(Dtype::F32);
+    let found = CODES.iter().find(|(known, _)| *known == code).map(|(_, dtype)| *dtype);
+    match found {
+        Some(dtype) => Ok(dtype),
+        None if are_weights && code == FLOAT_CODE => Ok(Dtype::F32),
+        None if are_weights => {
+            let why = format!("type code {code} is neither float32 nor an integer type");
+            Err(shard.refused(&why, "write loss weights as weights.astype(\"float32\")"))
+        }
+        None => Err(shard.bad_sample(format_args!("type code {code} is no integer type"))),
     }
-    let found = CODES.iter().find(|(known, _)| *known == code);
-    let kind = if are_weights { "neither float32 nor an integer type" } else { "no integer type" };
-    let unknown = || shard.bad_sample(format_args!("type code {code} is {kind}"));
-    found.map(|(_, dtype)| *dtype).ok_or_else(unknown)
 }
 
 impl Source for Mds {

@@ -108,6 +108,11 @@ impl Shard {
         self.corrupt(format!("sample {}: {why}", self.number()))
     }
 
+    /// A complaint about what the current sample holds, though it is whole.
+    pub(crate) fn refused(&self, why: &str, hint: &str) -> Error {
+        Error::refused(&self.path, format!("sample {}: {why}", self.number()), hint)
+    }
+
     pub(crate) fn exact(&mut self, bytes: &mut [u8]) -> Result<(), Error> {
         self.input.read_exact(bytes).map_err(|error| match error.kind() {
             std::io::ErrorKind::UnexpectedEof => self.corrupt("ends early"),

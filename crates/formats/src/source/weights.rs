@@ -4,16 +4,19 @@
 //! finite number. What a weight does to a token is a plan's matter.
 
 use std::fmt::Display;
-use std::fs::File;
-use std::io::Read;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use xio::dataset::{Dtype, npy};
+use serde::Serialize;
+use xio::dataset::{Dtype, TokenFile, npy};
 
-use super::{MAX_PIECE, Sink};
+use super::blocks::Blocks;
+use super::{MAX_PIECE, Sink, folder_of};
 use crate::error::Error;
-use crate::manifest::Manifest;
+use crate::kind::Kind;
+use crate::manifest::{Contents, Manifest};
 use crate::settle;
 
 /// Bytes of a weight.
@@ -68,6 +71,120 @@ pub(super) fn pass(
     Ok(())
 }
 
+/// Whether there is a file of this name; anything else of this name is an error, a link to nothing too.
+fn is_there(path: &Path) -> Result<bool, Error> {
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(Error::read(path)(error)),
+        Ok(_) if fs::metadata(path).is_ok_and(|found| found.is_file()) => Ok(true),
+        Ok(_) => {
+            let why = "is no file, and would hold the loss weights of the tokens beside it";
+            Err(Error::refused(path, why, "remove or rename it"))
+        }
+    }
+}
+
+/// Opens an array of `float32`; also returns its length, and where the values are.
+fn open_array(path: &Path) -> Result<(File, u64, TokenFile), Error> {
+    let file = File::open(path).map_err(Error::read(path))?;
+    let len = file.metadata().map_err(Error::read(path))?.len();
+    let mut head = Vec::new();
+    (&file).take(HEAD_BYTES).read_to_end(&mut head).map_err(Error::read(path))?;
+    let refused = |what: &dyn Display| {
+        let why = format!("holds no loss weights, which are an array of float32: {what}");
+        let hint = "save them with numpy: numpy.save(NAME, weights.astype(\"float32\"))";
+        Error::refused(path, why, hint)
+    };
+    match npy::parse(&head, len) {
+        Ok(found) if found.dtype == Dtype::F32 => Ok((file, len, found)),
+        Ok(found) => Err(refused(&found.dtype)),
+        Err(error) => Err(refused(&error)),
+    }
+}
+
+/// What a file of loss weights holds.
+#[derive(Clone, Debug, Serialize)]
+pub struct Weights {
+    /// The file.
+    pub file: PathBuf,
+    /// How many.
+    pub values: u64,
+    /// The smallest, the largest, and their mean, of those that are finite.
+    pub min: f32,
+    /// See [`min`](Weights::min).
+    pub max: f32,
+    /// See [`min`](Weights::min).
+    pub mean: f64,
+    /// How many are 0.
+    pub zeros: u64,
+    /// How many are NaN or infinite: a stream ends there.
+    pub not_finite: u64,
+}
+
+impl Weights {
+    /// Reads all of a file of loss weights.
+    ///
+    /// # Errors
+    /// When it cannot be read, or holds anything else.
+    pub fn read(path: &Path) -> Result<Weights, Error> {
+        let (file, _, found) = open_array(path)?;
+        let end = found.data_offset + found.data_bytes();
+        let mut blocks = Blocks::new(&file, path, found.data_offset, end);
+        let (mut min, mut max, mut sum) = (f32::INFINITY, f32::NEG_INFINITY, 0.0);
+        let (mut zeros, mut not_finite, mut left) = (0, 0, found.data_bytes());
+        while left > 0 {
+            let block = blocks.next(left)?;
+            left -= block.len() as u64;
+            for raw in block.as_chunks().0 {
+                let weight = f32::from_le_bytes(*raw);
+                if !weight.is_finite() {
+                    not_finite += 1;
+                    continue;
+                }
+                (min, max, sum) = (min.min(weight), max.max(weight), sum + f64::from(weight));
+                zeros += u64::from(weight == 0.0);
+            }
+        }
+        let finite = found.tokens - not_finite;
+        if finite == 0 {
+            (min, max) = (0.0, 0.0);
+        }
+        let (mean, file) = (sum / finite.max(1) as f64, path.to_owned());
+        Ok(Weights { file, values: found.tokens, min, max, mean, zeros, not_finite })
+    }
+
+    /// Those beside a file of tokens, if there are any.
+    ///
+    /// # Errors
+    /// As [`read`](Weights::read).
+    pub fn beside(tokens: &Path) -> Result<Option<Weights>, Error> {
+        let path = settle::loss_weights_of(tokens);
+        if is_there(&path)? { Weights::read(&path).map(Some) } else { Ok(None) }
+    }
+
+    /// Writes a manifest of the file and returns its path.
+    ///
+    /// # Errors
+    /// When it cannot be read or its folder cannot be written.
+    pub fn write_manifest(&self) -> Result<PathBuf, Error> {
+        let files = [PathBuf::from(self.file.file_name().unwrap_or_default())];
+        let contents = Contents { tokens: self.values, ..Contents::default() };
+        let described = (Kind::Npy.name(), Dtype::F32);
+        let folder = folder_of(&self.file);
+        Manifest::create(described, contents, &folder, &files, &|_| ())?.store(&self.file)
+    }
+
+    /// Compares every block with the manifest beside the file; whether there is one.
+    ///
+    /// # Errors
+    /// When it differs.
+    pub fn verify(&self) -> Result<bool, Error> {
+        let Some(manifest) = Manifest::load(&self.file)? else { return Ok(false) };
+        manifest.verify(&folder_of(&self.file), &|_| ())?;
+        Ok(true)
+    }
+}
+
 /// The file beside a dataset in one run.
 pub(crate) struct Beside {
     path: PathBuf,
@@ -82,21 +199,13 @@ impl Beside {
     /// When there is such a file that does not hold them.
     pub(crate) fn open(tokens_path: &Path, tokens: u64) -> Result<Option<Beside>, Error> {
         let path = settle::loss_weights_of(tokens_path);
-        if !path.is_file() {
+        if !is_there(&path)? {
             return Ok(None);
         }
-        let file = File::open(&path).map_err(Error::read(&path))?;
-        let len = file.metadata().map_err(Error::read(&path))?.len();
-        let mut head = Vec::new();
-        (&file).take(HEAD_BYTES).read_to_end(&mut head).map_err(Error::read(&path))?;
-        let found = npy::parse(&head, len).map_err(Error::dataset(&path))?;
-        if found.dtype != Dtype::F32 || found.tokens != tokens {
-            let why = format!(
-                "holds {} values of {}, not {tokens} of f32 for the tokens of {}",
-                found.tokens,
-                found.dtype,
-                tokens_path.display()
-            );
+        let (file, len, found) = open_array(&path)?;
+        if found.tokens != tokens {
+            let (count, of) = (found.tokens, tokens_path.display());
+            let why = format!("holds {count} loss weights for the {tokens} tokens of {of}");
             let hint = "write a float32 for each token, or remove the file";
             return Err(Error::refused(&path, why, hint));
         }
@@ -118,6 +227,12 @@ impl Beside {
         let mut weights = vec![0; tokens * WEIGHT_BYTES];
         let at = self.data_offset + first * WEIGHT_BYTES as u64;
         self.file.read_exact_at(&mut weights, at).map_err(Error::read(&self.path))?;
+        let mut values =
+            (first..).zip(weights.as_chunks().0.iter().copied().map(f32::from_le_bytes));
+        if let Some((token, weight)) = values.find(|(_, weight)| !weight.is_finite()) {
+            let why = format!("holds {weight} for token {token}");
+            return Err(Error::refused(&self.path, why, "a loss weight is a finite number"));
+        }
         sink.weights(&weights)
     }
 }

@@ -144,6 +144,42 @@ fn a_run_that_was_stopped_goes_on_with_its_weights() {
     assert_eq!(folder.names().len(), 6, "two files, weights, two manifests, and the source");
 }
 
+/// A run that ends while it gives its files their names is repeated, and leaves what one leaves that did not.
+#[test]
+fn files_that_were_named_before_the_end_are_taken_back() {
+    for (kind, output) in [(Kind::Megatron, "out.bin"), (Kind::Npy, "out.npy")] {
+        let folder = Folder::new(&format!("weights-named-{kind}"));
+        let rows: Rows = (0..50).map(|at| vec![(at, at), (at + 1, 2)]).collect();
+        samples::write(
+            &folder.path("mds"),
+            &columns(&rows),
+            [Stored::Dynamic, Stored::Quarters],
+            false,
+        );
+        let of = |name: &str| with_weights(&folder.path("mds"), &folder.path(name), kind);
+        let job = of(output);
+        run(&of(&output.replace("out", "whole")));
+        // The last of the names cannot be given.
+        let manifest = folder.path(&format!("{output}.dquant.json"));
+        fs::create_dir(&manifest).expect("writable");
+        convert::convert(&job, &mut |_| ()).expect_err("the manifest cannot get its name");
+        assert!(folder.path(output).exists(), "it was named before");
+        fs::remove_dir(&manifest).expect("empty");
+        run(&job);
+        for name in folder.names().iter().filter(|name| name.starts_with("whole")) {
+            let same = fs::read(folder.path(name)).ok()
+                == fs::read(folder.path(&name.replace("whole", "out"))).ok();
+            assert!(same || name.ends_with("json"), "{name}");
+        }
+        let count =
+            |start: &str| folder.names().iter().filter(|name| name.starts_with(start)).count();
+        assert_eq!((count("out"), count("."), count("whole")), (count("whole"), 0, count("out")));
+        // An output that is complete is refused, and stays.
+        refused(&job, "exists", "choose another name");
+        assert!(folder.path(output).exists());
+    }
+}
+
 #[track_caller]
 fn refused(job: &Job, why: &str, hint: &str) {
     let error = convert::convert(job, &mut |_| ()).expect_err("refused");
@@ -186,7 +222,7 @@ fn what_is_no_weight_is_refused() {
     let mut job = self::job(&folder.path("flat.bin"), &folder.path("copy.npy"), Kind::Npy);
     (job.read.dtype, job.read.weights_beside) = (Some(Dtype::U16), true);
     write_weights(&folder.path("flat.loss_weights.npy"), &[1.0, 2.0]);
-    refused(&job, "holds 2 values of f32, not 3 of f32", "a float32 for each token");
+    refused(&job, "holds 2 loss weights for the 3 tokens", "a float32 for each token");
     write_weights(&folder.path("flat.loss_weights.npy"), &[1.0, 2.0, 0.5]);
     job.read.loss_weights = Some("w".into());
     refused(&job, "a column of loss weights is read of parquet", "as Parquet");
@@ -197,7 +233,7 @@ fn what_is_no_weight_is_refused() {
     write_weights(&folder.path("copy.loss_weights.npy"), &[1.0, 2.0]);
     let mut again = self::job(&folder.path("copy.npy"), &folder.path("again.npy"), Kind::Npy);
     again.read.weights_beside = true;
-    refused(&again, "holds 2 values", "a float32 for each token");
+    refused(&again, "holds 2 loss weights", "a float32 for each token");
     assert!(!folder.names().iter().any(|name| name.starts_with('.') || name.starts_with("again")));
 }
 

@@ -32,6 +32,8 @@ pub(super) struct Conversation {
     pub(super) messages: Vec<Value>,
     /// What else a template may look at, `tools` and `documents` among them.
     pub(super) variables: Vec<(String, Value)>,
+    /// The first message whose weight is null, as NaN is read.
+    pub(super) unknown_weight: Option<usize>,
 }
 
 impl Conversation {
@@ -67,6 +69,8 @@ impl Conversation {
         if !is_list {
             return Err(format!("`{name}` is {}, not a list of messages", kind(&list)));
         }
+        let mut all = list.try_iter().map_err(|error| error.to_string())?;
+        let unknown_weight = all.position(|message| get(&message, "weight").is_none());
         let all = list.try_iter().map_err(|error| error.to_string())?;
         let messages = all.enumerate().map(|(at, value)| {
             message(&value).map_err(|reason| format!("message {at} of `{name}` {reason}"))
@@ -78,7 +82,7 @@ impl Conversation {
         if *name == "conversations" {
             begin_with_system(&mut messages, &fields);
         }
-        Ok(Conversation { messages, variables: variables(fields)? })
+        Ok(Conversation { messages, variables: variables(fields)?, unknown_weight })
     }
 
     /// What decides whether it is held out: role and content of each message.

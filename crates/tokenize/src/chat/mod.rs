@@ -90,7 +90,7 @@ impl Chat {
         tokens: &mut Vec<u32>,
     ) -> Result<Turns, String> {
         let conversation = Conversation::read(record, self.field.as_deref())?;
-        self.check_weights(&conversation.messages)?;
+        self.check_weights(&conversation)?;
         let Rendered { text, spans, weights } = self.render(&conversation)?;
         let (ids, offsets) = tokenizer.encode_with_offsets(&text)?;
         tokens.extend_from_slice(&ids);
@@ -108,7 +108,13 @@ impl Chat {
     }
 
     /// Refuses messages that weigh something between nothing and all where that is not kept: they would be trained in full.
-    fn check_weights(&self, messages: &[Value]) -> Result<(), String> {
+    fn check_weights(&self, conversation: &Conversation) -> Result<(), String> {
+        let Conversation { messages, unknown_weight, .. } = conversation;
+        if let Some(at) = unknown_weight.filter(|_| self.weights) {
+            return Err(format!(
+                "message {at} has a weight of null or NaN, which is no number from 0 on"
+            ));
+        }
         let between = |message: &Value| ![0.0, 1.0].contains(&messages::weight(message));
         match messages.iter().position(|message| messages::is_said(message) && between(message)) {
             Some(at) if !self.weights => Err(format!(
@@ -121,7 +127,7 @@ impl Chat {
 
     /// The text, and the characters that the assistant says.
     fn render(&self, conversation: &Conversation) -> Result<Rendered, String> {
-        let Conversation { messages, variables } = conversation;
+        let Conversation { messages, variables, .. } = conversation;
         let marks = self
             .templates
             .marks(messages, variables)

@@ -20,8 +20,15 @@ pub struct Identity<'a> {
     pub documents: u64,
     /// Fingerprint of which of their tokens are targets; 0 where it is not known, or not needed.
     pub targets: u64,
-    /// Fingerprint of the loss weights beside it; 0 where it has none, or they are not needed.
-    pub loss_weights: u64,
+    /// Fingerprints of the file of its loss weights and of their manifest; 0 where it has none, or they are not needed.
+    pub loss_weights: [u64; 2],
+}
+
+/// Whether two files, each of a fingerprint and one of its manifest, are the same as far as both manifests tell, or else
+/// the same file.
+fn are_same(then: [u64; 2], now: [u64; 2]) -> bool {
+    let ([file, content], [file_now, content_now]) = (then, now);
+    if content != 0 && content_now != 0 { content == content_now } else { file == file_now }
 }
 
 impl Identity<'_> {
@@ -40,7 +47,7 @@ impl Identity<'_> {
             Some("its index describes other documents now".into())
         } else if self.targets != now.targets {
             Some("its index describes other targets now".into())
-        } else if self.loss_weights != now.loss_weights {
+        } else if !are_same(self.loss_weights, now.loss_weights) {
             Some("it has other loss weights now".into())
         } else if content != 0 && now.content != 0 {
             let differs = content != now.content;
@@ -73,7 +80,7 @@ mod tests {
             content: 0,
             documents: 0,
             targets: 0,
-            loss_weights: 0,
+            loss_weights: [0, 0],
         };
         let with = |fingerprint, content| Identity { fingerprint, content, ..then };
         assert_eq!(then.difference(&then), None);
@@ -96,6 +103,13 @@ mod tests {
         assert_eq!(documents(3).difference(&documents(3)), None);
         says(documents(3), documents(4), "other documents");
         says(documents(3), Identity { targets: 1, ..documents(3) }, "other targets");
-        says(documents(3), Identity { loss_weights: 1, ..documents(3) }, "other loss weights");
+        let weights = |loss_weights| Identity { loss_weights, ..documents(3) };
+        for (then, now) in [([0, 0], [1, 0]), ([1, 0], [2, 7]), ([1, 7], [1, 8]), ([1, 7], [0, 0])]
+        {
+            says(weights(then), weights(now), "other loss weights");
+        }
+        for (then, now) in [([1, 7], [2, 7]), ([1, 0], [1, 7]), ([1, 7], [1, 0])] {
+            assert_eq!(weights(then).difference(&weights(now)), None);
+        }
     }
 }

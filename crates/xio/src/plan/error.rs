@@ -111,6 +111,8 @@ pub enum Problem {
     Labels { found: String },
     #[error("the plan does not say what labels become that are no targets")]
     NothingForOthers,
+    #[error("the weight of tokens that have none is {found}, which is no number from 0 on")]
+    LossWeight { found: String },
     #[error("pack does not know how to fit documents {found}")]
     PackFit { found: String },
     #[error("packed samples hold whole documents, so they cannot overlap")]
@@ -285,6 +287,7 @@ impl Problem {
             Problem::NothingForOthers => {
                 &"-100 is what cross_entropy of PyTorch ignores: pairs(ignore=-100, labels=targets)"
             }
+            Problem::LossWeight { .. } => &"loss_weights(missing=1), or 0.25 for what counts less",
             Problem::PackFit { .. } => {
                 &"best and first fill samples with several documents, single gives each its own"
             }

@@ -9,7 +9,7 @@ use core::ops::Range;
 
 use super::error::{PlanError, Problem, WeightProblem};
 use super::lexer::{self, Kind, Token};
-use super::megatron::Megatron;
+use super::megatron::{Decimal, Megatron};
 use super::weights::{Phase, Weight};
 use super::{
     DEFAULT_BATCH, Deliver, Groups, Labels, LossWeights, MAX_BATCH, MAX_BATCH_TOKENS,
@@ -563,8 +563,15 @@ fn positions(action: &Action) -> Result<bool, PlanError> {
 fn loss_weights(action: &Action) -> Result<LossWeights, PlanError> {
     const USAGE: &str = "loss_weights, or loss_weights(missing=1) for datasets that have none";
     let [missing] = action.named("loss_weights", ["missing"], USAGE)?;
-    let missing = missing.map(|weight| weight.number("missing", 0, u16::MAX.into())).transpose()?;
-    Ok(LossWeights { missing: missing.map(|weight| weight as u16) })
+    let weight = |piece: &Piece| {
+        let weight =
+            Decimal::parse(&piece.text).filter(|weight| (weight.value() as f32).is_finite());
+        match weight.filter(|_| !piece.quoted) {
+            Some(weight) => Ok(weight),
+            None => piece.refuse(Problem::LossWeight { found: piece.describe() }),
+        }
+    };
+    Ok(LossWeights { missing: missing.map(weight).transpose()? })
 }
 
 fn batch(action: &Action) -> Result<u32, PlanError> {

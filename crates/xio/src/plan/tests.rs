@@ -263,8 +263,9 @@ const ARGUMENTS: &[(&str, &str, &str)] = &[
     ),
     ("window(4) | positions(1)", "1", "takes no further argument"),
     ("window(4) | positions | positions", "positions", "a second time"),
-    ("window(4) | loss_weights(missing=-1)", "-1", "must be a whole number"),
-    ("window(4) | loss_weights(missing=70000)", "70000", "outside 0 to 65535"),
+    ("window(4) | loss_weights(missing=-1)", "-1", "no number from 0 on"),
+    ("window(4) | loss_weights(missing=nan)", "nan", "no number from 0 on"),
+    ("window(4) | loss_weights(missing=1e300)", "1e300", "no number from 0 on"),
     ("window(4) | loss_weights(1, 2)", "2", "takes no further argument"),
     ("window(4) | loss_weights | loss_weights", "loss_weights", "a second time"),
     ("window(4) | quantize(int8) | loss_weights", "quantize(int8)", "exclude each other"),
@@ -655,8 +656,9 @@ pub(crate) fn any_plan() -> impl Strategy<Value = Plan> {
     let pack = prop::option::of((fit, any::<u32>()).prop_map(|(fit, pad)| Pack { fit, pad }));
     let labels = prop::option::of(prop::sample::select(vec![Labels::Targets, Labels::All]));
     let ignore = (prop::option::of(any::<i64>()), labels);
-    let weights = prop::option::of(prop::option::of(any::<u16>()));
-    let weights = weights.prop_map(|weights| weights.map(|missing| LossWeights { missing }));
+    let weight = prop::sample::select(vec!["0", "1", "0.25", "1/3", "1e30"]);
+    let weight = prop::option::of(weight.prop_map(|text| Decimal::parse(text).unwrap()));
+    let weights = prop::option::of(weight.prop_map(|missing| LossWeights { missing }));
     let rows = (pack, ignore, (any::<bool>(), weights), selection, split);
     let types = (narrow, widen, (remap, bits, codec, quantize, wasm));
     (window, prop::option::of(shuffle), blend, types, 1..=2_048u32, rows).prop_map(

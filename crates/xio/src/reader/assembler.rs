@@ -17,7 +17,7 @@ use crate::stage::{self, BlockError, Limit, Received, Tools};
 use crate::sums::{self, SUM_BYTES};
 
 use super::lane::{Lane, Place, Resident, Want};
-use super::rows::{Row, Writer};
+use super::rows::{self, Row, Writer};
 use super::schedule::{Pick, Schedule};
 use super::{
     BlockRef, CRC_RETRIES, Delivery, Prepared, ReaderCounters, ReaderSetup, ReaderSource, Run,
@@ -315,7 +315,14 @@ impl Assembler {
                 self.counters.replaced_tokens += u64::from(ran.block.replaced);
                 self.counters.count_form(&received, stages);
                 let tokens = &buffer[..ran.block.bytes];
-                return lane.arrived(block_ref.position, tokens);
+                let weighs = self.sources[dataset as usize].weighs;
+                match weighs.and_then(|_| rows::first_not_finite(tokens)) {
+                    None => return lane.arrived(block_ref.position, tokens),
+                    Some((index, bits)) => {
+                        let token = first_token + index as u64;
+                        self.overflow(dataset, token, bits.into(), Limit::Finite)
+                    }
+                }
             }
             Err(BlockError::Damaged) => {
                 self.counters.corrupt_blocks += 1;

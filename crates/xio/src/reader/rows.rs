@@ -8,6 +8,7 @@ use core::ops::Range;
 
 use crate::dataset::Dtype;
 use crate::kernel::Kernels;
+use crate::plan::LossWeights;
 
 use super::{BATCH_ALIGN, Delivery, Sink, WEIGHT_BYTES};
 
@@ -63,6 +64,19 @@ impl Row {
     }
 }
 
+/// The first loss weight that is NaN or infinite, and its bits.
+pub(super) fn first_not_finite(weights: &[u8]) -> Option<(usize, u32)> {
+    let weights = weights.as_chunks().0;
+    let is_wrong = |bits: u32| bits & EXPONENT == EXPONENT;
+    // Without a way out, so that it is done on vectors.
+    let any = weights.iter().fold(false, |any, raw| any | is_wrong(u32::from_le_bytes(*raw)));
+    let mut bits = weights.iter().map(|raw| u32::from_le_bytes(*raw)).enumerate();
+    if any { bits.find(|(_, bits)| is_wrong(*bits)) } else { None }
+}
+
+/// The exponent of a `f32`, all of whose bits are set in NaN and infinities.
+const EXPONENT: u32 = 0x7f80_0000;
+
 /// Writes samples into slots.
 pub(super) struct Writer<'a, S> {
     pub(super) sink: &'a mut S,
@@ -107,13 +121,13 @@ impl<S: Sink> Writer<'_, S> {
         let Delivery { rows, batch_samples, .. } = *self.delivery;
         let tokens = self.delivery.row_tokens();
         let at = self.weights_at(number);
-        let missing = rows.loss_weights.and_then(|weights| weights.missing).unwrap_or(0);
+        let missing = rows.loss_weights.map_or(0.0, LossWeights::of_missing);
         match weights {
             Some(weights) if rows.pairs => {
                 self.sink.write(slot, at, &weights[WEIGHT_BYTES as usize..]);
             }
             Some(weights) => self.sink.write(slot, at, weights),
-            None => self.write_weight(slot, at, 0..tokens, missing.into()),
+            None => self.write_weight(slot, at, 0..tokens, missing),
         }
         let (ends, shift) = (&row.ends[..], u32::from(rows.pairs));
         let used = ends.last().copied();

@@ -174,13 +174,15 @@ pub enum Limit {
     Table(u32),
     /// The quantized type, for NaN and infinities.
     Quantized(Quant),
+    /// What loss weights are.
+    Finite,
 }
 
 impl Limit {
     /// A value as people write it. Those of floating point come as the bits of a `f32`.
     pub fn shown(&self, value: i128) -> Shown {
         let is_float = match self {
-            Limit::Quantized(_) => true,
+            Limit::Quantized(_) | Limit::Finite => true,
             Limit::Type(dtype) => dtype.is_float(),
             _ => false,
         };
@@ -213,6 +215,7 @@ impl fmt::Display for Limit {
             Limit::Bits(bits) => write!(f, "it does not fit {bits} bits"),
             Limit::Table(ids) => write!(f, "the table of remap has {ids} ids"),
             Limit::Quantized(quant) => write!(f, "{quant} has no such value"),
+            Limit::Finite => f.write_str("a loss weight is a finite number"),
         }
     }
 }

@@ -30,7 +30,7 @@ impl Weights {
         let is_float = matches!(
             field.data_type(),
             DataType::List(of) | DataType::LargeList(of) | DataType::FixedSizeList(of, _)
-                if of.data_type().is_floating()
+                if of.data_type().is_floating() || *of.data_type() == DataType::Boolean
         );
         if !is_float && list_type(field.data_type()).is_none() {
             let why = format!("column {name:?} holds no lists of numbers");
