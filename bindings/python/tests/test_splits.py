@@ -495,6 +495,8 @@ class Keywords(World):
         "ignore": 7,
         "labels": "all",
         "positions": True,
+        "loss_weights": True,
+        "missing_weight": 0.5,
         "pad": 3,
         "split": "9,1",
         "part": "valid",
@@ -525,6 +527,7 @@ class Keywords(World):
         with open(os.path.join(cls.root, "listed"), "w") as listed:
             listed.write("\n".join(hashes[:150]))
         numpy.save(os.path.join(cls.root, "ids.npy"), numpy.arange(1 << 16, dtype="<u4")[::-1])
+        numpy.save(os.path.join(cls.root, "docs.loss_weights.npy"), numpy.ones(count, dtype="<f4"))
 
     def attempt(self, options):
         """The shape of the first batch, or the refusal."""
@@ -536,6 +539,11 @@ class Keywords(World):
         stream = self.opened(self.path("docs.bin"), None, seq_len=64, **options)
         batch = next(stream)
         shape = batch.shape
+        if "loss_weights" in options:
+            weights = batch.loss_weights
+            self.assertEqual(weights.shape, shape[len(shape) - weights.ndim :])
+            self.assertTrue(numpy.isin(weights, (0, 1)).all() and weights.any())
+            del weights
         del batch
         return shape
 
@@ -558,6 +566,7 @@ class Keywords(World):
                 ("pairs", ("ignore", "labels")),
                 ("split", ("part", "split_seed")),
                 ("part", ("split", "split_seed")),
+                ("loss_weights", ("missing_weight",)),
                 ("epochs", ("epoch",)),
             ):
                 if any(name in options for name in by) and not (needed == "epochs" and "batches" in options):
