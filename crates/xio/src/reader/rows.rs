@@ -8,7 +8,6 @@ use core::ops::Range;
 
 use crate::dataset::Dtype;
 use crate::kernel::Kernels;
-use crate::plan::LossWeights;
 
 use super::{BATCH_ALIGN, Delivery, Sink, WEIGHT_BYTES};
 
@@ -121,13 +120,12 @@ impl<S: Sink> Writer<'_, S> {
         let Delivery { rows, batch_samples, .. } = *self.delivery;
         let tokens = self.delivery.row_tokens();
         let at = self.weights_at(number);
-        let missing = rows.loss_weights.map_or(0.0, LossWeights::of_missing);
         match weights {
             Some(weights) if rows.pairs => {
                 self.sink.write(slot, at, &weights[WEIGHT_BYTES as usize..]);
             }
             Some(weights) => self.sink.write(slot, at, weights),
-            None => self.write_weight(slot, at, 0..tokens, missing),
+            None => self.write_weight(slot, at, 0..tokens, rows.missing_weight()),
         }
         let (ends, shift) = (&row.ends[..], u32::from(rows.pairs));
         let used = ends.last().copied();

@@ -71,6 +71,11 @@ impl Rows {
     pub fn need_documents(&self) -> bool {
         self.positions || self.ignore.is_some()
     }
+
+    /// The loss weight of a token of a dataset that has none.
+    pub(crate) fn missing_weight(&self) -> f32 {
+        self.loss_weights.map_or(0.0, LossWeights::of_missing)
+    }
 }
 
 /// A compiled plan: one branch for each dataset, and the stages after they are joined.
