@@ -250,13 +250,11 @@ const FLOORS: &[(&str, &str)] = &[
         "scratch
          codecs
          kernels: codecs
-         descriptors
-         text
          wasm
          accounts
          attach
          process
-         ring: attach process text
+         ring: attach process
          root: scratch
          disk: root scratch",
     ),
@@ -293,28 +291,38 @@ const FLOORS: &[(&str, &str)] = &[
          srq: ack events",
     ),
     (
-        "crates/engine/src",
-        "error
-         proto
-         status
-         log: status
+        "crates/service/src",
+        "descriptors
+         text
+         event
+         grpc
+         error: descriptors text
+         address: error
          seed: error
          runtime: error
+         log: event text
          signals: error runtime
-         budget: error
-         action: error
-         catalog: action error proto
-         layout: error proto
-         data: action budget error log status
-         control: action budget catalog data error log proto status
-         selection: control error proto status
-         path: data error
+         admission: error event log
+         auth: admission event log",
+    ),
+    (
+        "crates/engine/src",
+        "proto
+         status
+         budget
+         action
+         catalog: action proto
+         layout: proto
+         data: action budget status
+         control: action budget catalog data proto status
+         selection: control proto status
+         path: data
          handle: data path
-         group: error handle log proto
-         stream: budget catalog control data error group handle layout log path proto selection status
-         local: budget control data error group path runtime seed stream
-         files: action catalog control data error layout proto selection stream
-         daemon: budget catalog control data error group log path proto runtime selection signals status stream",
+         group: handle proto
+         stream: budget catalog control data group handle layout path proto selection status
+         local: budget control data group path stream
+         files: action catalog control data layout proto selection stream
+         daemon: budget catalog control data group path proto selection status stream",
     ),
     (
         "crates/formats/src",
@@ -406,10 +414,7 @@ const FLOORS: &[(&str, &str)] = &[
          violations: set
          interleave",
     ),
-    (
-        "crates/dquant/src/planning",
-        "costs",
-    ),
+    ("crates/dquant/src/planning", "costs"),
     (
         "crates/dquant/src/demo",
         "corpus

@@ -4,9 +4,9 @@ use std::fmt;
 use std::path::PathBuf;
 
 use host::attach::AttachError;
-use host::descriptors::{DESCRIPTORS_HINT, lacks_descriptors};
 use host::ring::{RingError, codes};
-use host::text::{lines, one_line};
+use service::descriptors::{DESCRIPTORS_HINT, lacks_descriptors};
+use service::text::{lines, one_line};
 use thiserror::Error;
 
 use crate::proto::Failure;
@@ -301,9 +301,9 @@ impl From<Failure> for Error {
 }
 
 #[cfg(feature = "in-process")]
-impl From<engine::Error> for Error {
-    fn from(error: engine::Error) -> Error {
-        use engine::error::Kind;
+impl From<service::Error> for Error {
+    fn from(error: service::Error) -> Error {
+        use service::error::Kind;
         let reason = match error.kind() {
             Kind::Invalid => Reason::Invalid,
             Kind::Unreachable => Reason::Unreachable,
@@ -324,7 +324,8 @@ impl From<RingError> for Error {
                     codes::RANK => Fault::Rank,
                     _ => Fault::Target,
                 };
-                // The engine's text ends with a hint where it knows one.
+                // Text of another process. It ends with a hint where the engine knows one.
+                let message = lines(&message).into_owned();
                 let (message, hint) = match message.rsplit_once("; hint: ") {
                     Some((message, hint)) => (message.to_owned(), Some(hint.to_owned())),
                     None => (message, None),

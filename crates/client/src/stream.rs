@@ -266,7 +266,7 @@ mod tests {
         let request = OpenRequest { slots: 1, ..OpenRequest::default() };
         for request_comes_first in [false, true] {
             let (ours, theirs) = Connection::pair().expect("a pair of sockets");
-            let full = engine::Error::invalid("no room today").hint("try again later");
+            let full = service::Error::invalid("no room today").hint("try again later");
             if request_comes_first {
                 ours.send(b"more", &[]).expect("there is room");
             }

@@ -154,7 +154,7 @@ fn from_elsewhere(runtime: &Runtime, server: SocketAddr) -> io::Result<TcpStream
 /// A client that asks ten times a second from an address of its own, and how long it waits.
 fn visitor(server: SocketAddr, token: &str, stop: &AtomicBool) -> (Vec<Duration>, usize) {
     let (mut waits, mut failed) = (Vec::new(), 0);
-    let Ok(runtime) = engine::runtime::current_thread() else { return (waits, 1) };
+    let Ok(runtime) = service::runtime::current_thread() else { return (waits, 1) };
     let request = format!(
         "GET /api/view HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nAuthorization: Bearer {token}\r\n\r\n"
     );

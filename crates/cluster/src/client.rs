@@ -11,10 +11,11 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use engine::control::peer::{check_port, root_cause, with_port};
-use engine::error::Error;
-use engine::seed::fresh_seed;
 use hyper_util::rt::TokioIo;
+use service::address::{check_port, with_port};
+use service::error::Error;
+use service::error::root_cause;
+use service::seed::fresh_seed;
 use tokio::net::TcpStream;
 use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
 use tonic::{Code, Response, Status};
@@ -529,8 +530,8 @@ pub(crate) fn refusal(address: &str, status: &Status) -> Error {
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use engine::control::auth::{AddToken, CheckProof};
-    use engine::control::gate::Gate;
+    use service::admission::Admission;
+    use service::auth::{AddToken, CheckProof};
     use tokio::net::TcpListener;
     use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
     use tonic::service::interceptor::InterceptedService;
@@ -619,7 +620,7 @@ mod tests {
         let brain = BrainServer::new(Odd { named, calls: Arc::clone(calls) });
         let brain = InterceptedService::new(brain, CheckProof);
         let door = Door::new(Keys::of_token(TOKEN), "");
-        let incoming = Gate::new().accept(listener);
+        let incoming = Admission::new().accept(listener);
         let server = Server::builder().add_service(door).add_service(brain);
         tokio::spawn(server.serve_with_incoming(incoming));
     }
@@ -715,7 +716,7 @@ mod tests {
         let brain = InterceptedService::new(brain, CheckProof);
         let door = Door::new(Keys::of_token(TOKEN), &address);
         let server = Server::builder().add_service(door).add_service(brain);
-        tokio::spawn(server.serve_with_incoming(Gate::new().accept(listener)));
+        tokio::spawn(server.serve_with_incoming(Admission::new().accept(listener)));
         let front = relay(front, behind);
         let brains = brains(&address, TOKEN);
         let mut stub = brains.connect(&address).await.expect("it is a brain");

@@ -17,9 +17,9 @@
 
 use std::net::SocketAddr;
 
-use engine::control::auth;
-use engine::control::gate::{Caller, Standing};
-use engine::error::Error;
+use service::admission::{Caller, Standing};
+use service::auth;
+use service::error::Error;
 use tonic::transport::Channel;
 use tonic::transport::server::TlsConnectInfo;
 use tonic::{Code, Extensions, Request, Response, Status};
@@ -181,7 +181,7 @@ impl Handshake for Door {
 mod tests {
     use std::sync::{Arc, Mutex};
 
-    use engine::control::gate::Gate;
+    use service::admission::Admission;
     use tokio::net::TcpListener;
     use tokio_stream::wrappers::TcpListenerStream;
     use tonic::transport::{Endpoint, Server};
@@ -203,11 +203,11 @@ mod tests {
         endpoint.connect().await.expect("it listens")
     }
 
-    /// A brain behind a gate.
+    /// A brain behind a control port.
     async fn brain() -> SocketAddr {
         let (listener, address) = listen().await;
         let server = Server::builder().add_service(Door::new(keys(), ""));
-        tokio::spawn(server.serve_with_incoming(Gate::new().accept(listener)));
+        tokio::spawn(server.serve_with_incoming(Admission::new().accept(listener)));
         address
     }
 

@@ -13,10 +13,10 @@
 
 use std::fmt;
 
-use engine::error::Error;
-use engine::seed::fresh_seed;
 use hkdf::Hkdf;
 use hmac::{Hmac, Mac};
+use service::error::Error;
+use service::seed::fresh_seed;
 use sha2::Sha256;
 
 /// Bytes of a signature.

@@ -24,9 +24,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use std::{env, fs};
 
-use engine::text::one_line;
 use nic::peer::{self, Peer};
 use serde::{Deserialize, Serialize};
+use service::text::one_line;
 use thiserror::Error;
 
 /// Where the agent listens, unless the environment names another place.

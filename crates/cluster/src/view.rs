@@ -3,8 +3,8 @@
 
 use std::borrow::Cow;
 
-use engine::text::one_line;
 use serde::{Deserialize, Serialize};
+use service::text::one_line;
 
 /// See the module's text.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -8,8 +8,9 @@ use std::error::Error as Cause;
 use std::{fmt, io};
 
 use client::Reason;
-use engine::error::{DESCRIPTORS_HINT, Kind, lacks_descriptors, split_hint};
-use engine::signals::{self, EndSignal};
+use service::descriptors::{DESCRIPTORS_HINT, lacks_descriptors};
+use service::error::{Kind, split_hint};
+use service::signals::{self, EndSignal};
 
 /// Exit codes of every command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,8 +118,8 @@ impl CliError {
     }
 }
 
-impl From<engine::Error> for CliError {
-    fn from(error: engine::Error) -> CliError {
+impl From<service::Error> for CliError {
+    fn from(error: service::Error) -> CliError {
         let exit = match error.kind() {
             Kind::Invalid => Exit::Usage,
             Kind::Unreachable => Exit::PeerUnreachable,

@@ -4,9 +4,9 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use engine::text::one_line;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use service::text::one_line;
 
 use crate::exit::CliError;
 

@@ -8,11 +8,10 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use service::error::Error;
 use xio::dataset::Dtype;
 use xio::kernel::TokenMap;
 use xio::plan::UserModule;
-
-use crate::error::Error;
 
 /// A module that may run.
 pub type Action = Arc<dyn TokenMap>;

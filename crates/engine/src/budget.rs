@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::error::Error;
+use service::error::Error;
 
 /// Bytes that things of one kind may take together.
 #[derive(Clone, Debug)]

@@ -17,8 +17,9 @@ use formats::documents::{Described, Entry, Fingerprint, IndexReader, NO_INDEX_HI
 use formats::manifest::{ENDING, MAX_BYTES, MAX_TURNS, REWRITE_HINT};
 use formats::settle::{self, Asked, Identified, NoTokens, Origin, Refusal};
 use formats::{DOCUMENTLESS_HINT, Manifest};
-use host::descriptors::make_room;
 use host::root::{IoChoice, IoMode, OpenError, OpenFile, Root, Stamp};
+use service::descriptors::make_room;
+use service::error::{Error, with_limit_hint};
 use tonic::Status;
 use xio::dataset::guess::Evidence;
 use xio::dataset::{self, BYTES, DatasetError, Dtype, Format, Sniff, TokenFile, npy};
@@ -26,7 +27,6 @@ use xio::documents::{Documents, DocumentsError, TargetsBuilder};
 use xio::sums::FileSums;
 
 use crate::action;
-use crate::error::{Error, with_limit_hint};
 use crate::proto::{DatasetInfo, DatasetRef, ListReply, ListedDataset};
 
 /// Datasets one request may name: those of a blend, and a table.

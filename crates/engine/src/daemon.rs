@@ -11,6 +11,13 @@ use std::time::Duration;
 use host::attach::{Access, AttachError, Callers, Connection, Listener};
 use host::root::{IoChoice, Root};
 use serde::Serialize;
+use service::admission::{Admission, Call};
+use service::auth::CheckToken;
+use service::error::{Error, root_cause, with_limit_hint};
+use service::event::Event;
+use service::grpc::bounded_server;
+use service::signals::EndSignals;
+use service::{log, runtime};
 use tokio::net::TcpListener;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Server;
@@ -18,26 +25,19 @@ use tonic::{Request, Response, Status};
 
 use crate::budget::Budget;
 use crate::catalog::Catalog;
-use crate::control::auth::CheckToken;
-use crate::control::gate::{Call, Gate};
-use crate::control::peer::{KEEP_ALIVE, root_cause};
+use crate::control::CALL_TIMEOUT;
+use crate::control::peer::KEEP_ALIVE;
 use crate::control::status::Reports;
 use crate::control::target::{TargetService, status_reply};
-use crate::control::{CALL_TIMEOUT, bounded_server};
 use crate::data::dpu::{self, DpuEngine};
 use crate::data::target::TargetEngine;
 use crate::data::{Commands, HostConfig};
-use crate::error::{Error, with_limit_hint};
 use crate::group::Groups;
-use crate::log;
 use crate::path::{PathMtus, Waiting};
 use crate::proto::dpu_server::{Dpu, DpuServer};
 use crate::proto::target_server::TargetServer;
 use crate::proto::{StatusReply, StatusRequest};
-use crate::runtime;
 use crate::selection;
-use crate::signals::EndSignals;
-use crate::status::Event;
 use crate::stream::{DpuContext, REFUSED_STREAMS, refuse_client, serve_client};
 
 /// How often the DPU's accept loop checks whether it is to end.
@@ -183,14 +183,14 @@ pub fn serve<E: From<Error>>(
         let pid = std::process::id();
         ready(&Ready { role: "target", control, roce, socket: None, pid, notes: notes.clone() })?;
         let catalog = Catalog::new(roots, config.io);
-        let (gate, commands) = (Gate::new(), engine.commands.clone());
+        let (admission, commands) = (Admission::new(), engine.commands.clone());
         let (boards, at) = (engine.boards.clone(), (control, roce));
         let service =
-            TargetService::new(catalog, commands, Arc::clone(&gate), at, boards, notes);
+            TargetService::new(catalog, commands, Arc::clone(&admission), at, boards, notes);
         let check = CheckToken::new(&config.token);
         let service = InterceptedService::new(TargetServer::new(service), check);
         let server =
-            control_server().add_service(service).serve_with_incoming(gate.accept(listener));
+            control_server().add_service(service).serve_with_incoming(admission.accept(listener));
         tokio::select! {
             ended = server => ended.map_err(|error| Error::invalid(root_cause(&error)).caused_by(&error).into()),
             () = asked_to_end(&mut signals) => Ok(()),
@@ -209,7 +209,7 @@ pub fn serve<E: From<Error>>(
 #[derive(Debug)]
 struct DpuService {
     reports: Reports<dpu::Command>,
-    gate: Arc<Gate>,
+    admission: Arc<Admission>,
     control: SocketAddr,
     roce: SocketAddr,
     notes: Vec<String>,
@@ -222,7 +222,7 @@ impl Dpu for DpuService {
     async fn status(&self, call: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
         let _call = Call::of(&call);
         let mut counters = self.reports.get().await?;
-        counters.set("control.connections", self.gate.connections() as u64);
+        counters.set("control.connections", self.admission.connections() as u64);
         counters.set_events([&ACCEPT_ERRORS, &REFUSED_CLIENTS, &EVICTED_CLIENTS, &REFUSED_STREAMS]);
         counters.set_events(selection::EVENTS);
         let streams = counters.get("dpu.streams") as u32;
@@ -301,14 +301,14 @@ pub fn run_dpu<E: From<Error>>(
         let socket = Some(config.socket.clone());
         let pid = std::process::id();
         ready(&Ready { role: "dpu", control, roce, socket, pid, notes: notes.clone() })?;
-        let gate = Gate::new();
+        let admission = Admission::new();
         let reports = Reports::new(engine.commands.clone(), dpu::Command::Status);
-        let gated = Arc::clone(&gate);
-        let service = DpuService { reports, gate: gated, control, roce, notes, waiting, path_mtus };
+        let admitted = Arc::clone(&admission);
+        let service = DpuService { reports, admission: admitted, control, roce, notes, waiting, path_mtus };
         let check = CheckToken::new(&config.token);
         let service = InterceptedService::new(DpuServer::new(service), check);
         let server =
-            control_server().add_service(service).serve_with_incoming(gate.accept(listener));
+            control_server().add_service(service).serve_with_incoming(admission.accept(listener));
         tokio::select! {
             ended = server => ended.map_err(|error| Error::invalid(root_cause(&error)).caused_by(&error).into()),
             () = asked_to_end(&mut signals) => Ok(()),

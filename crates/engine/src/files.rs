@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use host::ring::{Producer, RingConfig, RingFds};
+use service::error::Error;
 use xio::dataset::Dtype;
 use xio::documents::Documents;
 use xio::order::{MAX_DATASETS, MAX_TOTAL_WEIGHT};
@@ -21,7 +22,6 @@ use crate::control::documents::Received;
 use crate::data::EngineError;
 use crate::data::dpu::StreamReport;
 use crate::data::files::{FileEngine, FileStreamSpec};
-use crate::error::Error;
 use crate::layout::{self, Divided, MAX_ORDER_TABLES};
 use crate::proto::{BatchRange, DatasetInfo, DatasetRef, OpenRequest, Opened, Ranks, StreamStatus};
 use crate::selection;

@@ -15,10 +15,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use host::ring::RingFds;
+use service::error::Error;
+use service::log;
 
-use crate::error::Error;
 use crate::handle::OpenStream;
-use crate::log;
 use crate::proto::{OpenRequest, Opened, Ranks};
 
 /// How long trainers wait for those that have not come.

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use formats::settle;
 use host::ring::MAX_READERS;
+use service::error::Error;
 use xio::dataset::{BYTES, Dtype, Format, TokenFile};
 use xio::documents::Documents;
 use xio::order::megatron::MegatronError;
@@ -14,7 +15,6 @@ use xio::plan::{Labels, Narrow, Overflow, Plan};
 use xio::reader::{Delivery, LeaveOut, Reader, ReaderSetup, ReaderSource, Share};
 use xio::stage::{Branch, CompileError, Pipeline};
 
-use crate::error::Error;
 use crate::proto::{DatasetInfo, DatasetRef, OpenRequest, Opened};
 
 /// Everything that decides the bytes of a stream.

@@ -14,12 +14,11 @@
 //! | [`selection`] | which documents a stream draws from |
 //! | `handle`, `group` | trainers of one job that read one stream |
 //! | [`budget`] | how much memory rings and tables of documents of a DPU may take |
-//! | [`status`], [`log`] | counters by name; the lines of a daemon on standard error |
-//! | [`error`] | failures with hints, as sent to the requester |
-//! | [`runtime`], [`signals`], [`seed`] | async runtimes; signals and seeds from the operating system |
+//! | [`status`] | counters by name |
 //!
 //! The command line, its output and exit codes belong to the binary. Whether a packet or a block is valid is
-//! decided in `roce` and `xio`; the machine is reached through `nic` and `host`.
+//! decided in `roce` and `xio`; the machine is reached through `nic` and `host`. What
+//! every daemon has, its log and its admission of callers for example, is in `service`.
 
 pub mod action;
 pub mod budget;
@@ -27,21 +26,13 @@ pub mod catalog;
 pub mod control;
 pub mod daemon;
 pub mod data;
-pub mod error;
 pub mod files;
 mod group;
 mod handle;
 pub mod layout;
 pub mod local;
-pub mod log;
 pub mod path;
 pub mod proto;
-pub mod runtime;
-pub mod seed;
 pub mod selection;
-pub mod signals;
 pub mod status;
 pub mod stream;
-pub use host::text;
-
-pub use error::Error;

@@ -11,6 +11,9 @@ use host::attach::Connection;
 use nic::congestion::Choice;
 use roce::endpoint::Mtu;
 use roce::wire::ROCE_PORT;
+use service::error::Error;
+use service::runtime;
+use service::seed::fresh_seed;
 use tokio::runtime::Runtime;
 use xio::documents::MAX_DOCUMENTS;
 
@@ -18,11 +21,8 @@ use crate::budget::Budget;
 use crate::control::documents::DOCUMENT_BYTES;
 use crate::data::dpu::DpuEngine;
 use crate::data::{EngineError, HostConfig};
-use crate::error::Error;
 use crate::group::Groups;
 use crate::path::{PathMtus, Waiting};
-use crate::runtime;
-use crate::seed::fresh_seed;
 use crate::stream::{DpuContext, serve_client};
 
 /// How to run a DPU for one stream.

@@ -12,9 +12,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use roce::wire::ROCE_PORT;
+use service::error::Error;
 
 use crate::data::dpu::StreamId;
-use crate::error::Error;
 
 /// What has passed between a stream and its target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -6,14 +6,14 @@
 
 use std::hash::Hasher;
 
+use service::error::Error;
+use service::event::Event;
 use twox_hash::XxHash3_64;
 use xio::documents::{Documents, HashList, Hashed, Kept, Selection, select};
 use xio::order::Split;
 
 use crate::control::documents::Received;
-use crate::error::Error;
 use crate::proto::DatasetInfo;
-use crate::status::Event;
 
 static FILTERED: Event = Event::new("dpu.filtered_documents");
 static DUPLICATES: Event = Event::new("dpu.duplicate_documents");

@@ -1,41 +1,13 @@
 //! Counters by name: one flat list per process, the same in the status call, the tests and `--json`.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use host::disk::DiskCounters;
 use host::ring::ProducerCounters;
 use nic::fabric::Fabric;
+use service::event::Event;
 use xio::reader::ReaderCounters;
 use xio::target::TargetCounters;
-
-/// Events counted by all threads of this process, outside any engine.
-#[derive(Debug)]
-pub(crate) struct Event {
-    name: &'static str,
-    count: AtomicU64,
-}
-
-impl Event {
-    pub(crate) const fn new(name: &'static str) -> Event {
-        Event { name, count: AtomicU64::new(0) }
-    }
-
-    /// Counts one event.
-    pub(crate) fn count(&self) {
-        self.add(1);
-    }
-
-    /// Counts several events.
-    pub(crate) fn add(&self, events: u64) {
-        self.count.fetch_add(events, Ordering::Relaxed);
-    }
-
-    /// The count so far.
-    pub(crate) fn get(&self) -> u64 {
-        self.count.load(Ordering::Relaxed)
-    }
-}
 
 /// All counters of a process, by name.
 #[derive(Clone, Debug, Default)]
@@ -50,7 +22,7 @@ impl Counters {
     /// Sets the counters of events.
     pub(crate) fn set_events<'e>(&mut self, events: impl IntoIterator<Item = &'e Event>) {
         for event in events {
-            self.set(event.name, event.get());
+            self.set(event.name(), event.get());
         }
     }
 

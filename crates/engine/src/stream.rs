@@ -18,6 +18,8 @@ use nic::neighbours;
 use prost::Message;
 use roce::verbs::WcStatus;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use service::error::{Error, Kind};
+use service::{event, log};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use xio::dataset::Dtype;
@@ -32,11 +34,9 @@ use crate::control::stages;
 use crate::control::target::{SAME_VERSION, Session, TargetControl, qp_address, queue_pair};
 use crate::data::dpu::{CAPSULES_BYTES, Command, Event, Peer, StreamId, StreamReport, StreamSpec};
 use crate::data::{Commands, EngineError, LARGEST_MTU, Signals, mtu_towards, path_mtu};
-use crate::error::{Error, Kind};
 use crate::group::{Groups, Member};
 use crate::handle::OpenStream;
 use crate::layout::{self, MAX_ORDER_TABLES};
-use crate::log;
 use crate::path::{Ending, PathMtus, PathState, PeerPath, Traffic, Waiting};
 use crate::proto::{
     DatasetInfo, DatasetRef, DocumentsRequest, Failure, OpenReply, OpenRequest, Opened, Ranks,
@@ -69,7 +69,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Requests for a stream that were refused, for whatever reason.
-pub(crate) static REFUSED_STREAMS: status::Event = status::Event::new("dpu.refused.streams");
+pub(crate) static REFUSED_STREAMS: event::Event = event::Event::new("dpu.refused.streams");
 
 /// What the streams of one DPU share.
 #[derive(Clone, Debug)]

@@ -8,8 +8,6 @@
 //! | `wasm` | with the feature `wasm`: user actions in a sandbox |
 //! | [`accounts`] | numbers of users and groups by their names |
 //! | [`process`] | the number of this process, for what a forked child must not use |
-//! | [`descriptors`] | recognises a lack of file descriptors among the causes of an error |
-//! | [`text`] | text of others, without what a terminal would obey |
 //!
 //! A trainer needs only `ring` and `attach`: `disk` and `root` are behind the feature `disk`. Networking does
 //! not belong here: sockets and registered memory are in `nic`, and a disk receives the address of the memory
@@ -20,7 +18,6 @@ pub mod accounts;
 pub mod attach;
 #[cfg(feature = "codecs")]
 mod codecs;
-pub mod descriptors;
 #[cfg(feature = "disk")]
 pub mod disk;
 pub mod kernels;
@@ -28,7 +25,6 @@ pub mod process;
 pub mod ring;
 #[cfg(feature = "disk")]
 pub mod root;
-pub mod text;
 
 #[cfg(all(test, feature = "disk"))]
 mod scratch;

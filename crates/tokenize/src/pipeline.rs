@@ -206,8 +206,8 @@ fn chat(
     let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let time = then.unwrap_or_else(now);
     vocabulary.parse_special_tokens();
-    let chat = Chat::load(tokenizer, file, job.field, time)?;
-    Ok(Some((chat.with_weights(job.loss_weights), time)))
+    let chat = Chat::load(tokenizer, file, job.field, time);
+    Ok(Some((chat.map(|chat| chat.with_weights(job.loss_weights))?, time)))
 }
 
 /// What makes ids. A conversation ends as its template says: nothing is added unless the user asks for it.

@@ -7,11 +7,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use engine::log;
 use nic::paces::{Exchanges, Gate, PaceTable, wait_is_too_long};
 use parfait::agent::{Phase, Share};
 use parfait::ledger::JobId;
 use parfait::shifts::TOLERANCE_PARTS;
+use service::log;
 
 /// A job whose exchanges have times.
 #[derive(Clone, Debug)]

@@ -17,14 +17,14 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use engine::error::Error;
-use engine::signals::EndSignals;
-use engine::{log, runtime};
 use nic::paces::PaceTable;
 use parfait::agent::{self as machine, Measure, Reply, Share, Step};
 use parfait::queues::rebinding::renamed;
 use parfait::queues::{Guarantee, Plan, Port, Scheme};
 use serde::Serialize;
+use service::error::Error;
+use service::signals::EndSignals;
+use service::{log, runtime};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;

@@ -13,11 +13,11 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use engine::error::Error;
-use engine::log;
 use nic::local_files::{self, LockError, create_private};
 use parfait::agent::Saved;
 use prost::Message;
+use service::error::Error;
+use service::log;
 
 use crate::convert;
 use crate::keys::{Key, SIGNATURE_BYTES};

@@ -7,14 +7,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use engine::control::auth;
-use engine::log;
 use parfait::agent::Reply;
 use parfait::brain::{Ask, Brain, Denial, Effect, Image, Request, State, StorageError};
 use parfait::job::Job;
 use parfait::log::{Book, Label, Outcome};
 use parfait::mending::Part;
 use parfait::spread::Ecmp;
+use service::auth;
+use service::log;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use topology::graph::{LinkId, NodeId};

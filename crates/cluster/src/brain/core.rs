@@ -11,8 +11,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 use topology::graph::NodeId;
 
 use super::actor::{Actor, Input};
+use super::calls::Handle;
 use super::events::Events;
-use super::service::Handle;
 use super::{Cluster, MAX_INPUTS};
 use crate::keys::Key;
 use crate::store::{Candidate, Store};

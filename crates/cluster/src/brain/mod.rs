@@ -7,39 +7,39 @@
 //! | `actor` | the one task that owns the state machine |
 //! | `placing` | trials of placements, beside the actor |
 //! | `core` | a brain without a network |
-//! | `service` | gRPC |
+//! | `calls` | gRPC |
 //! | `extender` | what the scheduler of Kubernetes asks, over HTTP |
 
 mod actor;
+mod calls;
 mod core;
 mod events;
 mod extender;
 mod picture;
 mod placing;
-mod service;
 #[cfg(test)]
 mod tests;
 
+pub use calls::LEADER_ENTRY;
 pub use core::{Core, Parts};
-pub use service::LEADER_ENTRY;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine::control::auth::CheckProof;
-use engine::control::bounded_server;
-use engine::control::gate::Gate;
-use engine::error::Error;
-use engine::seed::fresh_seed;
-use engine::signals::EndSignals;
-use engine::{log, runtime};
 use parfait::brain as machine;
 use parfait::demand::Abstraction;
 use parfait::site::{Ground, Site};
 use parfait::spread::Ecmp;
 use serde::Serialize;
+use service::admission::Admission;
+use service::auth::CheckProof;
+use service::error::Error;
+use service::grpc::bounded_server;
+use service::seed::fresh_seed;
+use service::signals::EndSignals;
+use service::{log, runtime};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tonic::service::Interceptor;
@@ -48,7 +48,7 @@ use tonic::transport::{Server, ServerTlsConfig};
 use tonic::{Request, Status};
 use topology::graph::{NodeId, Topology};
 
-use self::service::Service;
+use self::calls::Service;
 use crate::handshake::{self, Door};
 use crate::keys::Keys;
 use crate::proto::brain_server::BrainServer;
@@ -203,7 +203,7 @@ pub fn run<S: Store, E: From<Error>>(
         if server_tls.is_none() && !listen.ip().is_loopback() {
             notes.push("not encrypted: give --tls-cert and --tls-key".to_owned());
         }
-        let gate = Gate::with_room(2 * hosts as usize + switches.len());
+        let admission = Admission::with_room(2 * hosts as usize + switches.len());
         let (core, actor) = Core::new(Parts {
             machine: machine_config(number, config.lease),
             cluster: config.cluster,
@@ -232,7 +232,7 @@ pub fn run<S: Store, E: From<Error>>(
         let served = server
             .add_service(door)
             .add_service(service)
-            .serve_with_incoming(gate.accept(listener));
+            .serve_with_incoming(admission.accept(listener));
         tokio::select! {
             ended = served => ended.map_err(|error| Error::from_cause(error).into()),
             () = actor => Err(Error::invalid("the brain stopped unexpectedly").into()),
@@ -249,7 +249,7 @@ pub fn run<S: Store, E: From<Error>>(
     served
 }
 
-/// Admits callers that have proven to know the token; behind TLS, the gate's caller is inside of what TLS says.
+/// Admits callers that have proven to know the token; behind TLS, the admitted caller is inside of what TLS says.
 #[derive(Clone)]
 struct Check(CheckProof);
 

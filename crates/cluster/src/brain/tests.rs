@@ -18,10 +18,10 @@ use topology::graph::{Capacity, NodeId};
 use topology::shape::Shape;
 
 use super::actor::{Answer, Attached, Input};
+use super::calls::Service;
 use super::core::{Core, Parts};
 use super::extender;
 use super::placing::NoTrial;
-use super::service::Service;
 use super::{Cluster, MAX_INPUTS, machine_config};
 use crate::convert;
 use crate::keys::{Key, Keys, Nonce};
@@ -246,7 +246,7 @@ fn good(position: Position) -> Reply {
 }
 
 fn run(test: impl Future<Output = ()>) {
-    let runtime = engine::runtime::multi_thread().expect("a runtime");
+    let runtime = service::runtime::multi_thread().expect("a runtime");
     runtime.block_on(test);
 }
 

@@ -36,10 +36,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use engine::log;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use service::log;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
@@ -153,7 +153,7 @@ impl Nonces {
     fn next(&self) -> String {
         let number = self.served.fetch_add(1, Ordering::Relaxed);
         // Without random numbers, which no Linux lacks after boot, they are still new each time.
-        let random = engine::seed::fresh_seed().unwrap_or(self.secret);
+        let random = service::seed::fresh_seed().unwrap_or(self.secret);
         format!("{random:016x}{:016x}", self.secret.wrapping_add(number))
     }
 }
@@ -215,13 +215,13 @@ impl WebServer {
     ) -> io::Result<WebServer> {
         let address = listener.local_addr()?;
         listener.set_nonblocking(true)?;
-        let runtime = engine::runtime::current_thread().map_err(io::Error::other)?;
+        let runtime = service::runtime::current_thread().map_err(io::Error::other)?;
         let listener = {
             // Callers may be in a runtime of their own.
             let _entered = runtime.enter();
             TcpListener::from_std(listener)?
         };
-        let seed = engine::seed::fresh_seed().map_err(io::Error::other)?;
+        let seed = service::seed::fresh_seed().map_err(io::Error::other)?;
         let server = Arc::new(Server {
             newest: Newest::new(sources.view),
             events: sources.events,

@@ -14,11 +14,11 @@ use cluster::enforce::paces::{Paces, WithPaces};
 use cluster::enforce::{EnforceError, Enforcer, Nothing, link};
 use cluster::local::{self, Membership, Refusal};
 use cluster::words::counted;
-use engine::error::Error;
 use nic::local_files::make_shared_folder;
 use nic::paces::PaceTable;
 use parfait::queues::Scheme;
 use serde::Serialize;
+use service::error::Error;
 
 use super::cluster::BrainsArgs;
 use super::daemons::{die_with_parent, report_ready};
@@ -227,7 +227,7 @@ impl Choice {
         if named.is_some() || needs_it {
             return Err(CliError::usage(why).hint(hint));
         }
-        engine::log::line(format_args!("{why}: exchanges of jobs begin when they like; {hint}"));
+        service::log::line(format_args!("{why}: exchanges of jobs begin when they like; {hint}"));
         Ok(None)
     }
 }
@@ -253,7 +253,7 @@ fn check_ports(ports: &[PortArg], enforce: Choice) -> Result<(), CliError> {
         }
         match link::is_up(interface) {
             Ok(true) => {}
-            Ok(false) => engine::log::line(format_args!(
+            Ok(false) => service::log::line(format_args!(
                 "interface '{interface}' of port {port} is down: `ip link set {interface} up`"
             )),
             Err(error) => {
@@ -271,7 +271,7 @@ impl AgentCommand {
         }
         let brains = self.brains.brains()?;
         if !self.quiet {
-            engine::log::enable();
+            service::log::enable();
         }
         check_ports(&self.ports, self.enforce)?;
         let ports: Vec<PortConfig> =

@@ -17,10 +17,10 @@ use cluster::store::{SetupError, UNSIGNED_HINT};
 use cluster::tls;
 use cluster::web::{Options, Sources, WEB_PORT, WebServer};
 use cluster::words::counted;
-use engine::control::peer::{check_port, with_port};
-use engine::error::Error;
 use parfait::spread::Ecmp;
 use serde::Serialize;
+use service::address::{check_port, with_port};
+use service::error::Error;
 
 use self::sign_log::SignLog;
 use super::cluster::TlsArgs;
@@ -230,7 +230,7 @@ impl BrainCommand {
         let page_token = self.token.required()?;
         let keys = Keys::of_token(&page_token);
         if !self.quiet {
-            engine::log::enable();
+            service::log::enable();
         }
         let capacity = Capacity { rate_bps: self.link_rate, ..Capacity::default() };
         let topology = topology::named(self.topology.as_deref().unwrap_or_default(), capacity)?;
@@ -361,9 +361,9 @@ fn serve_page(
         Options { token, hooks: looks.hooks, ..Options::default() },
     );
     let server = server.map_err(failed)?;
-    engine::log::line(format_args!("the page is at http://{}/", server.address()));
+    service::log::line(format_args!("the page is at http://{}/", server.address()));
     if needs_token && !server.address().ip().is_loopback() {
-        engine::log::line(
+        service::log::line(
             "the page has no TLS: its token goes over the network in clear, also with --tls-cert; \
              a proxy with TLS before --http 127.0.0.1 helps",
         );

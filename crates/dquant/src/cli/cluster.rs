@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use cluster::client::{Brains, Client};
 use cluster::tls;
-use engine::error::Error;
+use service::error::Error;
 
 use super::daemons::TokenArgs;
 use crate::exit::CliError;
@@ -76,7 +76,7 @@ impl BrainsArgs {
         calls: impl AsyncFnOnce(&mut Client) -> Result<R, Error>,
     ) -> Result<R, CliError> {
         let mut client = Client::new(self.brains()?)?;
-        let runtime = engine::runtime::current_thread()?;
+        let runtime = service::runtime::current_thread()?;
         Ok(runtime.block_on(calls(&mut client))?)
     }
 }

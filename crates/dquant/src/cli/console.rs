@@ -1,7 +1,7 @@
 //! Output of a command: results on stdout, narration on stderr.
 //!
 //! A result is a [`Report`]: one value with both its text for people and its JSON for programs, so the two cannot
-//! differ. Whatever text of others is in it, a terminal finds nothing to obey ([`engine::text`]). Colour appears on a
+//! differ. Whatever text of others is in it, a terminal finds nothing to obey ([`service::text`]). Colour appears on a
 //! terminal only, and `NO_COLOR` and `CLICOLOR_FORCE` are honoured. A reader that closes the pipe ends the command quietly
 //! ([`CliError::PipeClosed`]).
 
@@ -9,8 +9,8 @@ use std::env;
 use std::fmt::Display;
 use std::io::{self, BufWriter, IsTerminal, Stderr, Stdout, Write};
 
-use engine::text;
 use serde::Serialize;
+use service::text;
 
 use crate::exit::CliError;
 

@@ -21,12 +21,12 @@ use serde::Serialize;
 use super::{Console, Report, console};
 use crate::exit::CliError;
 use crate::units;
-use engine::control::peer::{check_port, with_port};
 use engine::daemon::Ready;
 use engine::data::{DeviceChoice, HostConfig, is_specific};
-use engine::seed::fresh_seed;
 use nic::congestion::Choice;
 use nic::loaded::DEFAULT_LIBRARY;
+use service::address::{check_port, with_port};
+use service::seed::fresh_seed;
 
 /// A time as people write it.
 pub(super) fn span(text: &str) -> Result<Duration, units::UnitError> {

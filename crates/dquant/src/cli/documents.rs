@@ -179,9 +179,9 @@ impl DocumentsCommand {
             let request = DocumentsRequest { datasets, hashes, list };
             let budget = Budget::documents(u64::MAX);
             let received = control.documents(request, &infos, &budget).await?;
-            Ok::<_, engine::Error>((infos, received))
+            Ok::<_, service::Error>((infos, received))
         };
-        Ok(engine::runtime::current_thread()?.block_on(fetch)?)
+        Ok(service::runtime::current_thread()?.block_on(fetch)?)
     }
 }
 

@@ -137,7 +137,7 @@ impl DpuCommand {
         let token = self.token.required()?;
         let control = listen_at("--control", &self.control, CONTROL_PORT + 2)?;
         if !self.quiet {
-            engine::log::enable();
+            service::log::enable();
         }
         let config = DpuConfig {
             access: access(self.socket_mode, self.socket_group.as_deref())?,

@@ -12,8 +12,8 @@ use std::io::ErrorKind;
 use std::time::Duration;
 
 use clap::Args;
-use engine::text::one_line;
 use serde::Serialize;
+use service::text::one_line;
 
 use super::{Console, Report};
 use crate::exit::{CliError, Exit};

@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
 use engine::data::DeviceChoice;
-use engine::seed::fresh_seed;
 use nic::congestion::Choice;
 use nic::loaded::DEFAULT_LIBRARY;
 use nic::same_host;
 use roce::congestion::CongestionControl;
 use roce::endpoint::Mtu;
 use serde::Serialize;
+use service::seed::fresh_seed;
 
 use super::daemons::{listen_at, mtu, span};
 use super::{Console, Report};
@@ -308,7 +308,7 @@ impl ServeArgs {
                 .hint("is another one running? `dquant perf serve HOST:PORT` takes another port")
         })?;
         let control = listener.local_addr().map_err(CliError::from_cause)?;
-        engine::log::enable();
+        service::log::enable();
         let device = self.device.choice();
         let name = device.as_ref().map(|choice| choice.name.clone());
         console.report(&Waiting { event: "ready", control, device: name })?;
@@ -445,7 +445,7 @@ impl fmt::Display for Measured {
 impl ClientArgs {
     fn run(self, console: &mut Console) -> Result<Exit, CliError> {
         let tests = self.tests()?;
-        engine::log::enable();
+        service::log::enable();
         let ClientArgs { host, plot, samples, device, cc, .. } = self;
         let host = host.ok_or_else(|| CliError::usage("no server named"))?;
         if let Some(path) = &plot {

@@ -246,7 +246,7 @@ impl Explain {
             Some(Dtype::U8) => BYTES.to_owned(),
             dtype => dtype.map_or(String::new(), Dtype::to_string),
         };
-        let refused = |error: &engine::Error| {
+        let refused = |error: &service::Error| {
             let (message, hint) = error.parts();
             CliError::usage(message).hint(hint.unwrap_or_default())
         };
@@ -309,7 +309,7 @@ impl Asked {
         Asked { sources: sources.collect(), plan, unknown: None }
     }
 
-    fn without_documents(plan: Plan, found: Vec<Found>, error: &engine::Error) -> Asked {
+    fn without_documents(plan: Plan, found: Vec<Found>, error: &service::Error) -> Asked {
         let plan = match (plan.blend(), found.as_slice()) {
             ([], [_, _, ..]) => plan.blended(found.iter().map(|one| (one.info.name.clone(), 1))),
             _ => plan,

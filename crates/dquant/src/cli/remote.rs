@@ -5,8 +5,8 @@ use std::fmt;
 use clap::Args;
 use engine::control::target::TargetControl;
 use engine::proto::{ListReply, ListedDataset};
-use engine::text::one_line;
 use serde::Serialize;
+use service::text::one_line;
 
 use super::daemons::TokenArgs;
 use super::{Console, Report};
@@ -90,7 +90,7 @@ impl Datasets {
         })?;
         let (host, prefix) = place.split_once('/').unwrap_or((place, ""));
         let token = self.token.required()?;
-        let runtime = engine::runtime::current_thread()?;
+        let runtime = service::runtime::current_thread()?;
         let listed = runtime
             .block_on(async { TargetControl::connect(host, &token).await?.list(prefix).await });
         let ListReply { datasets, truncated, skipped } = listed?;

@@ -107,7 +107,7 @@ impl Serve {
         let token = self.token.required()?;
         let control = listen_at("--control", &self.control, CONTROL_PORT)?;
         if !self.quiet {
-            engine::log::enable();
+            service::log::enable();
         }
         let config = ServeConfig {
             roots: self.roots,

@@ -13,7 +13,7 @@ use crate::units::{Bytes, Count};
 use engine::control::CONTROL_PORT;
 use engine::control::status::daemon_status;
 use engine::proto::StatusReply;
-use engine::text::one_line;
+use service::text::one_line;
 
 /// Show the state and the counters of a storage target or a DPU
 ///
@@ -121,7 +121,7 @@ impl fmt::Display for DaemonStatus {
 impl StatusCommand {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
         let token = self.token.given()?.unwrap_or_default();
-        let runtime = engine::runtime::current_thread()?;
+        let runtime = service::runtime::current_thread()?;
         let reply = runtime.block_on(daemon_status(&self.control, &token))?;
         console.report(&DaemonStatus::new(reply))?;
         Ok(Exit::Good)

@@ -31,7 +31,7 @@ impl Workspace {
         let path = std::env::temp_dir().join(format!("dquant-demo-{}", std::process::id()));
         std::fs::create_dir_all(&path)
             .map_err(|error| CliError::because(path.display(), &error))?;
-        let token = format!("demo-{:016x}", engine::seed::fresh_seed()?);
+        let token = format!("demo-{:016x}", service::seed::fresh_seed()?);
         // As `Drop` does when the demo ends normally. The children end with their parent.
         let folder = path.clone();
         on_end_signal(move || drop(std::fs::remove_dir_all(folder)))?;

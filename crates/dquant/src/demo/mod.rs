@@ -83,7 +83,7 @@ pub fn run(config: &Config, watch: &mut dyn Watch) -> Result<Summary, CliError> 
     let plan_text = plan_text(config, &corpora);
     let plan =
         Plan::parse(&plan_text, None).map_err(|error| CliError::usage(error.render(&plan_text)))?;
-    let runtime = engine::runtime::current_thread()?;
+    let runtime = service::runtime::current_thread()?;
     let addresses = Addresses::of_this_process();
     let job = Job { config, workspace: &workspace, corpora: &corpora, plan: &plan_text, addresses };
     let first = job.measure(config.offload, config.seconds, &runtime, watch)?;

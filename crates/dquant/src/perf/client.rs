@@ -4,7 +4,6 @@ use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::Duration as StdDuration;
 
-use engine::control::peer::{check_port, with_port};
 use engine::data::DeviceChoice;
 use nic::clock;
 use nic::congestion::Choice;
@@ -12,6 +11,7 @@ use nic::driver::{Application, Driver, RESCUED, Turn};
 use nic::fabric::{Fabric, Trouble};
 use roce::world::Progress;
 use roce::{Duration, Time};
+use service::address::{check_port, with_port};
 
 use super::control::{Control, Message, PERF_PORT, Snapshot, VERSION, Verdict, lost};
 use super::ends::{Ends, check_address};
@@ -333,7 +333,7 @@ impl Failure {
 pub(super) fn take_trouble<F: Fabric>(fabric: &mut F) -> Option<Failure> {
     while let Some(trouble) = fabric.poll_trouble() {
         match trouble {
-            Trouble::Degraded(what) => engine::log::line(what),
+            Trouble::Degraded(what) => service::log::line(what),
             Trouble::Gone(why) => return Some(Failure::Device(why)),
         }
     }

@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use engine::data::DeviceChoice;
-use engine::log;
-use engine::seed::fresh_seed;
 use nic::clock;
 use nic::congestion::Choice;
 use nic::driver::{Application, RESCUED, Turn};
 use nic::fabric::Fabric;
 use roce::{Duration, Time};
+use service::log;
+use service::seed::fresh_seed;
 
 use super::client::{Failure, driver, take_trouble, yield_if_idle};
 use super::control::{Control, End, Message, Snapshot, VERSION, Verdict, lost};

@@ -10,7 +10,6 @@ use std::time::{Duration as StdDuration, Instant};
 
 use arrayvec::ArrayVec;
 use engine::data::DeviceChoice;
-use engine::log;
 use nic::clock;
 use nic::congestion::{Choice, window_packets};
 use nic::driver::{Application, Driver, RESCUED, Turn};
@@ -25,6 +24,7 @@ use roce::verbs::{
 use roce::wire::{Psn, ROCE_PORT};
 use roce::world::{Path, Staging};
 use roce::{Duration, Time};
+use service::log;
 
 use super::content::Content;
 use super::meeting::{Broken, Meeting, Seat, Terms};

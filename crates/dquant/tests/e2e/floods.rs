@@ -4,11 +4,11 @@ use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use engine::control::auth::AddToken;
 use engine::proto::dpu_client::DpuClient;
 use engine::proto::target_client::TargetClient;
 use engine::proto::{SessionRequest, StatusRequest};
 use host::attach::Connection;
+use service::auth::AddToken;
 use tokio::runtime::Runtime;
 use tonic::transport::{Channel, Endpoint};
 use xio::dataset::Dtype;

@@ -11,7 +11,6 @@ use std::path::Path;
 use std::time::Duration;
 
 use engine::control::target::TargetControl;
-use engine::error::{Error, Kind};
 use engine::proto::{
     BatchRange, DatasetRef, OpenReply, OpenRequest, QueuePair, SessionRequest, StreamStatus,
     open_reply,
@@ -21,6 +20,7 @@ use prost::Message;
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketType,
 };
+use service::error::{Error, Kind};
 use xio::dataset::Dtype;
 
 use super::corpus::{Corpus, assert_same, expected, tokens};

@@ -101,7 +101,7 @@ impl Drop for Relay {
     }
 }
 
-fn refused(error: engine::Error) -> Status {
+fn refused(error: service::Error) -> Status {
     Status::unavailable(error.to_string())
 }
 

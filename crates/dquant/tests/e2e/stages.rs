@@ -73,7 +73,7 @@ async fn assert_refused(
     assert!(hinted.contains(hint), "{hint:?} is not in {hinted:?}");
     assert_eq!(
         (error.kind(), error.is_transient()),
-        (engine::error::Kind::Invalid, false),
+        (service::error::Kind::Invalid, false),
         "{message}"
     );
 }

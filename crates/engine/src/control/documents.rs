@@ -13,6 +13,7 @@ use std::time::Duration;
 use formats::dochash::{Digest, ListReader, WRITE_HINT, Words};
 use formats::documents::{Fingerprint, IndexReader, Sequences};
 use formats::manifest::MAX_TURNS;
+use service::error::Error;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::{Instant, timeout_at};
 use tokio_stream::Stream;
@@ -22,7 +23,6 @@ use xio::documents::{Documents, MAX_DOCUMENTS, MAX_LIST, TARGET_BYTES, TargetsBu
 use super::CALL_TIMEOUT;
 use crate::budget::{Budget, Lease};
 use crate::catalog::{Catalog, SPLIT_HINT, refused_hashes, refused_index};
-use crate::error::Error;
 use crate::proto::{DatasetInfo, DocumentsReply, DocumentsRequest};
 
 /// Most bytes of a piece.

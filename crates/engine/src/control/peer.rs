@@ -2,39 +2,23 @@
 //!
 //! Every call has a timeout ([`CALL_TIMEOUT`]), and every failure names the daemon. A daemon's refusal
 //! becomes an error of ours with the daemon's hint; a timeout and a closed connection are
-//! [`Kind::Unreachable`](crate::error::Kind::Unreachable).
+//! [`Kind::Unreachable`](service::error::Kind::Unreachable).
 
 use std::fmt;
 use std::time::Duration;
 
 use roce::wire::ROCE_PORT;
+use service::Error;
+use service::address::{check_port, with_port};
+use service::descriptors::lacks_descriptors;
+use service::error::root_cause;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
 use super::{CALL_TIMEOUT, CONTROL_PORT};
-use crate::error::{Error, lacks_descriptors};
 
 /// How often an idle connection is probed, so that a dead machine is noticed.
 pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(2);
-
-/// `host[:port]` with the port filled in where there is none.
-pub fn with_port(host: &str, default_port: u16) -> String {
-    let bare_v6 = host.starts_with('[') && host.ends_with(']');
-    let has_port = host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
-    if has_port && !bare_v6 { host.to_owned() } else { format!("{host}:{default_port}") }
-}
-
-/// Refuses `host:port` with a number that is no port.
-pub fn check_port(host: &str) -> Result<(), Error> {
-    let number = |port: &&str| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
-    let port = host.rsplit_once(':').map(|(_, port)| port).filter(number);
-    // The last group of an IPv6 address without brackets has at most four digits.
-    match port.filter(|port| port.len() > 4 && port.parse::<u16>().is_err()) {
-        Some(port) => Err(Error::invalid(format!("{host}: {port} is no port"))
-            .hint("HOST[:PORT] takes ports up to 65535")),
-        None => Ok(()),
-    }
-}
 
 /// A daemon that accepted our connection.
 #[derive(Clone, Debug)]
@@ -188,19 +172,10 @@ fn is_timeout(error: &(dyn std::error::Error + 'static)) -> bool {
     })
 }
 
-/// The innermost message of an error: that of the operating system.
-pub fn root_cause(error: &dyn std::error::Error) -> String {
-    let mut cause = error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    cause.to_string()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Kind;
+    use service::error::Kind;
 
     /// A peer that is never connected to.
     fn peer() -> Peer {

@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
+use service::auth::AddToken;
+use service::error::Error;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep_until};
 use tonic::{Code, Status};
 
-use super::auth::AddToken;
 use super::peer::Peer;
 use crate::data::Commands;
-use crate::error::Error;
 use crate::proto::dpu_client::DpuClient;
 use crate::proto::target_client::TargetClient;
 use crate::proto::{StatusReply, StatusRequest};

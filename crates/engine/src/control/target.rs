@@ -11,6 +11,11 @@ use nic::neighbours::{self, Shared};
 use roce::endpoint::Reliability;
 use roce::verbs::{Qpn, VerbsError};
 use roce::wire::Psn;
+use service::admission::{self, Admission, Call};
+use service::auth::{self, AddToken};
+use service::error::{Error, root_cause, with_limit_hint};
+use service::event::Event;
+use service::log;
 use tokio::sync::oneshot;
 use tokio_stream::Stream;
 use tonic::codegen::InterceptedService;
@@ -20,10 +25,8 @@ use xio::dataset::{Dtype, Format};
 use xio::stage::TargetStages;
 use xio::target::{Served, SessionFailure};
 
-use super::auth::{self, AddToken};
 use super::documents::{Arriving, Readers, Received, TABLES_TIMEOUT};
-use super::gate::{self, Call, Gate};
-use super::peer::{Peer, root_cause};
+use super::peer::Peer;
 use super::stages;
 use super::status::Reports;
 use crate::action::{self, Action};
@@ -31,15 +34,13 @@ use crate::budget::Budget;
 use crate::catalog::{Catalog, Found, Table};
 use crate::data::target::{Command, Ended, MAX_CREDITS, SessionSource, SessionSpec};
 use crate::data::{Commands, EngineError, QpAddress, Signals, is_specific, mtu_towards, path_mtu};
-use crate::error::{Error, with_limit_hint};
-use crate::log;
 use crate::proto::target_client::TargetClient;
 use crate::proto::target_server::Target;
 use crate::proto::{
     DatasetInfo, DatasetRef, DescribeReply, DescribeRequest, DocumentsReply, DocumentsRequest,
     ListReply, ListRequest, QueuePair, SessionReply, SessionRequest, StatusReply, StatusRequest,
 };
-use crate::status::{Counters, Event};
+use crate::status::Counters;
 
 /// The gRPC service of a storage target.
 #[derive(Clone, Debug)]
@@ -47,7 +48,7 @@ pub struct TargetService {
     catalog: Arc<Catalog>,
     commands: Commands<Command>,
     reports: Arc<Reports<Command>>,
-    gate: Arc<Gate>,
+    admission: Arc<Admission>,
     control: SocketAddr,
     roce: SocketAddr,
     boards: Result<Arc<Shared>, String>,
@@ -61,7 +62,7 @@ impl TargetService {
     pub(crate) fn new(
         catalog: Catalog,
         commands: Commands<Command>,
-        gate: Arc<Gate>,
+        admission: Arc<Admission>,
         at: (SocketAddr, SocketAddr),
         boards: Result<Arc<Shared>, String>,
         notes: Vec<String>,
@@ -69,7 +70,17 @@ impl TargetService {
         let reports = Arc::new(Reports::new(commands.clone(), Command::Status));
         let (catalog, (control, roce)) = (Arc::new(catalog), at);
         let (notes, documents) = (notes.into(), Readers::default());
-        TargetService { catalog, commands, reports, gate, control, roce, boards, notes, documents }
+        TargetService {
+            catalog,
+            commands,
+            reports,
+            admission,
+            control,
+            roce,
+            boards,
+            notes,
+            documents,
+        }
     }
 
     /// File work blocks, so it runs outside the async threads. It holds the call until it ends, even if the
@@ -352,7 +363,7 @@ impl Target for TargetService {
         &self,
         request: Request<DescribeRequest>,
     ) -> Result<Response<DescribeReply>, Status> {
-        let (_heard, from) = (Call::of(&request), gate::origin_of(&request));
+        let (_heard, from) = (Call::of(&request), admission::origin_of(&request));
         let call = Call::work(&request)?;
         let datasets = request.into_inner().datasets;
         let found = match Catalog::check_count(&datasets) {
@@ -365,7 +376,7 @@ impl Target for TargetService {
     }
 
     async fn list(&self, request: Request<ListRequest>) -> Result<Response<ListReply>, Status> {
-        let (_heard, from) = (Call::of(&request), gate::origin_of(&request));
+        let (_heard, from) = (Call::of(&request), admission::origin_of(&request));
         let (call, prefix) = (Call::work(&request)?, request.into_inner().prefix);
         let catalog = Arc::clone(&self.catalog);
         let list = move || {
@@ -383,7 +394,7 @@ impl Target for TargetService {
         &self,
         request: Request<DocumentsRequest>,
     ) -> Result<Response<DocumentsStream>, Status> {
-        let (_heard, from) = (Call::of(&request), gate::origin_of(&request));
+        let (_heard, from) = (Call::of(&request), admission::origin_of(&request));
         let call = Call::work(&request)?;
         let asked = request.into_inner();
         Catalog::check_count(&asked.datasets)?;
@@ -399,7 +410,7 @@ impl Target for TargetService {
         &self,
         mut request: Request<Streaming<SessionRequest>>,
     ) -> Result<Response<SessionStream>, Status> {
-        let from = gate::origin_of(&request);
+        let from = admission::origin_of(&request);
         let call = Call::work(&request)?;
         // The server's timeout bounds this wait.
         let first = request.get_mut().message().await?;
@@ -428,7 +439,7 @@ impl Target for TargetService {
     async fn status(&self, call: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
         let _call = Call::of(&call);
         let mut counters = self.reports.get().await?;
-        counters.set("control.connections", self.gate.connections() as u64);
+        counters.set("control.connections", self.admission.connections() as u64);
         counters.set_events([&STAGES_REFUSED]);
         let sessions = counters.get("target.sessions") as u32;
         Ok(Response::new(status_reply(
@@ -450,7 +461,7 @@ pub fn status_reply(
     notes: &[String],
 ) -> StatusReply {
     let cpu = clock::process_cpu();
-    counters.set_events(gate::EVENTS.into_iter().chain([&auth::REFUSED, &log::SUPPRESSED]));
+    counters.set_events(admission::EVENTS.into_iter().chain([&auth::REFUSED, &log::SUPPRESSED]));
     StatusReply {
         role: role.into(),
         version: env!("CARGO_PKG_VERSION").into(),

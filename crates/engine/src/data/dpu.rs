@@ -21,6 +21,7 @@ use roce::device::Device;
 use roce::endpoint::Mtu;
 use roce::verbs::{Access, CqId, MemoryRegion, PdId, Qpn, WcStatus};
 use roce::{Duration, Time};
+use service::log;
 use xio::reader::{
     CREDIT_BYTES, ConnectionMemory, Reader, ReaderCounters, ReaderResources, ReaderSetup,
 };
@@ -31,7 +32,6 @@ use super::{
 };
 use crate::budget::Lease;
 use crate::data::sink::RingSink;
-use crate::log;
 use crate::status::Counters;
 
 /// Streams at once. A stream's resources are bounded by memory; this bounds the work of an engine in each

@@ -14,6 +14,7 @@ use host::root::OpenFile;
 use nic::driver::{Application, Driver, RESCUED, Turn};
 use nic::pool::Pool;
 use roce::{Duration, Time};
+use service::log;
 use xio::reader::{LocalFile, LocalReader, PROOF_BUFFERS, ReaderSetup};
 use xio::sums::FileSums;
 
@@ -21,7 +22,6 @@ use super::{Commands, EngineError, Inbox, SPIN};
 use crate::action::Action;
 use crate::data::dpu::StreamReport;
 use crate::data::sink::RingSink;
-use crate::log;
 
 /// Reads under way: 8 MiB of the blocks of a shuffle. Larger ones are bounded by the buffers of their group.
 const DEPTH: u32 = 64;

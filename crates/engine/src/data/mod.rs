@@ -41,14 +41,13 @@ use roce::verbs::{Access, CqId, MemoryRegion, PdId, Qpn, VerbsError};
 use roce::wire::Psn;
 use roce::world::{Path, Progress};
 use roce::{Duration, Time};
+use service::error::Error;
+use service::log;
 use thiserror::Error;
 
 use disposer::Disposer;
 pub use signals::Signals;
 use turns::{Turns, Work};
-
-use crate::error::Error;
-use crate::log;
 
 /// How long an engine polls without work before it sleeps.
 const SPIN: Duration = Duration::from_micros(5);

@@ -16,6 +16,7 @@ use roce::device::Device;
 use roce::endpoint::{Mtu, Reliability};
 use roce::verbs::{Access, CqId, MemoryRegion, PdId, Qpn};
 use roce::{Duration, Time};
+use service::log;
 use tokio::sync::oneshot;
 use xio::disk::FileId;
 use xio::stage::TargetStages;
@@ -29,7 +30,6 @@ use super::{
     Turns, Work, path_mtu,
 };
 use crate::action::Action;
-use crate::log;
 use crate::status::{self, Counters};
 
 /// Disk reads in flight: all that the staging buffers have room for. With less, one session whose storage hangs could take

@@ -6,8 +6,8 @@
 use nic::clock;
 use nic::driver::RESCUED;
 use roce::{Duration, Time};
+use service::log;
 
-use crate::log;
 use crate::status::Counters;
 
 /// How far back "recent" reaches: to between one and two of these.

@@ -32,7 +32,6 @@ use super::map::{self, Access, Region, os};
 use super::wake::{self, SlotWords};
 use super::{AttachRefusal, DescriptorFault, Geometry, RingError, RingFds, SlotMeta};
 use crate::process;
-use crate::text::lines;
 
 /// Longest sleep before the producer's socket is checked.
 const LIVENESS_SLICE_MS: u64 = 100;
@@ -345,10 +344,7 @@ impl Attached {
         // SAFETY: the producer writes the text once, before the END_FAILED that we have read.
         let text =
             unsafe { self.data.bytes(layout::END_TEXT_AT, len.min(layout::MAX_END_TEXT_BYTES)) };
-        RingError::StreamFailed {
-            code,
-            message: lines(&String::from_utf8_lossy(text)).into_owned(),
-        }
+        RingError::StreamFailed { code, message: String::from_utf8_lossy(text).into_owned() }
     }
 
     /// Takes the slot that publication `sequence` is in.

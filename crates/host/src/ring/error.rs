@@ -83,7 +83,7 @@ pub enum RingError {
     StreamFailed {
         /// The producer's code.
         code: u32,
-        /// The producer's words.
+        /// The producer's words, as it wrote them: a terminal may obey what is in them.
         message: String,
     },
     /// The producer's process died without ending the stream.

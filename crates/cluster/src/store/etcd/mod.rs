@@ -29,8 +29,8 @@ use std::fmt;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use engine::seed::fresh_seed;
 use parfait::brain::{Image, Lease, StorageError};
+use service::seed::fresh_seed;
 use tonic::transport::ClientTlsConfig;
 
 use client::{Call, Client};

@@ -8,8 +8,8 @@ use cluster::keys::Keys;
 use cluster::store::etcd::EtcdStore;
 use cluster::store::file::FileStore;
 use cluster::store::{Before, SetupError, SignedLog};
-use engine::error::Error;
 use serde::Serialize;
+use service::error::Error;
 
 use super::super::daemons::{TokenArgs, read_token};
 use super::super::{Console, Report};
@@ -57,7 +57,7 @@ impl SignLog {
             }
             None => {
                 let config = self.etcd.config(&self.store.etcd)?;
-                let runtime = engine::runtime::current_thread()?;
+                let runtime = service::runtime::current_thread()?;
                 let signed = runtime.block_on(EtcdStore::sign_log(&config, &keys, old.as_ref()));
                 (format!("etcd {}", self.store.etcd.join(",")), signed)
             }

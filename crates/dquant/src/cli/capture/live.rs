@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
-use engine::signals::on_end_signal;
 use nic::capture::Capture;
 use nic::clock;
 use nic::interfaces::interfaces;
@@ -16,6 +15,7 @@ use nic::packet::PacketTap;
 use nic::waiter::{Waiter, Waker};
 use roce::{Duration, Time};
 use serde::Serialize;
+use service::signals::on_end_signal;
 
 use crate::cli::{Console, Report};
 use crate::exit::{CliError, Exit, OUTPUT_HINT};

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use clap::Args;
-use engine::text::one_line;
 use serde::Serialize;
+use service::text::one_line;
 
 use super::caller;
 use crate::cli::cluster::BrainsArgs;

@@ -5,8 +5,8 @@ use std::fmt;
 use clap::Args;
 use cluster::proto::Repaired;
 use cluster::words::counted;
-use engine::text::one_line;
 use serde::Serialize;
+use service::text::one_line;
 
 use crate::cli::cluster::BrainsArgs;
 use crate::cli::{Console, Report};

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use clap::Args;
 use cluster::words::counted;
-use engine::seed::fresh_seed;
 use nic::congestion::Choice;
 use parfait::pattern::{Pattern, PatternError};
 use serde::Serialize;
+use service::seed::fresh_seed;
 
 use crate::cli::daemons::span;
 use crate::cli::perf::DeviceArgs;
@@ -145,7 +145,7 @@ impl Replay {
             None => self.dscp.unwrap_or(0),
         };
         // Ranks report what they cannot do.
-        engine::log::enable();
+        service::log::enable();
         let setup = Setup {
             device: self.device.choice(),
             terms: Terms {

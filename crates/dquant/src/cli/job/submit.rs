@@ -7,12 +7,12 @@ use ::topology::graph::Capacity;
 use clap::Args;
 use cluster::convert;
 use cluster::proto::Held;
-use engine::text::one_line;
 use parfait::job::Job;
 use parfait::outage::Outage;
 use parfait::site::Site;
 use parfait::spread::Ecmp;
 use serde::Serialize;
+use service::text::one_line;
 
 use super::caller;
 use crate::cli::cluster::BrainsArgs;

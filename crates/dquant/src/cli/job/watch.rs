@@ -5,8 +5,8 @@ use std::fmt;
 use clap::Args;
 use cluster::client::{Client, Watch as Watching};
 use cluster::proto::Event;
-use engine::text::one_line;
 use serde::Serialize;
+use service::text::one_line;
 
 use crate::cli::cluster::BrainsArgs;
 use crate::cli::{Console, Report};
@@ -55,7 +55,7 @@ impl fmt::Display for Happened {
 impl Watch {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
         let mut watch = Watching::new(Client::new(self.brains.brains()?)?);
-        let runtime = engine::runtime::current_thread()?;
+        let runtime = service::runtime::current_thread()?;
         let mut left = self.count.unwrap_or(u64::MAX);
         while left > 0 {
             let Event { number, unix_ms, kind, job, text } = runtime.block_on(watch.next())?;

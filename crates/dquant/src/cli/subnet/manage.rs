@@ -12,10 +12,10 @@ use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use engine::signals::{on_end_signal, on_status_signal};
 use nic::clock;
 use nic::umad::{Address, Umad, UmadError};
 use serde::{Deserialize, Serialize};
+use service::signals::{on_end_signal, on_status_signal};
 use subnet::administration::inform::InformCounters;
 use subnet::administration::rmpp::RmppCounters;
 use subnet::manager::event::{Event, Summary};

@@ -7,7 +7,7 @@ use std::cmp::Reverse;
 use std::fmt::Write;
 
 use cluster::view::{Alarm, JobView, LinkJob, LinkView, NodeView, View};
-use engine::text::one_line;
+use service::text::one_line;
 
 use crate::units::Count;
 

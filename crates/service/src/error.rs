@@ -2,15 +2,16 @@
 //!
 //! Such an error often belongs to another process: a target's refusal reaches the DPU in a gRPC status, and
 //! the DPU's reaches the trainer over the local socket. So it is text from the start, with the next thing to
-//! try and a [`Kind`] that decides what the other side does. Errors inside this crate whose cause matters to
-//! callers are enums of their own ([`EngineError`](crate::data::EngineError)).
+//! try and a [`Kind`] that decides what the other side does. Errors whose cause matters to their callers are
+//! enums of their own, in the crates that have them.
 
 use std::error::Error as Cause;
 use std::fmt;
 
-pub use host::descriptors::{DESCRIPTORS_HINT, lacks_descriptors};
-use host::text::{lines, one_line};
 use thiserror::Error;
+
+use crate::descriptors::{DESCRIPTORS_HINT, lacks_descriptors};
+use crate::text::{lines, one_line};
 
 /// Kind of failure. The numbers are sent over the local socket; 1, a failed check, does not occur here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +37,7 @@ pub struct Error {
 }
 
 /// The system's message, followed by `separator` and the hint where descriptors are lacking.
-pub(crate) fn with_limit_hint(error: &(impl Cause + 'static), separator: &str) -> String {
+pub fn with_limit_hint(error: &(impl Cause + 'static), separator: &str) -> String {
     let hint = if lacks_descriptors(error) { [separator, DESCRIPTORS_HINT] } else { [""; 2] };
     format!("{error}{}", hint.concat())
 }
@@ -128,6 +129,15 @@ impl Error {
     }
 }
 
+/// The innermost message of an error: that of the operating system.
+pub fn root_cause(error: &dyn Cause) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
+}
+
 #[cfg(test)]
 mod tests {
     use std::io;
@@ -145,10 +155,15 @@ mod tests {
         assert_eq!(better.parts().1.as_deref(), Some("run as root"));
     }
 
+    /// As errors of other crates are, with the system's number as their source.
+    #[derive(Debug, Error)]
+    #[error("accept")]
+    struct Accept(#[source] Errno);
+
     #[test]
     fn a_lack_of_descriptors_has_its_own_hint() {
         let out_of_them = io::Error::from_raw_os_error(24);
-        let below = host::attach::AttachError::Os { call: "accept", errno: Errno::MFILE };
+        let below = Accept(Errno::MFILE);
         for cause in [&out_of_them as &(dyn Cause + 'static), &below] {
             let error = Error::invalid("socket s").caused_by(cause).hint("choose another --socket");
             assert!(error.parts().1.expect("a hint").contains("ulimit -n"));

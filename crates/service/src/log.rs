@@ -14,9 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use host::text::one_line;
-
-use crate::status::Event;
+use crate::event::Event;
+use crate::text::one_line;
 
 /// Lines written in one window; more are counted.
 const LINES_PER_WINDOW: u32 = 50;
@@ -33,10 +32,11 @@ const REPEAT: Duration = Duration::from_secs(60);
 const MAX_CHARS: usize = 1000;
 
 static ENABLED: AtomicBool = AtomicBool::new(false);
-static LINES: Mutex<Pace> = Mutex::new(Pace::new("line", LINES_PER_WINDOW));
-static DEFECTS: Mutex<Pace> = Mutex::new(Pace::new("defect", DEFECTS_PER_WINDOW));
-static REFUSALS: Mutex<Pace> = Mutex::new(Pace::new("refusal", REFUSALS_PER_WINDOW));
-pub(crate) static SUPPRESSED: Event = Event::new("log.suppressed_lines");
+static LINES: Mutex<RateLimit> = Mutex::new(RateLimit::new("line", LINES_PER_WINDOW));
+static DEFECTS: Mutex<RateLimit> = Mutex::new(RateLimit::new("defect", DEFECTS_PER_WINDOW));
+static REFUSALS: Mutex<RateLimit> = Mutex::new(RateLimit::new("refusal", REFUSALS_PER_WINDOW));
+/// Lines that were not written.
+pub static SUPPRESSED: Event = Event::new("log.suppressed_lines");
 
 /// Enables the log.
 pub fn enable() {
@@ -58,16 +58,16 @@ pub fn refusal(text: impl Display) {
 }
 
 /// Writes one line about a defect of this program, whether the log is enabled or not.
-pub(crate) fn defect(text: impl Display) {
+pub fn defect(text: impl Display) {
     write(&DEFECTS, text);
 }
 
-fn write(pace: &Mutex<Pace>, text: impl Display) {
+fn write(limit: &Mutex<RateLimit>, text: impl Display) {
     let text = printable(&text.to_string());
     // Nothing in it is left half changed.
-    let mut pace = pace.lock().unwrap_or_else(PoisonError::into_inner);
-    let (what, admitted) = (pace.what, pace.admit(&text, Instant::now()));
-    drop(pace);
+    let mut limit = limit.lock().unwrap_or_else(PoisonError::into_inner);
+    let (what, admitted) = (limit.what, limit.admit(&text, Instant::now()));
+    drop(limit);
     let Some(Missed { repeated, suppressed }) = admitted else {
         return SUPPRESSED.count();
     };
@@ -96,7 +96,7 @@ struct Missed {
 
 /// The lines counted in this window, and the last one written.
 #[derive(Debug)]
-struct Pace {
+struct RateLimit {
     /// Of what.
     what: &'static str,
     most: u32,
@@ -107,10 +107,18 @@ struct Pace {
     missed: Missed,
 }
 
-impl Pace {
-    const fn new(what: &'static str, most: u32) -> Pace {
+impl RateLimit {
+    const fn new(what: &'static str, most: u32) -> RateLimit {
         let missed = Missed { repeated: 0, suppressed: 0 };
-        Pace { what, most, window: None, written: 0, last: String::new(), last_at: None, missed }
+        RateLimit {
+            what,
+            most,
+            window: None,
+            written: 0,
+            last: String::new(),
+            last_at: None,
+            missed,
+        }
     }
 
     /// Whether this line may be written now, and what was left out since the last one.
@@ -139,8 +147,8 @@ mod tests {
 
     #[test]
     fn a_flood_is_cut_and_counted() {
-        let (mut pace, start) = (Pace::new("line", LINES_PER_WINDOW), Instant::now());
-        let mut admit = |number, now| pace.admit(&format!("line {number}"), now);
+        let (mut limit, start) = (RateLimit::new("line", LINES_PER_WINDOW), Instant::now());
+        let mut admit = |number, now| limit.admit(&format!("line {number}"), now);
         let admitted = (0..1000).filter(|number| admit(*number, start).is_some()).count();
         assert_eq!(admitted, LINES_PER_WINDOW as usize);
         let (repeated, suppressed) = (0, 1000 - u64::from(LINES_PER_WINDOW));
@@ -151,17 +159,17 @@ mod tests {
 
     #[test]
     fn a_line_that_repeats_is_written_once_a_minute() {
-        let (mut pace, start) = (Pace::new("line", LINES_PER_WINDOW), Instant::now());
-        assert_eq!(pace.admit("no descriptors", start), Some(Missed::default()));
+        let (mut limit, start) = (RateLimit::new("line", LINES_PER_WINDOW), Instant::now());
+        assert_eq!(limit.admit("no descriptors", start), Some(Missed::default()));
         for second in 1..60 {
             let now = start + Duration::from_secs(second);
-            assert_eq!(pace.admit("no descriptors", now), None);
+            assert_eq!(limit.admit("no descriptors", now), None);
         }
         let missed = |repeated| Some(Missed { repeated, suppressed: 0 });
-        assert_eq!(pace.admit("no descriptors", start + REPEAT), missed(59));
-        assert_eq!(pace.admit("no descriptors", start + REPEAT), None);
-        assert_eq!(pace.admit("all is well", start + REPEAT), missed(1));
-        assert_eq!(pace.admit("no descriptors", start + REPEAT), missed(0));
+        assert_eq!(limit.admit("no descriptors", start + REPEAT), missed(59));
+        assert_eq!(limit.admit("no descriptors", start + REPEAT), None);
+        assert_eq!(limit.admit("all is well", start + REPEAT), missed(1));
+        assert_eq!(limit.admit("no descriptors", start + REPEAT), missed(0));
     }
 
     #[test]

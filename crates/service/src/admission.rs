@@ -35,8 +35,8 @@ use tonic::transport::server::Connected;
 use tonic::{Request, Status};
 
 use crate::error::with_limit_hint;
+use crate::event::Event;
 use crate::log;
-use crate::status::Event;
 
 /// Connections at once, or half of the process's descriptors where that is less.
 const MAX_CONNECTIONS: usize = 512;
@@ -77,8 +77,8 @@ static CLOSED_EVICTED: Event = Event::new("control.connections.closed.evicted");
 static REFUSED_CALLS: Event = Event::new("control.refused_calls");
 static CLOSED_CALLS: Event = Event::new("control.closed_calls");
 
-/// Counters of the gates of this process.
-pub(crate) static EVENTS: [&Event; 10] = [
+/// Counters of all control ports of this process.
+pub static EVENTS: [&Event; 10] = [
     &ACCEPTED,
     &ACCEPT_ERRORS,
     &REFUSED_FULL,
@@ -91,7 +91,7 @@ pub(crate) static EVENTS: [&Event; 10] = [
     &CLOSED_CALLS,
 ];
 
-/// Limits of a gate.
+/// Limits of a control port.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     connections: usize,
@@ -120,7 +120,7 @@ impl Limits {
 
 /// The connections of one control port.
 #[derive(Debug)]
-pub struct Gate {
+pub struct Admission {
     limits: Limits,
     places: Mutex<Vec<Place>>,
     next_id: AtomicU64,
@@ -183,29 +183,29 @@ fn origin(ip: IpAddr) -> IpAddr {
     }
 }
 
-impl Gate {
-    /// A gate with the limits of this process.
-    pub fn new() -> Arc<Gate> {
-        Gate::with(Limits::of_this_process())
+impl Admission {
+    /// Admission with the limits of this process.
+    pub fn new() -> Arc<Admission> {
+        Admission::with(Limits::of_this_process())
     }
 
-    /// As [`Gate::new`], with room for so many connections more, of which each has a call that lasts: agents, all of which
+    /// As [`Admission::new`], with room for so many connections more, of which each has a call that lasts: agents, all of which
     /// may come from one address.
-    pub fn with_room(lasting: usize) -> Arc<Gate> {
+    pub fn with_room(lasting: usize) -> Arc<Admission> {
         let own = Limits::of_this_process();
         let connections = own.connections + lasting;
         let per_address = own.per_address + lasting;
-        Gate::with(Limits { connections, per_address, calls: own.calls + 2 * lasting, ..own })
+        Admission::with(Limits { connections, per_address, calls: own.calls + 2 * lasting, ..own })
     }
 
-    fn with(limits: Limits) -> Arc<Gate> {
+    fn with(limits: Limits) -> Arc<Admission> {
         let (places, next_id, calls) = Default::default();
-        Arc::new(Gate { limits, places, next_id, calls })
+        Arc::new(Admission { limits, places, next_id, calls })
     }
 
     /// Connections admitted through `listener`, until the receiver is dropped.
     pub fn accept(
-        self: Arc<Gate>,
+        self: Arc<Admission>,
         listener: TcpListener,
     ) -> ReceiverStream<io::Result<ControlStream>> {
         let (send, receive) = mpsc::channel(1);
@@ -248,7 +248,7 @@ impl Gate {
     }
 
     /// Admits the connection if there is a place, or one can be freed.
-    fn admit(self: &Arc<Gate>, tcp: TcpStream, peer: SocketAddr) -> Option<ControlStream> {
+    fn admit(self: &Arc<Admission>, tcp: TcpStream, peer: SocketAddr) -> Option<ControlStream> {
         let origin = origin(peer.ip());
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let activity = Arc::new(Activity::new());
@@ -278,7 +278,7 @@ impl Gate {
         let deadline = Box::pin(sleep_until(Instant::now() + self.limits.handshake));
         let local = tcp.local_addr().ok();
         let caller =
-            Caller { peer, local, standing: Arc::default(), activity, gate: Arc::clone(self) };
+            Caller { peer, local, standing: Arc::default(), activity, admission: Arc::clone(self) };
         Some(ControlStream {
             tcp,
             id,
@@ -294,7 +294,7 @@ impl Gate {
     }
 
     /// Connections open now.
-    pub(crate) fn connections(&self) -> usize {
+    pub fn connections(&self) -> usize {
         self.places().len()
     }
 
@@ -332,7 +332,7 @@ pub struct Caller {
     local: Option<SocketAddr>,
     standing: Arc<Mutex<Standing>>,
     activity: Arc<Activity>,
-    gate: Arc<Gate>,
+    admission: Arc<Admission>,
 }
 
 /// What the caller of a connection has proven, for daemons that ask once per connection.
@@ -357,7 +357,7 @@ pub struct Call {
 }
 
 impl Call {
-    /// The call of `request`, whose message has arrived, if it came through a gate.
+    /// The call of `request`, whose message has arrived, if its connection was admitted here.
     pub fn of<T>(request: &Request<T>) -> Option<Arc<Call>> {
         let call = request.extensions().get::<Arc<Call>>().cloned();
         call.inspect(|call| call.heard.store(true, Ordering::Relaxed))
@@ -370,13 +370,13 @@ impl Call {
 
     /// The call of `request`, which may still wait for its message and will do work, if there is room for
     /// that.
-    pub(crate) fn work<T>(request: &Request<T>) -> Result<Option<Arc<Call>>, Status> {
+    pub fn work<T>(request: &Request<T>) -> Result<Option<Arc<Call>>, Status> {
         let Some(call) = request.extensions().get::<Arc<Call>>().cloned() else {
             return Ok(None);
         };
-        let Limits { calls, status_calls, .. } = call.caller.gate.limits;
+        let Limits { calls, status_calls, .. } = call.caller.admission.limits;
         let limit = calls - status_calls;
-        let mut under_way = call.caller.gate.calls();
+        let mut under_way = call.caller.admission.calls();
         if under_way.working >= limit {
             drop(under_way);
             return Err(call.caller.refuse(format!("{limit} calls are already in progress")));
@@ -388,12 +388,12 @@ impl Call {
     }
 
     /// Begins the call of an authenticated request and attaches it to the request.
-    pub(super) fn begin(request: &mut Request<()>) -> Result<(), Status> {
+    pub(crate) fn begin(request: &mut Request<()>) -> Result<(), Status> {
         let Some(caller) = request.extensions().get::<Caller>().cloned() else {
             return Ok(());
         };
-        let (limit, origin) = (caller.gate.limits.calls, origin(caller.peer.ip()));
-        let mut calls = caller.gate.calls();
+        let (limit, origin) = (caller.admission.limits.calls, origin(caller.peer.ip()));
+        let mut calls = caller.admission.calls();
         let (all, same) = (calls.all, calls.from.get(&origin).copied().unwrap_or(0));
         if all >= limit || same >= limit / 2 {
             drop(calls);
@@ -440,28 +440,28 @@ impl Caller {
 }
 
 /// Notes that a caller was refused because it does not know the token.
-pub(super) fn note_refused(caller: Option<&Caller>) {
+pub(crate) fn note_refused(caller: Option<&Caller>) {
     if let Some(caller) = caller {
         caller.activity.refused.fetch_add(1, Ordering::Relaxed);
     }
 }
 
 /// Origin of a request, for messages.
-pub(crate) fn origin_of<T>(request: &Request<T>) -> String {
+pub fn origin_of<T>(request: &Request<T>) -> String {
     name_of(request.extensions().get())
 }
 
-pub(super) fn name_of(caller: Option<&Caller>) -> String {
+pub(crate) fn name_of(caller: Option<&Caller>) -> String {
     caller.map_or_else(|| "somewhere".into(), |caller| caller.peer.to_string())
 }
 
 impl Drop for Call {
     fn drop(&mut self) {
-        let Caller { peer, activity, gate, .. } = &self.caller;
+        let Caller { peer, activity, admission, .. } = &self.caller;
         *activity.since() = Instant::now();
         activity.open.fetch_sub(1, Ordering::Relaxed);
         let origin = origin(peer.ip());
-        let mut calls = gate.calls();
+        let mut calls = admission.calls();
         calls.all -= 1;
         calls.working -= usize::from(self.working.load(Ordering::Relaxed));
         match calls.from.get_mut(&origin) {
@@ -541,7 +541,7 @@ impl ControlStream {
         while self.deadline.as_mut().poll(cx).is_ready() {
             if self.preface_left > 0 {
                 CLOSED_HANDSHAKE.count();
-                let (peer, after) = (self.caller.peer, self.caller.gate.limits.handshake);
+                let (peer, after) = (self.caller.peer, self.caller.admission.limits.handshake);
                 log::refusal(format_args!("connection from {peer} closed: no HTTP/2 in {after:?}"));
                 return true;
             }
@@ -558,13 +558,13 @@ impl ControlStream {
     }
 
     fn look_again(&mut self) {
-        self.deadline.as_mut().reset(Instant::now() + self.caller.gate.limits.idle);
+        self.deadline.as_mut().reset(Instant::now() + self.caller.admission.limits.idle);
     }
 }
 
 impl Drop for ControlStream {
     fn drop(&mut self) {
-        self.caller.gate.places().retain(|place| place.id != self.id);
+        self.caller.admission.places().retain(|place| place.id != self.id);
     }
 }
 
@@ -660,12 +660,12 @@ mod tests {
     }
 
     /// An admitted connection, and the client's end of it.
-    async fn connect(gate: &Arc<Gate>, from: u8) -> (Option<ControlStream>, TcpStream) {
+    async fn connect(admission: &Arc<Admission>, from: u8) -> (Option<ControlStream>, TcpStream) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (tcp, _) = listener.accept().await.unwrap();
         let peer = SocketAddr::from(([192, 0, 2, from], 1000));
-        (gate.admit(tcp, peer), client)
+        (admission.admit(tcp, peer), client)
     }
 
     fn call(stream: &ControlStream) -> Result<Request<()>, Status> {
@@ -681,15 +681,15 @@ mod tests {
     #[test]
     fn a_connection_that_says_nothing_or_half_a_preface_is_cut() {
         run(async {
-            let gate = Gate::with(SMALL);
+            let admission = Admission::with(SMALL);
             for said in [&b""[..], b"PRI * HTTP/2.0\r\n"] {
-                let (stream, mut client) = connect(&gate, 1).await;
+                let (stream, mut client) = connect(&admission, 1).await;
                 let mut stream = stream.unwrap();
                 client.write_all(said).await.unwrap();
                 while stream.read(&mut [0; 64]).await.is_ok() {}
-                assert_eq!(gate.connections(), 1);
+                assert_eq!(admission.connections(), 1);
                 drop(stream);
-                assert_eq!(gate.connections(), 0);
+                assert_eq!(admission.connections(), 0);
             }
         });
     }
@@ -697,8 +697,8 @@ mod tests {
     #[test]
     fn only_a_connection_without_a_call_is_idle() {
         run(async {
-            let gate = Gate::with(SMALL);
-            let (stream, mut client) = connect(&gate, 1).await;
+            let admission = Admission::with(SMALL);
+            let (stream, mut client) = connect(&admission, 1).await;
             let mut stream = stream.unwrap();
             let busy = call(&stream).unwrap();
             client.write_all(&[b'x'; PREFACE_BYTES]).await.unwrap();
@@ -716,43 +716,43 @@ mod tests {
     #[test]
     fn the_oldest_silent_connection_gives_way_and_callers_stay() {
         run(async {
-            let gate = Gate::with(PATIENT);
-            let (first, _c1) = connect(&gate, 1).await;
-            let (second, _c2) = connect(&gate, 1).await;
+            let admission = Admission::with(PATIENT);
+            let (first, _c1) = connect(&admission, 1).await;
+            let (second, _c2) = connect(&admission, 1).await;
             let (mut first, second) = (first.unwrap(), second.unwrap());
             // The address has two places: the third connection gets that of the silent one.
             let in_use = call(&second).unwrap();
-            let (third, _c3) = connect(&gate, 1).await;
+            let (third, _c3) = connect(&admission, 1).await;
             let third = third.unwrap();
             assert!(is_cut(&mut first).await);
             let also = call(&third).unwrap();
-            assert!(connect(&gate, 1).await.0.is_none(), "both have calls under way");
+            assert!(connect(&admission, 1).await.0.is_none(), "both have calls under way");
             drop((in_use, also));
 
-            // Other addresses have their own places, and the gate as a whole has four.
-            let (mut other, _c4) = connect(&gate, 2).await;
-            let (_next, _c5) = connect(&gate, 3).await;
-            let (last, _c6) = connect(&gate, 4).await;
+            // Other addresses have their own places, and the port as a whole has four.
+            let (mut other, _c4) = connect(&admission, 2).await;
+            let (_next, _c5) = connect(&admission, 3).await;
+            let (last, _c6) = connect(&admission, 4).await;
             assert!(last.is_some() && is_cut(other.as_mut().unwrap()).await);
-            assert_eq!(gate.connections(), 4);
+            assert_eq!(admission.connections(), 4);
         });
     }
 
     #[test]
     fn calls_are_counted_while_they_last() {
         run(async {
-            let gate = Gate::with(PATIENT);
-            let (stream, _client) = connect(&gate, 1).await;
+            let admission = Admission::with(PATIENT);
+            let (stream, _client) = connect(&admission, 1).await;
             let stream = stream.unwrap();
             let calls = [call(&stream).unwrap(), call(&stream).unwrap()];
             let refused = call(&stream).unwrap_err();
             assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
             assert!(refused.message().contains("2 calls from this address"), "{refused}");
             // Another address has room. One of the four calls is kept for a status.
-            let (other, _client) = connect(&gate, 2).await;
+            let (other, _client) = connect(&admission, 2).await;
             let other = other.unwrap();
             let more = [call(&other).unwrap(), call(&other).unwrap()];
-            let (next, _client) = connect(&gate, 3).await;
+            let (next, _client) = connect(&admission, 3).await;
             let next = next.unwrap();
             assert!(call(&next).unwrap_err().message().contains("4 calls are"));
             let working: Vec<_> = calls.iter().chain(&more).map(Call::work).collect();
@@ -760,7 +760,7 @@ mod tests {
             assert_eq!(refused, 1, "{working:?}");
             drop((calls, more, working));
             assert!(call(&stream).is_ok());
-            let calls = gate.calls();
+            let calls = admission.calls();
             assert!(calls.all == 0 && calls.working == 0 && calls.from.is_empty(), "{calls:?}");
         });
     }
@@ -768,10 +768,10 @@ mod tests {
     #[test]
     fn idle_callers_do_not_hold_every_place() {
         run(async {
-            let gate = Gate::with(PATIENT);
+            let admission = Admission::with(PATIENT);
             let (mut streams, mut clients) = (Vec::new(), Vec::new());
             for from in [1, 1, 2, 2] {
-                let (stream, client) = connect(&gate, from).await;
+                let (stream, client) = connect(&admission, from).await;
                 let stream = stream.unwrap();
                 drop(call(&stream).unwrap());
                 streams.push(stream);
@@ -781,9 +781,9 @@ mod tests {
             // The first is in use and the second called again, so the third has been idle for longest.
             let _busy = call(&streams[0]).unwrap();
             drop(call(&streams[1]).unwrap());
-            let (next, _client) = connect(&gate, 3).await;
+            let (next, _client) = connect(&admission, 3).await;
             assert!(next.is_some() && is_cut(&mut streams[2]).await);
-            let held: Vec<_> = gate.places().iter().map(|place| place.id).collect();
+            let held: Vec<_> = admission.places().iter().map(|place| place.id).collect();
             assert_eq!(held, [0, 1, 3, 4]);
         });
     }
@@ -791,7 +791,7 @@ mod tests {
     #[test]
     fn answers_do_not_wait_for_acknowledgements() {
         run(async {
-            let (stream, _client) = connect(&Gate::with(PATIENT), 1).await;
+            let (stream, _client) = connect(&Admission::with(PATIENT), 1).await;
             assert!(stream.unwrap().tcp.nodelay().unwrap());
         });
     }
@@ -799,8 +799,8 @@ mod tests {
     #[test]
     fn a_connection_without_the_token_is_read_slowly_and_closed_after_a_few_refused_calls() {
         run(async {
-            let gate = Gate::with(PATIENT);
-            let (stream, mut client) = connect(&gate, 1).await;
+            let admission = Admission::with(PATIENT);
+            let (stream, mut client) = connect(&admission, 1).await;
             let mut stream = stream.unwrap();
             client.write_all(&vec![b'x'; 2 * STRANGER_BYTES]).await.unwrap();
             let mut read = 0;
@@ -824,8 +824,8 @@ mod tests {
     #[test]
     fn a_connection_with_the_token_is_neither_slowed_nor_closed() {
         run(async {
-            let gate = Gate::with(PATIENT);
-            let (stream, mut client) = connect(&gate, 1).await;
+            let admission = Admission::with(PATIENT);
+            let (stream, mut client) = connect(&admission, 1).await;
             let mut stream = stream.unwrap();
             drop(call(&stream).unwrap());
             let mut request = Request::new(());

@@ -6,12 +6,12 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
 use tonic::{Request, Status};
 
-use super::gate::{self, Call, Caller, Standing};
+use crate::admission::{self, Call, Caller, Standing};
+use crate::event::Event;
 use crate::log;
-use crate::status::Event;
 
 /// Calls refused for a missing or wrong token, by this process.
-pub(crate) static REFUSED: Event = Event::new("control.auth_failures");
+pub static REFUSED: Event = Event::new("control.auth_failures");
 
 /// Checks the token of every call to a daemon.
 #[derive(Clone)]
@@ -46,9 +46,9 @@ impl Interceptor for CheckToken {
 /// Counts and reports a call that is refused, with a hint behind a line break.
 pub fn refuse(caller: Option<&Caller>, why: &str) -> Status {
     REFUSED.count();
-    gate::note_refused(caller);
+    admission::note_refused(caller);
     let line = why.split('\n').next().unwrap_or(why);
-    log::refusal(format_args!("call from {} refused: {line}", gate::name_of(caller)));
+    log::refusal(format_args!("call from {} refused: {line}", admission::name_of(caller)));
     Status::unauthenticated(why)
 }
 

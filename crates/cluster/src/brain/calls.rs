@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use engine::control::gate::Call;
-use engine::log;
-use engine::text::one_line;
 use parfait::brain::{Ask, Denial, Request as Wish, Which};
 use parfait::job::Job;
 use parfait::log::{Label, Outcome};
 use parfait::mending::Part;
+use service::admission::Call;
+use service::log;
+use service::text::one_line;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};

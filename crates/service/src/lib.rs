@@ -1,0 +1,39 @@
+//! What every daemon has, whatever it serves.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`error`], [`descriptors`] | failures with hints, as sent to the requester; a lack of file descriptors among their causes |
+//! | [`text`] | text of others, without what a terminal would obey |
+//! | [`log`], [`event`] | the lines of a daemon on standard error; events counted from any thread |
+//! | [`address`] | `HOST[:PORT]` as people write it |
+//!
+//! With the feature `daemon`, which a trainer's process does without:
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `runtime`, `signals`, `seed` | async runtimes; signals and seeds from the operating system |
+//! | `admission`, `auth`, `grpc` | a control port: who may connect, who may call, how much at once |
+//!
+//! Nothing here knows a message of a protocol: calls, their arguments and their answers belong to the crates that serve
+//! them.
+
+pub mod address;
+#[cfg(feature = "daemon")]
+pub mod admission;
+#[cfg(feature = "daemon")]
+pub mod auth;
+pub mod descriptors;
+pub mod error;
+pub mod event;
+#[cfg(feature = "daemon")]
+pub mod grpc;
+pub mod log;
+#[cfg(feature = "daemon")]
+pub mod runtime;
+#[cfg(feature = "daemon")]
+pub mod seed;
+#[cfg(feature = "daemon")]
+pub mod signals;
+pub mod text;
+
+pub use error::Error;
