@@ -2,7 +2,7 @@
 """Runs the registration cache on the kernel's soft-RoCE, in a guest.
 
 Soft-RoCE pins the pages of a region when it is registered, as adapters do: with a key that is kept while the memory is
-freed and allocated again, it sends what the old pages held. The program is crates/nic/examples/registration.rs. Its
+freed and allocated again, it sends what the old pages held. The program is crates/adapter/examples/registration.rs. Its
 last line tells whether the device pins pages, which this demands, so that the test could fail.
 
 Exit status: 0 only right bytes arrived, through the cache; 1 otherwise; 77 the machine lacks something (the reason is
@@ -16,7 +16,7 @@ import buffers
 import lab
 import sandbox
 
-CARGO = ("cargo", "build", "-p", "nic", "--example", "registration", "--message-format=json-render-diagnostics")
+CARGO = ("cargo", "build", "-p", "adapter", "--example", "registration", "--message-format=json-render-diagnostics")
 SCRIPT = """lib=$(ls /usr/lib/*/libibverbs.so.1 /lib/*/libibverbs.so.1 2>/dev/null | head -1)
 /tmp/registration "$lib" rxe0"""
 WANTED = ("200 from the cache, 0 not", "hits: 100, misses: 100, invalidated: 99", "this device pins pages")

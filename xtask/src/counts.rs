@@ -2,7 +2,7 @@
 //!
 //! Times depend on the machine and on what else runs on it; instructions of one thread that never sleeps do not. So a
 //! change that costs instructions is seen on a busy laptop, as a changed line of [`RECORD`], which is in the
-//! repository. The benchmark is `crates/nic/benches/counts`: each case is one process under callgrind.
+//! repository. The benchmark is `crates/adapter/benches/counts`: each case is one process under callgrind.
 //!
 //! | part | what it does |
 //! |---|---|
@@ -129,7 +129,7 @@ fn obstacle() -> Option<String> {
 
 /// Builds the benchmark and returns its path.
 fn build() -> Result<PathBuf, Failure> {
-    let mut build = cargo(&["build", "--release", "--package", "nic", "--bench", "counts"]);
+    let mut build = cargo(&["build", "--release", "--package", "adapter", "--bench", "counts"]);
     let text = shell::output(build.arg("--message-format=json-render-diagnostics"))?;
     let mut program = None;
     for message in Message::parse_stream(text.as_bytes()) {

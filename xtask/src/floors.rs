@@ -236,13 +236,11 @@ const FLOORS: &[(&str, &str)] = &[
          mappings
          userfault
          movable: clock mappings skip userfault
-         neighbours: clock interfaces movable peer pool
-         same_host: fault neighbours pool udp
+         neighbours: clock fault interfaces movable peer pool udp
          device: capture clock interfaces neighbours paces packet ready skip udp waiter
          doctor: device interfaces neighbours packet udp
-         fabric: congestion fault neighbours pool ready same_host udp
          registrations: clock mappings pool seeds skip userfault
-         loaded: abi clock congestion fabric neighbours pool ready
+         loaded: abi clock
          umad",
     ),
     (
@@ -257,6 +255,22 @@ const FLOORS: &[(&str, &str)] = &[
          ring: attach process
          root: scratch
          disk: root scratch",
+    ),
+    (
+        "crates/adapter/src",
+        "software
+         owned: software
+         shared: software",
+    ),
+    (
+        "crates/adapter/src/shared",
+        "descriptor
+         gather
+         memory
+         polling
+         signals
+         core: gather memory polling
+         progress: core descriptor gather signals",
     ),
     (
         "bindings/ibverbs/src",

@@ -33,14 +33,20 @@ const LAYERS: &[Layer] = &[
     Layer { name: "sim", may_use: &["roce", "topology"], tests_may_use: &[], pure: true },
     Layer { name: "xio", may_use: &["roce"], tests_may_use: &["sim"], pure: true },
     Layer { name: "nic", may_use: &["roce"], tests_may_use: &["sim"], pure: false },
+    Layer { name: "adapter", may_use: &["roce", "nic"], tests_may_use: &[], pure: false },
     Layer { name: "host", may_use: &["xio"], tests_may_use: &["roce", "nic"], pure: false },
     Layer { name: "formats", may_use: &["xio"], tests_may_use: &[], pure: false },
     Layer { name: "tokenize", may_use: &["xio", "formats"], tests_may_use: &[], pure: false },
-    Layer { name: "ibverbs", may_use: &["roce", "nic"], tests_may_use: &[], pure: false },
+    Layer {
+        name: "ibverbs",
+        may_use: &["roce", "nic", "adapter"],
+        tests_may_use: &[],
+        pure: false,
+    },
     Layer { name: "service", may_use: &[], tests_may_use: &[], pure: false },
     Layer {
         name: "engine",
-        may_use: &["roce", "xio", "nic", "host", "formats", "service"],
+        may_use: &["roce", "xio", "nic", "adapter", "host", "formats", "service"],
         tests_may_use: &[],
         pure: false,
     },
@@ -59,8 +65,8 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "dquant",
         may_use: &[
-            "roce", "sim", "topology", "subnet", "parfait", "xio", "nic", "host", "formats",
-            "tokenize", "service", "engine", "cluster", "client", "ibverbs",
+            "roce", "sim", "topology", "subnet", "parfait", "xio", "nic", "adapter", "host",
+            "formats", "tokenize", "service", "engine", "cluster", "client", "ibverbs",
         ],
         tests_may_use: &[],
         pure: false,

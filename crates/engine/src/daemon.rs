@@ -184,9 +184,9 @@ pub fn serve<E: From<Error>>(
         ready(&Ready { role: "target", control, roce, socket: None, pid, notes: notes.clone() })?;
         let catalog = Catalog::new(roots, config.io);
         let (admission, commands) = (Admission::new(), engine.commands.clone());
-        let (boards, at) = (engine.boards.clone(), (control, roce));
+        let (discovery, at) = (engine.discovery.clone(), (control, roce));
         let service =
-            TargetService::new(catalog, commands, Arc::clone(&admission), at, boards, notes);
+            TargetService::new(catalog, commands, Arc::clone(&admission), at, discovery, notes);
         let check = CheckToken::new(&config.token);
         let service = InterceptedService::new(TargetServer::new(service), check);
         let server =
@@ -286,7 +286,7 @@ pub fn run_dpu<E: From<Error>>(
         documents: Budget::documents(config.documents),
         waiting: Waiting::default(),
         path_mtus: PathMtus::default(),
-        boards: engine.boards.clone(),
+        discovery: engine.discovery.clone(),
         groups: Groups::default(),
     };
     let (waiting, path_mtus) = (context.waiting.clone(), context.path_mtus.clone());

@@ -70,7 +70,7 @@ impl LocalDpu {
             documents: Budget::documents(MAX_DOCUMENTS as u64 * DOCUMENT_BYTES),
             waiting: Waiting::default(),
             path_mtus: PathMtus::default(),
-            boards: engine.boards.clone(),
+            discovery: engine.discovery.clone(),
             groups: Groups::default(),
         };
         let (ours, theirs) = Connection::pair().map_err(Error::from_cause)?;

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use adapter::owned::Adapter;
 use host::disk::DiskCounters;
 use host::ring::ProducerCounters;
-use nic::fabric::Fabric;
 use service::event::Event;
 use xio::reader::ReaderCounters;
 use xio::target::TargetCounters;
@@ -45,7 +45,7 @@ impl Counters {
     }
 
     /// The counters of a device and its wire.
-    pub(crate) fn of_fabric<F: Fabric>(fabric: &F) -> Counters {
+    pub(crate) fn of_fabric<F: Adapter>(fabric: &F) -> Counters {
         let mut counters = Counters::default();
         fabric.counters(&mut |name, value| counters.set(name, value));
         counters

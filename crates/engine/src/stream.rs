@@ -11,6 +11,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use adapter::software::LocalPeer;
 use host::accounts;
 use host::attach::Connection;
 use host::ring::{Producer, RingConfig, RingFds};
@@ -96,8 +97,8 @@ pub struct DpuContext {
     pub waiting: Waiting,
     /// Paths to targets that drop large packets.
     pub path_mtus: PathMtus,
-    /// What finds out which targets are neighbours, or why none are.
-    pub boards: Result<Arc<neighbours::Shared>, String>,
+    /// What finds out which targets are processes of this machine, or why none are.
+    pub discovery: Result<Arc<neighbours::Shared>, String>,
 }
 
 /// Serves one client until it closes its connection. Calls `heard` when its request has arrived.
@@ -481,20 +482,20 @@ impl Keeper {
         let mtu = path_mtu(LARGEST_MTU, session.reply.mtu)
             .ok_or_else(|| bad(format!("path MTU {} is below 256", session.reply.mtu)))?;
         let credits = session.reply.credits;
-        let neighbour = self.neighbour(theirs.address).await;
-        let is_direct = neighbour.as_ref().is_some_and(|target| target.why_not().is_none());
+        let local = self.local_peer(theirs.address).await;
+        let is_direct = local.as_ref().is_ok_and(|target| target.why_not().is_none());
         self.peer = Some(PeerPath { roce: theirs.address, mtu_bytes: mtu.bytes(), is_direct });
-        let peer = Peer { connection: CONNECTION, ours: ours.qpn, theirs, mtu, credits, neighbour };
+        let peer = Peer { connection: CONNECTION, ours: ours.qpn, theirs, mtu, credits, local };
         self.call(move |reply| Command::Connect(id, peer, reply)).await?;
         Ok(session)
     }
 
     /// The target's process, if it is one of this machine that takes packets through shared memory. Getting to know it
     /// takes seconds if it is stopped.
-    async fn neighbour(&self, target: SocketAddr) -> Option<Arc<neighbours::Target>> {
-        let boards = self.context.boards.clone().ok()?;
-        let meet = move || boards.meet(target, neighbours::OWN_PORT);
-        tokio::task::spawn_blocking(meet).await.ok()?.ok()
+    async fn local_peer(&self, target: SocketAddr) -> LocalPeer {
+        let discovery = self.context.discovery.clone()?;
+        let meet = move || discovery.meet(target, neighbours::OWN_PORT);
+        tokio::task::spawn_blocking(meet).await.map_err(|error| error.to_string())?
     }
 
     /// Path MTU towards the target's machine, in payload bytes.

@@ -12,7 +12,6 @@
 //! | [`packet`] | the RoCE packets on the interfaces of this machine, for captures |
 //! | [`interfaces`] | network interfaces and their addresses |
 //! | [`doctor`] | whether this machine is fit for it |
-//! | [`fabric`] | what engines run on: a device, its memory, and what moves its packets |
 //! | [`abi`] | structures and constants of `infiniband/verbs.h` |
 //! | [`loaded`] | devices behind a libibverbs that is found at run time |
 //! | [`umad`] | management datagrams of InfiniBand, by a libibumad that is found at run time |
@@ -37,7 +36,6 @@ pub mod congestion;
 pub mod device;
 pub mod doctor;
 pub mod driver;
-pub mod fabric;
 pub mod fault;
 pub mod interfaces;
 mod link;
@@ -54,7 +52,6 @@ pub mod private;
 pub mod ready;
 pub mod registrations;
 pub mod roce_v1;
-pub mod same_host;
 mod sockaddr;
 pub mod udp;
 pub mod umad;

@@ -15,11 +15,12 @@ use std::sync::Once;
 use nic::movable::Movable;
 use nic::neighbours::Neighbours;
 
+use adapter::shared::SignalsBlocked;
+use adapter::software::LocalPath;
+
 use super::Engine;
-use super::direct::Possible;
 use crate::process::fork::{self, ForkLock};
 use crate::process::settings::Settings;
-use crate::process::signals::SignalsBlocked;
 
 /// Reasons that are kept; there are fewer, but for error numbers.
 const MAX_REASONS: usize = 16;
@@ -69,7 +70,7 @@ pub(crate) struct SharedReport {
 }
 
 /// Opens the file and names it to neighbours, if the program asks for it.
-pub(super) fn open(settings: &Settings, neighbours: &Possible) -> Sharing {
+pub(super) fn open(settings: &Settings, neighbours: &LocalPath) -> Sharing {
     settings.shares_memory.then(|| begin(neighbours.as_ref().map_err(Clone::clone)?))
 }
 

@@ -59,11 +59,11 @@ impl Snapshot {
         Snapshot {
             wire: core.wire().ok().map(|wire| WireFacts::of(wire)),
             fifos: core.fifo_counters().copied(),
-            counters: *core.endpoint.counters(),
-            rescued_wakeups: core.rescued_wakeups,
-            past_errors: core.endpoint.past_errors().copied().collect(),
-            completion_queues: core.cqs.len(),
-            shared_receive_queues: core.srqs.len(),
+            counters: *core.endpoint().counters(),
+            rescued_wakeups: core.rescued_wakeups(),
+            past_errors: core.endpoint().past_errors().copied().collect(),
+            completion_queues: core.queues().0,
+            shared_receive_queues: core.queues().1,
         }
     }
 }
@@ -88,7 +88,7 @@ fn device(engine: &Engine) -> Value {
         ("device", interface.device_name().into()),
         ("interface", interface.name.as_str().into()),
         ("addresses", interface.addresses.iter().map(ToString::to_string).collect()),
-        ("mtu", engine.mtu.bytes().into()),
+        ("mtu", engine.mtu().bytes().into()),
         ("completion_queues", snapshot.completion_queues.into()),
         ("shared_receive_queues", snapshot.shared_receive_queues.into()),
         ("counters", nonzero(snapshot.counters.named())),
@@ -115,7 +115,7 @@ fn queue_pairs(engine: &Engine) -> Vec<(QpReport, String)> {
         all.reserve(QPS_PER_LOCK);
         let before = all.len();
         let core = engine.lock();
-        let some = core.endpoint.queue_pairs().skip(before).take(QPS_PER_LOCK);
+        let some = core.endpoint().queue_pairs().skip(before).take(QPS_PER_LOCK);
         all.extend(some.map(|report| {
             let path = core.path_of(report.qpn, report.transport);
             (report, path)

@@ -27,7 +27,6 @@ use rustix::net::{self, AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, S
 
 use crate::process::errors::Failure;
 use crate::process::fork;
-use crate::process::signals::SignalsBlocked;
 
 /// Queue pairs copied under one lock.
 const QPS_PER_LOCK: usize = 64;
@@ -61,7 +60,7 @@ pub(crate) fn start() {
 fn answer() -> Result<(), Errno> {
     let listener = listen()?;
     let raw = listener.as_raw_fd();
-    let _blocked = SignalsBlocked::all();
+    let _blocked = adapter::shared::SignalsBlocked::all();
     let thread = std::thread::Builder::new().name("dquant-explain".to_owned());
     // Never closed by us: it ends with the process, or the program closes it before.
     let listener = ManuallyDrop::new(listener);

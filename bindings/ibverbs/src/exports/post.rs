@@ -2,7 +2,7 @@
 //!
 //! Requests of a list are posted one by one; the first refused one ends it and is reported, and those
 //! before it stay posted. Posted requests are sent before the call returns, as far as windows allow, unless they wait for
-//! the program's next call (`engine/gather.rs`).
+//! the program's next call (`adapter::shared`).
 
 use std::ffi::c_int;
 
@@ -196,11 +196,11 @@ pub(super) unsafe extern "C" fn post_recv(
     code(qp.and_then(|qp| {
         let mut core = qp.engine.lock();
         // The endpoint would accept them, for its other users; the verbs do not (IBA 10.3.1.1).
-        let in_reset = core.endpoint.qp_state(qp.number) == Some(QpState::Reset);
-        let now = core.now;
+        let in_reset = core.endpoint().qp_state(qp.number) == Some(QpState::Reset);
+        let now = core.now();
         let mut post = |wr: RecvWr| match in_reset {
             true => Err(Errno::INVAL),
-            false => core.endpoint.post_recv(now, qp.number, wr).map_err(errno_of),
+            false => core.endpoint_mut().post_recv(now, qp.number, wr).map_err(errno_of),
         };
         let limit = qp.cap.max_recv_sge;
         // SAFETY: the caller's list, of valid requests.
@@ -220,7 +220,7 @@ pub(super) unsafe extern "C" fn post_srq_recv(
     let srq = peek::<Srq>(srq).inspect_err(|_| unsafe { name_refused(bad, list) });
     code(srq.and_then(|srq| {
         let mut core = srq.engine.lock();
-        let mut post = |wr: RecvWr| core.endpoint.post_srq_recv(srq.id, wr).map_err(errno_of);
+        let mut post = |wr: RecvWr| core.endpoint_mut().post_srq_recv(srq.id, wr).map_err(errno_of);
         // SAFETY: the caller's list, of valid requests.
         unsafe { each(list, bad, |wr| wr.next, |wr| recv_wr(wr, srq.max_sge).and_then(&mut post)) }
     }))

@@ -116,7 +116,7 @@ impl Qp {
             return Err(Errno::INVAL);
         }
         let all = requests.iter().map(|request| &request.wr);
-        core.endpoint.check_sends(self.number, all).map_err(errno_of)?;
+        core.endpoint().check_sends(self.number, all).map_err(errno_of)?;
         for request in requests.drain(..) {
             let Request { mut wr, inline: range } = request;
             if let Some(range) = range {

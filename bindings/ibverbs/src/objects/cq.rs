@@ -91,7 +91,7 @@ impl Cq {
             return Err(Errno::INVAL);
         }
         let engine = Arc::clone(&context.engine);
-        let id = engine.lock().endpoint.create_cq(attr.cqe).map_err(errno_of)?;
+        let id = engine.lock().endpoint_mut().create_cq(attr.cqe).map_err(errno_of)?;
         c.handle = id.0;
         let owner = context.handle();
         let cq = Cq::arena().insert(Cq {
@@ -106,7 +106,7 @@ impl Cq {
             async_acks: Acks::default(),
             cursor: Cursor::new(single_threaded),
         });
-        cq.engine.lock().cqs.insert(id, cq);
+        cq.engine.lock().listen_cq(id, cq);
         Ok(cq)
     }
 
@@ -118,8 +118,8 @@ impl Cq {
     }
 
     fn leave(&self, core: &mut Core) -> Outcome<()> {
-        core.endpoint.destroy_cq(self.id).map_err(errno_of)?;
-        core.cqs.remove(&self.id);
+        core.endpoint_mut().destroy_cq(self.id).map_err(errno_of)?;
+        core.leave_cq(self.id);
         Ok(())
     }
 
@@ -148,10 +148,10 @@ impl Cq {
                 return Ok(0);
             }
             let is_idle = self.engine.turn_for(&mut core, Some(self.id)).is_idle();
-            idle_at = (is_idle && !core.rests()).then_some(core.now);
+            idle_at = (is_idle && !core.rests()).then_some(core.now());
             taken = self.take(&mut core, room, &mut take);
         }
-        if taken == 0 && core.endpoint.cq_overrun(self.id) == Some(true) {
+        if taken == 0 && core.endpoint().cq_overrun(self.id) == Some(true) {
             return Err(Errno::OVERFLOW);
         }
         drop(core);
@@ -182,7 +182,7 @@ impl Cq {
     }
 
     fn take(&self, core: &mut Core, room: usize, take: &mut impl FnMut(&Completion)) -> usize {
-        let next = || core.endpoint.poll_cq(self.id);
+        let next = || core.endpoint_mut().poll_cq(self.id);
         std::iter::from_fn(next).take(room).map(|completion| take(&completion)).count()
     }
 
@@ -191,7 +191,7 @@ impl Cq {
     pub(crate) fn resize(&self, cqe: c_int) -> Outcome<()> {
         let depth = u32::try_from(cqe).ok().filter(|cqe| (1..=ENDPOINT.max_cqe).contains(cqe));
         let depth = depth.ok_or(Errno::INVAL)?;
-        self.engine.lock().endpoint.resize_cq(self.id, depth).map_err(|_| Errno::INVAL)?;
+        self.engine.lock().endpoint_mut().resize_cq(self.id, depth).map_err(|_| Errno::INVAL)?;
         // SAFETY: the program must not use the size while it changes it.
         unsafe { (*self.c.get()).cqe = cqe };
         Ok(())
@@ -201,7 +201,7 @@ impl Cq {
     pub(crate) fn arm(&self, solicited_only: bool) -> Outcome<()> {
         let mut core = self.engine.lock();
         self.armed.store(self.channel.is_some(), Ordering::Relaxed);
-        core.endpoint.req_notify(self.id, solicited_only).map_err(errno_of)?;
+        core.endpoint_mut().req_notify(self.id, solicited_only).map_err(errno_of)?;
         self.engine.turn(&mut core);
         drop(core);
         self.engine.expect_sleep();

@@ -31,14 +31,14 @@ impl InlineSlots {
         let bytes: Box<[UnsafeCell<u8>]> =
             std::iter::repeat_with(|| UnsafeCell::new(0)).take(slots * slot_bytes).collect();
         let (addr, len) = (bytes.as_ptr() as u64, bytes.len() as u64);
-        let region = core.endpoint.register(pd, addr, len, Access::LOCAL_READ);
+        let region = core.endpoint_mut().register(pd, addr, len, Access::LOCAL_READ);
         let lkey = region.map_err(errno_of)?.lkey;
         Ok(Some(InlineSlots { bytes: UnsafeCell::new(bytes), slot_bytes, lkey }))
     }
 
     /// Frees the memory: that of the queue pair itself stays for a while.
     pub(crate) fn end(&self, core: &mut Core) {
-        let _ = core.endpoint.deregister(self.lkey);
+        let _ = core.endpoint_mut().deregister(self.lkey);
         // SAFETY: the engine's lock is held, and no key refers to the slots any more.
         unsafe { *self.bytes.get() = Box::default() };
     }

@@ -221,9 +221,9 @@ impl Mr {
                 now.place = shape.place;
             }
             let mut core = self.engine.lock();
-            let changed = core.endpoint.change_region(now.lkey, shape.pd, access);
+            let changed = core.endpoint_mut().change_region(now.lkey, shape.pd, access);
             let in_force = if changed.is_ok() { &shape } else { &*now };
-            core.publish_region(&card(in_force, self.rkey()));
+            core.publish_region(now.lkey, &card(in_force, self.rkey()));
             changed.map_err(errno_of)?;
         }
         *now = shape;
@@ -248,7 +248,7 @@ impl Mr {
         if Mr::arena().retire(self) {
             let shape = self.shape();
             if retire(&self.engine, &shape, self.rkey()).is_err() {
-                let _ = self.engine.lock().endpoint.deregister(shape.lkey);
+                let _ = self.engine.lock().endpoint_mut().deregister(shape.lkey);
                 shape.unshare(&self.engine);
             }
             self.unmap();
@@ -297,7 +297,7 @@ fn enlist(engine: &Engine, shape: &mut Shape) -> Outcome<MemoryRegion> {
         shape.place = engine.share(addr, len);
     }
     let mut core = engine.lock();
-    let registered = core.endpoint.register_at(pd, iova, len, addr, access);
+    let registered = core.endpoint_mut().register_at(pd, iova, len, addr, access);
     let region = match registered {
         Ok(region) => region,
         Err(error) => {
@@ -307,7 +307,7 @@ fn enlist(engine: &Engine, shape: &mut Shape) -> Outcome<MemoryRegion> {
         }
     };
     shape.lkey = region.lkey;
-    core.publish_region(&card(shape, region.rkey));
+    core.publish_region(region.lkey, &card(shape, region.rkey));
     Ok(region)
 }
 
@@ -324,11 +324,11 @@ fn card(shape: &Shape, rkey: u32) -> RegionCard {
 /// # Errors
 /// `EBUSY` when one was stopped in the middle of an access: then nothing has changed.
 fn withdraw(engine: &Engine, shape: &Shape, rkey: u32) -> Outcome<()> {
-    engine.lock().withdraw_region(rkey);
+    engine.lock().withdraw_region(shape.lkey);
     if engine.quiesce() {
         return Ok(());
     }
-    engine.lock().publish_region(&card(shape, rkey));
+    engine.lock().publish_region(shape.lkey, &card(shape, rkey));
     Err(Errno::BUSY)
 }
 
@@ -336,8 +336,8 @@ fn withdraw(engine: &Engine, shape: &Shape, rkey: u32) -> Outcome<()> {
 fn retire(engine: &Engine, shape: &Shape, rkey: u32) -> Outcome<()> {
     withdraw(engine, shape, rkey)?;
     let mut core = engine.lock();
-    core.endpoint.deregister(shape.lkey).map_err(|error| {
-        core.publish_region(&card(shape, rkey));
+    core.endpoint_mut().deregister(shape.lkey).map_err(|error| {
+        core.publish_region(shape.lkey, &card(shape, rkey));
         errno_of(error)
     })?;
     drop(core);
@@ -351,8 +351,8 @@ fn replace(engine: &Engine, shape: &mut Shape, before: &Shape, rkey: u32) -> Out
     if let Err(error) = retire(engine, before, rkey) {
         // Windows are bound to the old region, so that stays. Nobody has the new key.
         let mut core = engine.lock();
-        core.withdraw_region(region.rkey);
-        let _ = core.endpoint.deregister(region.lkey);
+        core.withdraw_region(region.lkey);
+        let _ = core.endpoint_mut().deregister(region.lkey);
         drop(core);
         shape.unshare(engine);
         return Err(error);

@@ -27,7 +27,7 @@ impl Qp {
             return Err(Errno::NOMEM);
         }
         with_sockets(&mut core, |wire| wire.join(group))?.map_err(|error| errno_of_io(&error))?;
-        if let Err(error) = core.endpoint.attach_multicast(self.number, group) {
+        if let Err(error) = core.endpoint_mut().attach_multicast(self.number, group) {
             // The group was joined only for this queue pair.
             let _ = with_sockets(&mut core, |wire| wire.leave(group))?;
             return Err(errno_of(error));
@@ -54,7 +54,7 @@ impl Qp {
 
     /// The queue pair's part in leaving a group.
     pub(super) fn leave_group(&self, core: &mut Core, group: IpAddr) {
-        let _ = core.endpoint.detach_multicast(self.number, group);
+        let _ = core.endpoint_mut().detach_multicast(self.number, group);
         let _ = with_sockets(core, |wire| wire.leave(group));
     }
 }

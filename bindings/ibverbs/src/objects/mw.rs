@@ -31,7 +31,7 @@ impl Mw {
             return Err(Errno::INVAL);
         }
         let type_2 = kind == IBV_MW_TYPE_2;
-        let made = domain.engine.lock().endpoint.alloc_window(domain.id, type_2);
+        let made = domain.engine.lock().endpoint_mut().alloc_window(domain.id, type_2);
         let (id, rkey) = made.map_err(errno_of)?;
         let (owner, pd) = (domain.owner(), domain.handle());
         let c = ibv_mw { context: owner, pd, rkey, handle: id.0, r#type: kind };
@@ -41,7 +41,7 @@ impl Mw {
     }
 
     pub(crate) fn dealloc(&'static self) -> Outcome<()> {
-        self.engine.lock().endpoint.dealloc_window(self.id).map_err(errno_of)?;
+        self.engine.lock().endpoint_mut().dealloc_window(self.id).map_err(errno_of)?;
         Mw::arena().retire(self);
         Ok(())
     }
@@ -49,7 +49,7 @@ impl Mw {
     /// Destroys it with its context.
     pub(super) fn end(&'static self) {
         if Mw::arena().retire(self) {
-            let _ = self.engine.lock().endpoint.dealloc_window(self.id);
+            let _ = self.engine.lock().endpoint_mut().dealloc_window(self.id);
         }
     }
 

@@ -29,7 +29,7 @@ object!(Pd, ibv_pd);
 
 impl Pd {
     pub(crate) fn alloc(context: &'static Context) -> &'static Pd {
-        let id = context.engine.lock().endpoint.alloc_pd();
+        let id = context.engine.lock().endpoint_mut().alloc_pd();
         Pd::insert(context.handle(), Arc::clone(&context.engine), id, None)
     }
 
@@ -70,7 +70,7 @@ impl Pd {
             return Err(Errno::BUSY);
         }
         if !self.is_parent_domain() {
-            self.engine.lock().endpoint.dealloc_pd(self.id).map_err(errno_of)?;
+            self.engine.lock().endpoint_mut().dealloc_pd(self.id).map_err(errno_of)?;
         }
         Pd::arena().retire(self);
         Ok(())
@@ -80,7 +80,7 @@ impl Pd {
     pub(super) fn end(&'static self) {
         if Pd::arena().retire(self) && self.base.is_none() {
             // It goes with the engine's other users' view unchanged; one in use cannot be here.
-            let _ = self.engine.lock().endpoint.dealloc_pd(self.id);
+            let _ = self.engine.lock().endpoint_mut().dealloc_pd(self.id);
         }
     }
 }

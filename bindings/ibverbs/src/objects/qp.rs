@@ -109,10 +109,10 @@ impl Qp {
             max_recv_wr: cap.max_recv_wr,
             srq: parts.srq.map(|srq| srq.id),
         };
-        let number = core.endpoint.create_qp(config).map_err(errno_of)?;
+        let number = core.endpoint_mut().create_qp(config).map_err(errno_of)?;
         let slots = InlineSlots::new(&mut core, pd.id, &cap);
         let inline = slots.inspect_err(|_| {
-            let _ = core.endpoint.destroy_qp(clock::now(), number);
+            let _ = core.endpoint_mut().destroy_qp(clock::now(), number);
         })?;
         (c.qp_base.handle, c.qp_base.qp_num) = (number.get(), number.get());
         let qp = Qp::arena().insert(Qp {
@@ -130,7 +130,7 @@ impl Qp {
             groups: Mutex::new(Vec::new()),
             async_acks: Acks::default(),
         });
-        core.qps.insert(number.get(), qp);
+        core.listen_qp(number, qp);
         Ok(qp)
     }
 
@@ -176,9 +176,7 @@ impl Qp {
         for group in groups {
             self.leave_group(core, group);
         }
-        let _ = core.endpoint.destroy_qp(clock::now(), self.number);
-        core.qps.remove(&self.number.get());
-        core.forget_qp(self.number);
+        core.destroy_qp(self.number);
         if let Some(inline) = &self.inline {
             inline.end(core);
         }

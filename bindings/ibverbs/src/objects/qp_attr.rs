@@ -2,7 +2,6 @@
 
 use std::ffi::c_int;
 
-use nic::clock;
 use nic::congestion::window_packets;
 use roce::congestion::CongestionControl;
 use roce::endpoint::{AttrMask, Mtu, QpAttr, QpState};
@@ -163,12 +162,8 @@ impl Qp {
         let wanted = wanted(self, attr, mask)?;
         let connects = mask & IBV_QP_STATE != 0 && wanted.state == QpState::Rtr;
         let met = (connects && self.transport != Transport::Ud)
-            .then(|| self.engine.meet(&wanted.path, wanted.dest_qp));
-        let modified = self.engine.verb(|core| {
-            core.endpoint.modify_qp(clock::now(), self.number, &wanted)?;
-            core.follow_qp(self.number, met);
-            Ok(())
-        });
+            .then(|| self.engine.discover(&wanted.path, wanted.dest_qp));
+        let modified = self.engine.verb(|core| core.modify_qp(self.number, &wanted, met));
         modified.map_err(errno_of)?;
         // What the peer may not do any more it does not do from here on.
         let _ = self.engine.quiesce();
@@ -181,7 +176,7 @@ impl Qp {
 
     /// Its current attributes, and those it was created with.
     pub(crate) fn query(&self) -> Outcome<(ibv_qp_attr, ibv_qp_init_attr)> {
-        let found = self.engine.lock().endpoint.query_qp(self.number).map_err(errno_of)?;
+        let found = self.engine.lock().endpoint().query_qp(self.number).map_err(errno_of)?;
         let all = queried(self, &found);
         // SAFETY: the queue pair's own structure, whose state is ours to write.
         unsafe { (*self.base()).state = all.qp_state };

@@ -103,7 +103,7 @@ impl Context {
         Ok(ibv_port_attr {
             state: IBV_PORT_ACTIVE,
             max_mtu: IBV_MTU_4096,
-            active_mtu: mtu_code(self.engine.mtu),
+            active_mtu: mtu_code(self.engine.mtu()),
             gid_tbl_len: interface.addresses.len() as c_int,
             port_cap_flags: IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS,
             max_msg_sz: limits::MAX_MESSAGE_BYTES,

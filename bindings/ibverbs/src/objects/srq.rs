@@ -43,7 +43,7 @@ impl Srq {
         attr.max_wr = attr.max_wr.max(1);
         attr.max_sge = attr.max_sge.max(1);
         let config = SrqConfig { pd: domain.id, max_wr: attr.max_wr, limit: 0 };
-        let id = domain.engine.lock().endpoint.create_srq(config).map_err(errno_of)?;
+        let id = domain.engine.lock().endpoint_mut().create_srq(config).map_err(errno_of)?;
         let owner = domain.owner();
         let srq = Srq::arena().insert(Srq {
             c: UnsafeCell::new(ibv_srq {
@@ -62,13 +62,13 @@ impl Srq {
             max_sge: attr.max_sge,
             async_acks: Acks::default(),
         });
-        srq.engine.lock().srqs.insert(id, srq);
+        srq.engine.lock().listen_srq(id, srq);
         Ok(srq)
     }
 
     fn leave(&self, core: &mut Core) -> Outcome<()> {
-        core.endpoint.destroy_srq(self.id).map_err(errno_of)?;
-        core.srqs.remove(&self.id);
+        core.endpoint_mut().destroy_srq(self.id).map_err(errno_of)?;
+        core.leave_srq(self.id);
         Ok(())
     }
 
@@ -95,18 +95,18 @@ impl Srq {
             return Ok(());
         }
         let mut core = self.engine.lock();
-        let config = core.endpoint.query_srq(self.id).map_err(errno_of)?;
+        let config = core.endpoint().query_srq(self.id).map_err(errno_of)?;
         if attr.srq_limit > config.max_wr {
             return Err(Errno::INVAL);
         }
-        core.endpoint.set_srq_limit(self.id, attr.srq_limit).map_err(errno_of)?;
+        core.endpoint_mut().set_srq_limit(self.id, attr.srq_limit).map_err(errno_of)?;
         // If fewer are left already, the event is due now, and no later turn may deliver it.
         core.settle();
         Ok(())
     }
 
     pub(crate) fn query(&self) -> Outcome<ibv_srq_attr> {
-        let config = self.engine.lock().endpoint.query_srq(self.id).map_err(errno_of)?;
+        let config = self.engine.lock().endpoint().query_srq(self.id).map_err(errno_of)?;
         let SrqConfig { max_wr, limit, .. } = config;
         Ok(ibv_srq_attr { max_wr, max_sge: self.max_sge, srq_limit: limit })
     }

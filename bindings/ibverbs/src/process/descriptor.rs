@@ -7,34 +7,10 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::fs::fstat;
+
+use adapter::shared::Watched;
 
 use super::errors::Outcome;
-
-/// A descriptor's number, and the file it referred to.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Watched {
-    pub(crate) fd: RawFd,
-    file: (u64, u64),
-}
-
-impl Watched {
-    pub(crate) fn new(fd: BorrowedFd<'_>) -> Outcome<Watched> {
-        Ok(Watched { fd: fd.as_raw_fd(), file: file_of(fd)? })
-    }
-
-    /// Whether the program has left it open, as far as can be determined: all event descriptors look
-    /// the same.
-    pub(crate) fn is_there(&self) -> bool {
-        // SAFETY: the number is only asked about; one that is closed is an error.
-        file_of(unsafe { BorrowedFd::borrow_raw(self.fd) }) == Ok(self.file)
-    }
-}
-
-fn file_of(fd: BorrowedFd<'_>) -> Outcome<(u64, u64)> {
-    let found = fstat(fd)?;
-    Ok((found.st_dev, found.st_ino))
-}
 
 /// An owned descriptor, closed on drop unless the program has closed it.
 pub(crate) struct Descriptor(Watched);

@@ -6,4 +6,3 @@ pub(crate) mod descriptor;
 pub(crate) mod errors;
 pub(crate) mod fork;
 pub(crate) mod settings;
-pub(crate) mod signals;

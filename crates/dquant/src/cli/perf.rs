@@ -10,7 +10,6 @@ use clap::{Args, Subcommand, ValueEnum};
 use engine::data::DeviceChoice;
 use nic::congestion::Choice;
 use nic::loaded::DEFAULT_LIBRARY;
-use nic::same_host;
 use roce::congestion::CongestionControl;
 use roce::endpoint::Mtu;
 use serde::Serialize;
@@ -527,7 +526,7 @@ impl ClientArgs {
             !matches!(self.cc, Choice::Auto | Choice::Always(CongestionControl::Off));
         self.device.device.is_some()
             || is_controlled
-            || same_host::refused_by_environment().is_some()
+            || adapter::owned::refused_by_environment().is_some()
     }
 
     fn test(&self, operation: Operation, mode: Mode, bytes: u32) -> Test {

@@ -4,11 +4,11 @@ use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::Duration as StdDuration;
 
+use adapter::owned::{Adapter, Trouble};
 use engine::data::DeviceChoice;
 use nic::clock;
 use nic::congestion::Choice;
 use nic::driver::{Application, Driver, RESCUED, Turn};
-use nic::fabric::{Fabric, Trouble};
 use roce::world::Progress;
 use roce::{Duration, Time};
 use service::address::{check_port, with_port};
@@ -188,7 +188,7 @@ impl Client {
         Ok(outcome)
     }
 
-    fn run_on<F: Fabric>(
+    fn run_on<F: Adapter>(
         &mut self,
         mut fabric: F,
         test: Test,
@@ -288,7 +288,7 @@ fn unexpected(peer: SocketAddr, message: Message) -> CliError {
 }
 
 /// A driver that wakes for packets and for control messages.
-pub(super) fn driver<F: Fabric>(fabric: &F, control: &Control) -> Result<Driver, CliError> {
+pub(super) fn driver<F: Adapter>(fabric: &F, control: &Control) -> Result<Driver, CliError> {
     let no_driver = |error| CliError::because("cannot wait for packets", &error);
     let driver = Driver::new().map_err(no_driver)?;
     fabric.watch(driver.watched()).map_err(no_driver)?;
@@ -330,7 +330,7 @@ impl Failure {
 }
 
 /// The next trouble that ends a test; others are for people to read.
-pub(super) fn take_trouble<F: Fabric>(fabric: &mut F) -> Option<Failure> {
+pub(super) fn take_trouble<F: Adapter>(fabric: &mut F) -> Option<Failure> {
     while let Some(trouble) = fabric.poll_trouble() {
         match trouble {
             Trouble::Degraded(what) => service::log::line(what),
@@ -384,7 +384,7 @@ struct Work<'a, F> {
     failure: Option<Failure>,
 }
 
-impl<'a, F: Fabric> Work<'a, F> {
+impl<'a, F: Adapter> Work<'a, F> {
     fn new(
         fabric: &'a mut F,
         control: &'a mut Control,
@@ -500,7 +500,7 @@ impl<'a, F: Fabric> Work<'a, F> {
     }
 }
 
-impl<F: Fabric> Application for Work<'_, F> {
+impl<F: Adapter> Application for Work<'_, F> {
     const SPIN: Duration = Duration::from_micros(5);
 
     fn turn(&mut self, now: Time) -> Turn {

@@ -6,9 +6,9 @@
 
 use std::net::SocketAddr;
 
+use adapter::owned::Adapter;
 use nic::clock;
 use nic::congestion::{Choice, window_packets};
-use nic::fabric::Fabric;
 use nic::neighbours::OWN_PORT;
 use nic::pool::Pool;
 use roce::device::{self, Device, InitialPsns};
@@ -55,7 +55,11 @@ impl Ends {
     ///
     /// # Errors
     /// When memory or the device refuse.
-    pub(super) fn open<F: Fabric>(fabric: &mut F, test: Test, seed: u64) -> Result<Ends, CliError> {
+    pub(super) fn open<F: Adapter>(
+        fabric: &mut F,
+        test: Test,
+        seed: u64,
+    ) -> Result<Ends, CliError> {
         let range = fabric.memory_mut().alloc(test.memory(), 4096).map_err(CliError::from_cause)?;
         let device = fabric.device();
         let refused = |error: VerbsError| CliError::because("the device refuses the test", &error);
@@ -64,8 +68,6 @@ impl Ends {
         let send_cq = device.create_cq(depth).map_err(refused)?;
         let recv_cq = device.create_cq(depth).map_err(refused)?;
         let region = device.register(pd, range.addr, range.len, Access::ALL).map_err(refused)?;
-        fabric.registered(pd, &region, Access::ALL);
-        let device = fabric.device();
         let (mut drawn, mut qps) = (InitialPsns::new(seed), Vec::new());
         let mut psns = Vec::new();
         for _ in 0..test.qps {
@@ -90,7 +92,7 @@ impl Ends {
     }
 
     /// This side, as the other needs to know it.
-    pub(super) fn describe<F: Fabric>(&self, fabric: &F, mtu: u32) -> End {
+    pub(super) fn describe<F: Adapter>(&self, fabric: &F, mtu: u32) -> End {
         let numbers = self.qps.iter().zip(&self.psns);
         End {
             address: fabric.local(),
@@ -108,7 +110,7 @@ impl Ends {
     ///
     /// # Errors
     /// When the other side's numbers are impossible, or the device refuses.
-    pub(super) fn connect<F: Fabric>(
+    pub(super) fn connect<F: Adapter>(
         &mut self,
         fabric: &mut F,
         ours: &End,
@@ -157,9 +159,9 @@ impl Ends {
             return Ok(None);
         }
         // Packets reach a peer that is no neighbour.
-        let met = fabric.boards().and_then(|own| own.meet(peer.address, OWN_PORT));
+        let met = fabric.discovery().and_then(|own| own.meet(peer.address, OWN_PORT));
         for &qpn in &self.qps {
-            fabric.connected(clock::now(), qpn, met.as_ref().ok().cloned());
+            fabric.route(clock::now(), qpn, met.clone());
         }
         let expected = self.test.may_be_direct() && peer.address.ip() == ours.address.ip();
         Ok(met.err().filter(|_| expected))

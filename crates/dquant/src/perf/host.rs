@@ -2,13 +2,12 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use adapter::owned::{self, Adapter, Loaded, Software, SoftwareError};
 use engine::data::{DeviceChoice, mtu_towards};
 use nic::clock;
-use nic::fabric::{Fabric, Software, SoftwareError};
-use nic::loaded::{Library, LoadError, Loaded, LoadedDevice};
+use nic::loaded::{Library, LoadError, LoadedDevice};
 use nic::pool::Pool;
 use nic::roce_v1::{RESOLVE_LIMIT, RoceV1Error, RoceV1Wire};
-use nic::same_host;
 use nic::udp::UdpError;
 #[cfg(feature = "xdp")]
 use nic::xdp::{XdpConfig, XdpWire};
@@ -34,7 +33,7 @@ pub(crate) fn software(
         bound => bound,
     };
     let mut device = bound.map_err(|error| CliError::because("no device", &error))?;
-    device.open_same_host(refused.or_else(same_host::refused_by_environment));
+    device.open_same_host(refused.or_else(owned::refused_by_environment));
     Ok(device)
 }
 
@@ -101,14 +100,14 @@ pub(crate) fn loaded(choice: &DeviceChoice, memory: u64) -> Result<Loaded, CliEr
 }
 
 /// The path MTU that this side can use towards the other, in payload bytes.
-pub(crate) fn mtu<F: Fabric>(fabric: &F, peer: SocketAddr) -> u32 {
+pub(crate) fn mtu<F: Adapter>(fabric: &F, peer: SocketAddr) -> u32 {
     fabric
         .largest_mtu()
         .min(mtu_towards(fabric.local().ip(), SocketAddr::new(peer.ip(), ROCE_PORT)))
 }
 
 /// How messages have travelled so far.
-pub(super) fn path<F: Fabric>(fabric: &F, is_loaded: bool) -> MessagePath {
+pub(super) fn path<F: Adapter>(fabric: &F, is_loaded: bool) -> MessagePath {
     let (mut direct, mut fifo, mut udp, mut xdp, mut roce_v1) = (0, 0, 0, 0, 0);
     fabric.counters(&mut |name, value| match name {
         "roce.direct_writes"
@@ -132,7 +131,7 @@ pub(super) fn path<F: Fabric>(fabric: &F, is_loaded: bool) -> MessagePath {
 }
 
 /// Packets sent again so far; none where the device does not tell.
-pub(crate) fn retransmitted<F: Fabric>(fabric: &F) -> Option<u64> {
+pub(crate) fn retransmitted<F: Adapter>(fabric: &F) -> Option<u64> {
     let mut total = None;
     fabric.counters(&mut |name, value| {
         if matches!(name, "roce.retransmitted_packets" | "roce.selective_retransmits") {

@@ -8,11 +8,11 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use adapter::owned::Adapter;
 use engine::data::DeviceChoice;
 use nic::clock;
 use nic::congestion::Choice;
 use nic::driver::{Application, RESCUED, Turn};
-use nic::fabric::Fabric;
 use roce::{Duration, Time};
 use service::log;
 use service::seed::fresh_seed;
@@ -179,7 +179,7 @@ impl Session {
         self.run_on(fabric, test, seed, false, no_xdp)
     }
 
-    fn run_on<F: Fabric>(
+    fn run_on<F: Adapter>(
         &mut self,
         mut fabric: F,
         test: Test,
@@ -250,7 +250,7 @@ struct Work<'a, F> {
     end: Option<Result<Verdict, Failure>>,
 }
 
-impl<F: Fabric> Work<'_, F> {
+impl<F: Adapter> Work<'_, F> {
     /// Answers the client. Returns the verdict once it has been sent.
     fn attend(&mut self, now: Time) -> Result<Option<Verdict>, Failure> {
         match self.control.poll().map_err(Failure::Control)? {
@@ -276,7 +276,7 @@ impl<F: Fabric> Work<'_, F> {
     }
 }
 
-impl<F: Fabric> Application for Work<'_, F> {
+impl<F: Adapter> Application for Work<'_, F> {
     const SPIN: Duration = Duration::from_micros(5);
 
     fn turn(&mut self, now: Time) -> Turn {

@@ -8,12 +8,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration as StdDuration, Instant};
 
+use adapter::owned::{Adapter, Trouble};
 use arrayvec::ArrayVec;
 use engine::data::DeviceChoice;
 use nic::clock;
 use nic::congestion::{Choice, window_packets};
 use nic::driver::{Application, Driver, RESCUED, Turn};
-use nic::fabric::{Fabric, Trouble};
 use nic::pool::Pool;
 use roce::device::{self, Device, InitialPsns};
 use roce::endpoint::{Connect, Mtu, QpConfig};
@@ -184,7 +184,7 @@ fn unclassified(setup: &Setup, rank: u32, local: SocketAddr) -> Option<String> {
     })
 }
 
-fn run_on<F: Fabric>(
+fn run_on<F: Adapter>(
     setup: &Setup,
     place: &Place,
     steps: Vec<Step>,
@@ -221,7 +221,7 @@ fn run_on<F: Fabric>(
     replay(setup, rank, steps, fabric, ends, meeting)
 }
 
-fn replay<F: Fabric>(
+fn replay<F: Adapter>(
     setup: &Setup,
     rank: u32,
     steps: Vec<Step>,
@@ -346,7 +346,7 @@ struct Ends {
 }
 
 impl Ends {
-    fn open<F: Fabric>(
+    fn open<F: Adapter>(
         fabric: &mut F,
         rank: u32,
         sizes: &Sizes,
@@ -364,7 +364,6 @@ impl Ends {
         let send_cq = device.create_cq(depth).map_err(refused)?;
         let recv_cq = device.create_cq(depth).map_err(refused)?;
         let region = device.register(pd, range.addr, range.len, Access::ALL).map_err(refused)?;
-        fabric.registered(pd, &region, Access::ALL);
         let (mut drawn, mut peers, mut next) = (InitialPsns::new(seed), Vec::new(), range.addr);
         let mut take = |bytes: u64| {
             let addr = next;
@@ -402,7 +401,7 @@ impl Ends {
     }
 
     /// Connects all queue pairs to those of the others, and posts receives.
-    fn connect<F: Fabric>(
+    fn connect<F: Adapter>(
         &mut self,
         fabric: &mut F,
         setup: &Setup,
@@ -438,7 +437,6 @@ impl Ends {
                 ..Connect::new(path, dest, first)
             };
             device::connect(fabric.device(), clock::now(), qpn, &connect).map_err(refused)?;
-            fabric.connected(clock::now(), qpn, None);
             if self.peers[at].inbox_bytes > 0 {
                 for slot in 0..AHEAD {
                     self.post_receive(fabric.device(), at, slot).map_err(CliError::usage)?;
@@ -653,7 +651,7 @@ struct Work<F> {
     failure: Option<Broken>,
 }
 
-impl<F: Fabric> Work<F> {
+impl<F: Adapter> Work<F> {
     /// A queue pair failed: because its peer has ended, if that is heard in time, which says more.
     fn explain(&mut self, (peer, why): (u32, String)) -> Broken {
         let began = Instant::now();
@@ -713,7 +711,7 @@ impl<F: Fabric> Work<F> {
     }
 }
 
-impl<F: Fabric> Application for Work<F> {
+impl<F: Adapter> Application for Work<F> {
     const SPIN: Duration = Duration::from_micros(5);
 
     fn turn(&mut self, now: Time) -> Turn {

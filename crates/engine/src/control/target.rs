@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Instant;
 
+use adapter::software::LocalPeer;
 use nic::clock;
 use nic::loaded::OTHER_PORT;
 use nic::neighbours::{self, Shared};
@@ -51,7 +52,7 @@ pub struct TargetService {
     admission: Arc<Admission>,
     control: SocketAddr,
     roce: SocketAddr,
-    boards: Result<Arc<Shared>, String>,
+    discovery: Result<Arc<Shared>, String>,
     notes: Arc<[String]>,
     documents: Readers,
 }
@@ -64,7 +65,7 @@ impl TargetService {
         commands: Commands<Command>,
         admission: Arc<Admission>,
         at: (SocketAddr, SocketAddr),
-        boards: Result<Arc<Shared>, String>,
+        discovery: Result<Arc<Shared>, String>,
         notes: Vec<String>,
     ) -> TargetService {
         let reports = Arc::new(Reports::new(commands.clone(), Command::Status));
@@ -77,7 +78,7 @@ impl TargetService {
             admission,
             control,
             roce,
-            boards,
+            discovery,
             notes,
             documents,
         }
@@ -95,17 +96,13 @@ impl TargetService {
         found.map_err(|error| Status::internal(error.to_string()))?
     }
 
-    /// Finds out whether a reader is a process whose memory is reached without packets, and if not, why not. The
+    /// Finds out whether a reader is a process whose memory is reached through shared memory, and if not, why not. The
     /// processes exchange messages, which takes seconds if the other one is stopped.
-    async fn neighbour(
-        &self,
-        reader: SocketAddr,
-        call: Held,
-    ) -> Result<Arc<neighbours::Target>, String> {
-        let boards = self.boards.clone()?;
+    async fn local_peer(&self, reader: SocketAddr, call: Held) -> LocalPeer {
+        let discovery = self.discovery.clone()?;
         let meet = move || {
             let _call = call;
-            boards.meet(reader, neighbours::OWN_PORT)
+            discovery.meet(reader, neighbours::OWN_PORT)
         };
         tokio::task::spawn_blocking(meet).await.map_err(|error| error.to_string())?
     }
@@ -145,12 +142,12 @@ impl TargetService {
             SessionSource { file, layout, stages, table, action, sums }
         });
         let (sources, stages) = (sources.collect(), first.stages);
-        let neighbour = self.neighbour(reader.address, call.clone()).await;
-        let why_not = neighbour.as_ref().map_or_else(|why| Some(&**why), |one| one.why_not());
+        let local = self.local_peer(reader.address, call.clone()).await;
+        let why_not = local.as_ref().map_or_else(|why| Some(&**why), |one| one.why_not());
         let path = why_not.map_or("direct".to_owned(), |why| format!("packets ({why})"));
         let (sender, ended) = oneshot::channel();
-        let (neighbour, signals) = (neighbour.ok(), self.commands.signals());
-        let spec = SessionSpec { sources, reader, neighbour, mtu, credits, ended: sender, signals };
+        let signals = self.commands.signals();
+        let spec = SessionSpec { sources, reader, local, mtu, credits, ended: sender, signals };
         let (ours, guard) = self.open(spec, call.clone()).await?;
         let mtu = ours.mtu;
         let target = Some(queue_pair(&ours, mtu));

@@ -10,11 +10,12 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::thread::JoinHandle;
 
+use adapter::owned::Adapter;
+use adapter::software::LocalPeer;
 use host::ring::{Producer, ProducerCounters};
 use nic::clock;
 use nic::driver::{Application, Turn};
-use nic::fabric::Fabric;
-use nic::neighbours::{Shared, Target, Unfinished};
+use nic::neighbours::{Shared, Unfinished};
 use nic::pool::PoolRange;
 use nic::ready::ReadySet;
 use roce::device::Device;
@@ -126,8 +127,8 @@ pub struct Peer {
     pub mtu: Mtu,
     /// Outstanding requests that the target allows us.
     pub credits: u32,
-    /// The target's process, if packets to it need no socket.
-    pub neighbour: Option<Arc<Target>>,
+    /// The target's process, if packets to it need no socket, or why they do.
+    pub local: LocalPeer,
 }
 
 /// A running DPU engine.
@@ -137,8 +138,8 @@ pub struct DpuEngine {
     pub commands: Commands<Command>,
     /// Address of the RoCE endpoint.
     pub roce: SocketAddr,
-    /// What finds out which targets are neighbours, or why none are.
-    pub boards: Result<Arc<Shared>, String>,
+    /// What finds out which targets are processes of this machine, or why none are.
+    pub discovery: Result<Arc<Shared>, String>,
     /// Paths chosen, and why.
     pub notes: Vec<String>,
     /// The thread.
@@ -164,7 +165,7 @@ struct Domain {
 }
 
 impl Domain {
-    fn open<F: Fabric>(
+    fn open<F: Adapter>(
         host: &mut Host<F>,
         bytes: u64,
         connections: u32,
@@ -177,7 +178,7 @@ impl Domain {
         made
     }
 
-    fn open_in<F: Fabric>(
+    fn open_in<F: Adapter>(
         host: &mut Host<F>,
         pd: PdId,
         bytes: u64,
@@ -205,7 +206,7 @@ impl Domain {
     }
 
     /// Called after its queue pairs are destroyed.
-    fn close<F: Fabric>(self, host: &mut Host<F>) {
+    fn close<F: Adapter>(self, host: &mut Host<F>) {
         host.destroy_cq(self.cqs.0);
         host.destroy_cq(self.cqs.1);
         host.deregister(self.capsules.0, &self.capsules.1);
@@ -220,7 +221,7 @@ struct Stream {
     sink: RingSink,
     domain: Domain,
     lines: Vec<Line>,
-    /// What neighbours had begun to write when a queue pair was dropped.
+    /// What local peers had begun to write when a queue pair was dropped.
     unfinished: Unfinished,
     events: tokio::sync::mpsc::Sender<Event>,
     signals: Signals,
@@ -249,11 +250,11 @@ impl DpuEngine {
         }
     }
 
-    pub(super) fn start_on<F: Fabric + Send + 'static>(
+    pub(super) fn start_on<F: Adapter + Send + 'static>(
         host: Host<F>,
     ) -> Result<DpuEngine, EngineError> {
         let notes = host.notes();
-        let (roce, boards) = (host.fabric.local(), host.fabric.boards());
+        let (roce, discovery) = (host.fabric.local(), host.fabric.discovery());
         let driver = host.driver()?;
         let disposer = Disposer::start();
         let disposer = disposer.map_err(|source| EngineError::Os { what: "thread", source })?;
@@ -272,7 +273,7 @@ impl DpuEngine {
             .name("dquant-dpu".into())
             .spawn(move || driver.run(&mut engine))
             .map_err(|source| EngineError::Os { what: "DPU thread", source })?;
-        Ok(DpuEngine { commands, roce, boards, notes, thread: Some(thread) })
+        Ok(DpuEngine { commands, roce, discovery, notes, thread: Some(thread) })
     }
 
     /// Whether its thread has ended.
@@ -290,7 +291,7 @@ impl Drop for DpuEngine {
     }
 }
 
-impl<F: Fabric> Application for Engine<F> {
+impl<F: Adapter> Application for Engine<F> {
     const SPIN: Duration = SPIN;
 
     fn turn(&mut self, now: Time) -> Turn {
@@ -346,7 +347,7 @@ impl<F: Fabric> Application for Engine<F> {
     }
 }
 
-impl<F: Fabric> Engine<F> {
+impl<F: Adapter> Engine<F> {
     /// Ends every stream with a reason that its client finds in the ring.
     fn stop(&mut self, gone: Option<&str>) {
         let why = gone.unwrap_or("the DPU stops");
@@ -516,7 +517,7 @@ impl<F: Fabric> Engine<F> {
         let line = stream.lines.iter_mut().find(|line| line.ours.qpn == peer.ours);
         let line = line.ok_or(EngineError::Unavailable("has dropped that queue pair"))?;
         let capsules = stream.domain.capsules_of(line.connection);
-        self.host.connect(&line.ours, &peer.theirs, peer.mtu, peer.neighbour.clone())?;
+        self.host.connect(&line.ours, &peer.theirs, peer.mtu, peer.local.clone())?;
         let memory = ConnectionMemory { capsules, credits };
         let Host { fabric, now, .. } = &mut self.host;
         Ok(stream.reader.connect(*now, fabric.device(), peer.connection, peer.ours, memory)?)
@@ -553,7 +554,7 @@ impl Stream {
     }
 
     /// Drops queue pairs that have failed, and reports them.
-    fn drop_failed<F: Fabric>(&mut self, host: &mut Host<F>) {
+    fn drop_failed<F: Adapter>(&mut self, host: &mut Host<F>) {
         while let Some((connection, _, why)) = self.reader.lost_connection() {
             self.drop_line(host, connection);
             // Without a receiver the stream is about to be closed.
@@ -562,7 +563,7 @@ impl Stream {
     }
 
     /// Destroys the queue pair of a connection, so that nothing more can arrive on it.
-    fn drop_line<F: Fabric>(&mut self, host: &mut Host<F>, connection: u32) {
+    fn drop_line<F: Adapter>(&mut self, host: &mut Host<F>, connection: u32) {
         let found = self.lines.iter().position(|line| line.connection == connection);
         let Some(index) = found else { return };
         let line = self.lines.swap_remove(index);

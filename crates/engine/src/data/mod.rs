@@ -25,14 +25,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, OnceLock};
 
+use adapter::owned::{self, Adapter, Loaded, Software, SoftwareError, Trouble};
+use adapter::software::LocalPeer;
 use nic::clock;
 use nic::congestion::{Choice, window_packets};
 use nic::driver::{Driver, Turn};
-use nic::fabric::{Fabric, Software, SoftwareError, Trouble};
-use nic::loaded::{Library, LoadError, Loaded, LoadedDevice};
-use nic::neighbours::Target;
+use nic::loaded::{Library, LoadError, LoadedDevice};
 use nic::pool::{Pages, Pool, PoolRange};
-use nic::same_host;
 use nic::waiter::Waker;
 use roce::congestion::CongestionControl;
 use roce::device::{self, Device, InitialPsns};
@@ -254,7 +253,7 @@ impl Host<Software> {
             () if loss_ppm > 0 => Some("received packets are dropped".to_owned()),
             () if is_controlled => Some("congestion control is on".to_owned()),
             () if rate_limit_bps > 0 => Some("the rate is limited".to_owned()),
-            () => same_host::refused_by_environment(),
+            () => owned::refused_by_environment(),
         });
         Ok(Host::new(fabric, config))
     }
@@ -272,7 +271,7 @@ impl Host<Loaded> {
     }
 }
 
-impl<F: Fabric> Host<F> {
+impl<F: Adapter> Host<F> {
     fn new(fabric: F, config: &HostConfig) -> Host<F> {
         let HostConfig { congestion, rate_limit_bps, mtu, seed, .. } = *config;
         let psns = InitialPsns::new(seed);
@@ -317,10 +316,7 @@ impl<F: Fabric> Host<F> {
     ) -> Result<(PoolRange, MemoryRegion), EngineError> {
         let range = self.fabric.memory_mut().alloc(bytes.max(64), 4096)?;
         match self.device().register(pd, range.addr, range.len, access) {
-            Ok(region) => {
-                self.fabric.registered(pd, &region, access);
-                Ok((range, region))
-            }
+            Ok(region) => Ok((range, region)),
             Err(error) => {
                 self.release(range);
                 Err(error.into())
@@ -333,7 +329,6 @@ impl<F: Fabric> Host<F> {
     }
 
     fn deregister(&mut self, range: PoolRange, region: &MemoryRegion) {
-        self.fabric.withdraw_region(region.rkey);
         let gone = self.device().deregister(region.lkey);
         debug_assert!(gone.is_ok(), "{gone:?}");
         self.release(range);
@@ -382,19 +377,18 @@ impl<F: Fabric> Host<F> {
     }
 
     fn destroy_qp(&mut self, qpn: Qpn) {
-        self.fabric.withdraw_qp(qpn);
         let gone = self.fabric.device().destroy_qp(self.now, qpn);
         debug_assert!(gone.is_ok(), "{gone:?}");
     }
 
     /// Connects our end of a queue pair; loss recovery is that of the peer's end, which has agreed to it. Our
-    /// WRITEs go to `neighbour` without packets, if there is one.
+    /// WRITEs go to a local peer through shared memory, if the other end is one.
     fn connect(
         &mut self,
         ours: &QpAddress,
         peer: &QpAddress,
         mtu: Mtu,
-        neighbour: Option<Arc<Target>>,
+        local: LocalPeer,
     ) -> Result<(), EngineError> {
         let path = Path::new(peer.address);
         // Only our own endpoints repeat selectively.
@@ -414,7 +408,7 @@ impl<F: Fabric> Host<F> {
         if self.rate_limit_bps > 0 {
             device::limit_rate(self.fabric.device(), self.now, ours.qpn, self.rate_limit_bps)?;
         }
-        self.fabric.connected(self.now, ours.qpn, neighbour);
+        self.fabric.route(self.now, ours.qpn, local);
         Ok(())
     }
 

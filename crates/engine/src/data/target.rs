@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::sync::mpsc::{SendError, SyncSender};
 use std::thread::JoinHandle;
 
+use adapter::owned::Adapter;
+use adapter::software::LocalPeer;
 use host::disk::{DiskError, DiskMemory, MAX_DEPTH, UringDisk};
 use host::root::IoMode;
 use host::root::OpenFile;
 use nic::clock;
 use nic::driver::{Application, Turn};
-use nic::fabric::Fabric;
-use nic::neighbours;
+use nic::neighbours::Shared;
 use nic::pool::PoolRange;
 use roce::device::Device;
 use roce::endpoint::{Mtu, Reliability};
@@ -68,8 +69,8 @@ pub struct SessionSpec {
     pub sources: Vec<SessionSource>,
     /// The reader's queue pair.
     pub reader: QpAddress,
-    /// Its process, if its memory is reached without packets.
-    pub neighbour: Option<Arc<neighbours::Target>>,
+    /// Its process, if its memory is reached through shared memory, or why not.
+    pub local: LocalPeer,
     /// Path MTU.
     pub mtu: Mtu,
     /// Requests the reader may have outstanding.
@@ -105,8 +106,8 @@ pub struct TargetEngine {
     pub commands: Commands<Command>,
     /// Address of the RoCE endpoint.
     pub roce: std::net::SocketAddr,
-    /// What finds out which readers are neighbours, or why none are.
-    pub boards: Result<Arc<neighbours::Shared>, String>,
+    /// What finds out which readers are processes of this machine, or why none are.
+    pub discovery: Result<Arc<Shared>, String>,
     /// Paths chosen, and why.
     pub notes: Vec<String>,
     /// The thread.
@@ -124,7 +125,7 @@ struct Domain {
 }
 
 impl Domain {
-    fn open<F: Fabric>(
+    fn open<F: Adapter>(
         host: &mut Host<F>,
         credits: u32,
         staging: PoolRange,
@@ -148,7 +149,7 @@ impl Domain {
     }
 
     /// Called after its queue pair is destroyed.
-    fn close<F: Fabric>(self, host: &mut Host<F>) {
+    fn close<F: Adapter>(self, host: &mut Host<F>) {
         let gone = host.device().deregister(self.staging.lkey);
         debug_assert!(gone.is_ok(), "{gone:?}");
         host.deregister(self.capsules.0, &self.capsules.1);
@@ -197,7 +198,7 @@ impl TargetEngine {
         }
     }
 
-    pub(super) fn start_on<F: Fabric + Send + 'static>(
+    pub(super) fn start_on<F: Adapter + Send + 'static>(
         mut host: Host<F>,
         count: u32,
     ) -> Result<TargetEngine, EngineError> {
@@ -215,7 +216,7 @@ impl TargetEngine {
         notes.extend(
             disk.why_unregistered().map(|why| format!("disk: unregistered buffers ({why})")),
         );
-        let (roce, boards) = (host.fabric.local(), host.fabric.boards());
+        let (roce, discovery) = (host.fabric.local(), host.fabric.discovery());
         let driver = host.driver()?;
         let watched = driver.watched().add(disk.fd(), 1);
         watched.map_err(|source| EngineError::Os { what: "disk completions", source })?;
@@ -240,11 +241,11 @@ impl TargetEngine {
             .name("dquant-target".into())
             .spawn(move || driver.run(&mut engine))
             .map_err(|source| EngineError::Os { what: "target thread", source })?;
-        Ok(TargetEngine { commands, roce, boards, notes, thread })
+        Ok(TargetEngine { commands, roce, discovery, notes, thread })
     }
 }
 
-impl<F: Fabric> Application for Engine<F> {
+impl<F: Adapter> Application for Engine<F> {
     const SPIN: Duration = SPIN;
 
     fn turn(&mut self, now: Time) -> Turn {
@@ -291,7 +292,7 @@ impl<F: Fabric> Application for Engine<F> {
     }
 }
 
-impl<F: Fabric> Engine<F> {
+impl<F: Adapter> Engine<F> {
     fn stop(&self, why: &str) {
         for Session { qpn, .. } in &self.sessions {
             let Served { requests, bytes } = self.target.served(*qpn).unwrap_or_default();
@@ -345,7 +346,7 @@ impl<F: Fabric> Engine<F> {
             Ok(made) => made,
             Err(error) => return Err(Refused::new(error, spec)),
         };
-        let SessionSpec { sources, reader, neighbour, mtu, credits, ended, signals } = spec;
+        let SessionSpec { sources, reader, local, mtu, credits, ended, signals } = spec;
         let (qpn, files) = (address.qpn, Vec::new());
         let reliability = match address.reliability {
             Reliability::Selective => reader.reliability,
@@ -356,7 +357,7 @@ impl<F: Fabric> Engine<F> {
         let reader = QpAddress { reliability, ..reader };
         let mut session = Session { qpn, domain, files, signals, ended };
         let begun = self.begin(&mut session, sources, credits);
-        let begun = begun.and_then(|()| self.host.connect(&address, &reader, mtu, neighbour));
+        let begun = begun.and_then(|()| self.host.connect(&address, &reader, mtu, local));
         self.sessions.push(session);
         if let Err(error) = begun {
             self.close(address.qpn, None);

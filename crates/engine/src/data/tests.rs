@@ -134,8 +134,8 @@ fn every_stream_that_fits_can_be_connected_again() {
             reliability: Reliability::Selective,
             mtu: 1024,
         };
-        let (mtu, credits, neighbour) = (Mtu::M1024, u32::MAX, None);
-        let peer = dpu::Peer { connection: 0, ours, theirs, mtu, credits, neighbour };
+        let (mtu, credits, local) = (Mtu::M1024, u32::MAX, Err("not asked for".to_owned()));
+        let peer = dpu::Peer { connection: 0, ours, theirs, mtu, credits, local };
         let made = engine.commands.call(|reply| dpu::Command::Connect(stream.id, peer, reply));
         made.expect("it runs").expect("memory for its capsules");
     }
@@ -204,8 +204,8 @@ fn open_session(
     let (ended, over) = tokio::sync::oneshot::channel();
     let signals = engine.commands.signals();
     let held = signals.clone();
-    let (sources, neighbour) = (Vec::new(), None);
-    let spec = SessionSpec { sources, reader, neighbour, mtu, credits: 4, ended, signals };
+    let (sources, local) = (Vec::new(), Err("not asked for".to_owned()));
+    let spec = SessionSpec { sources, reader, local, mtu, credits: 4, ended, signals };
     let opened = engine.commands.call(|reply| target::Command::Open(spec, reply));
     (opened.expect("it runs").expect("there is room"), over, held)
 }
@@ -269,8 +269,8 @@ struct Failing {
 
 const GONE: &str = "device fake0 has failed";
 
-impl Fabric for Failing {
-    type Device = <Software as Fabric>::Device;
+impl Adapter for Failing {
+    type Device = <Software as Adapter>::Device;
 
     fn device(&mut self) -> &mut Self::Device {
         self.device.device()
@@ -292,32 +292,20 @@ impl Fabric for Failing {
         self.device.turn(now, work)
     }
 
-    fn registered(&mut self, pd: PdId, region: &MemoryRegion, access: Access) {
-        self.device.registered(pd, region, access);
-    }
-
-    fn withdraw_region(&mut self, rkey: u32) {
-        self.device.withdraw_region(rkey);
-    }
-
     fn release(&mut self, range: PoolRange) {
         self.device.release(range);
     }
 
-    fn connected(&mut self, now: Time, qpn: Qpn, neighbour: Option<Arc<Target>>) {
-        self.device.connected(now, qpn, neighbour);
-    }
-
-    fn withdraw_qp(&mut self, qpn: Qpn) {
-        self.device.withdraw_qp(qpn);
+    fn route(&mut self, now: Time, qpn: Qpn, peer: LocalPeer) {
+        self.device.route(now, qpn, peer);
     }
 
     fn unfinished(&self) -> Unfinished {
         self.device.unfinished()
     }
 
-    fn boards(&self) -> Result<Arc<Shared>, String> {
-        self.device.boards()
+    fn discovery(&self) -> Result<Arc<Shared>, String> {
+        self.device.discovery()
     }
 
     fn next_wakeup(&self) -> Option<Time> {

@@ -1,6 +1,6 @@
 //! A device behind a verbs library that is found at run time: an adapter's, the kernel's, or ours.
 //!
-//! [`LoadedDevice`] is the [`Device`] of such a library, [`Loaded`] the fabric that engines run on. The
+//! [`LoadedDevice`] is the [`Device`] of such a library. The
 //! library moves packets without us; completions and events are announced by descriptors.
 //!
 //! Posting, polling and arming are inline functions of the header: they go through the table in the
@@ -11,7 +11,7 @@
 //! came over IPv4; re-registered regions may get new keys; paths lead to UDP port 4791 only; loss recovery
 //! and congestion control are the device's own.
 
-mod fabric;
+mod events;
 mod library;
 mod translate;
 
@@ -35,8 +35,6 @@ use roce::wire::ROCE_PORT;
 use roce::world::Path;
 
 use crate::abi::*;
-use crate::fabric::Trouble;
-pub use fabric::Loaded;
 pub use library::{DEFAULT_LIBRARY, Library, LoadError};
 pub use translate::OTHER_PORT;
 use translate::{Gid, PORT, last_refused, refused};
@@ -101,6 +99,15 @@ struct Region {
     region: MemoryRegion,
 }
 
+/// What an operator should know about a device; each is reported once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// It serves less well than it should.
+    Degraded(String),
+    /// It can no longer be used: nothing posted to it completes.
+    Gone(String),
+}
+
 /// What the library has reported of objects that the device does not have. None of it is passed on.
 #[derive(Debug, Default)]
 struct Strays {
@@ -138,11 +145,14 @@ pub struct LoadedDevice {
     /// The numbers of queue pairs destroyed last.
     destroyed: VecDeque<u32>,
     strays: Strays,
+    notifications: u64,
     /// By local key.
     regions: HashMap<u32, Region>,
     notified: VecDeque<CqId>,
-    /// Queues that the fabric has armed and that have not been notified since.
+    /// Queues that were armed for a sleep and have not been notified since.
     armed: HashSet<CqId>,
+    /// Whether some completion queue could not be armed at the last try.
+    is_unarmed: bool,
     /// Not yet reported; bounded by the calls in `reported`.
     troubles: VecDeque<Trouble>,
     /// The calls whose trouble was reported.
@@ -189,9 +199,11 @@ impl LoadedDevice {
             qps: HashMap::new(),
             destroyed: VecDeque::new(),
             strays: Strays::default(),
+            notifications: 0,
             regions: HashMap::new(),
             notified: VecDeque::new(),
             armed: HashSet::new(),
+            is_unarmed: false,
             troubles: VecDeque::new(),
             reported: Vec::new(),
         };

@@ -11,8 +11,6 @@ use roce::verbs::WcStatus;
 
 use super::library::Functions;
 use super::*;
-use crate::fabric::Fabric;
-use crate::pool::Pool;
 
 /// The device of a fake library. All its objects are at its own address; only these two are looked into.
 #[repr(C)]
@@ -180,26 +178,22 @@ fn open(change: impl FnOnce(&mut Fake)) -> (&'static Fake, Result<LoadedDevice, 
     (fake(context), LoadedDevice::adopt(&Library { functions }, "fake0", context))
 }
 
-fn loaded() -> (&'static Fake, Loaded, CqId) {
+fn loaded() -> (&'static Fake, LoadedDevice, CqId) {
     let (fake, device) = open(|_| ());
     let mut device = device.expect("it has no defects");
     let cq = device.create_cq(8).expect("it has no defects");
-    (fake, Loaded::new(device, Pool::new(1 << 16).expect("a little memory")), cq)
+    (fake, device, cq)
 }
 
-fn troubles(loaded: &mut Loaded) -> Vec<Trouble> {
+fn troubles(loaded: &mut LoadedDevice) -> Vec<Trouble> {
     std::iter::from_fn(|| loaded.poll_trouble()).collect()
 }
 
 /// The counter of this name.
-fn count(loaded: &Loaded, name: &str) -> u64 {
+fn count(loaded: &LoadedDevice, name: &str) -> u64 {
     let mut found = None;
     loaded.counters(&mut |counter, value| found = found.or((counter == name).then_some(value)));
     found.expect("there is such a counter")
-}
-
-fn turn(loaded: &mut Loaded) {
-    loaded.turn(Time::ZERO, |_, _| false);
 }
 
 #[test]
@@ -230,7 +224,7 @@ fn a_wrong_count_of_completions_is_an_error_and_reported_once() {
     for polled in [-1, 5, 17, c_int::MAX] {
         fake.polled.set(polled);
         let mut into = ArrayVec::<Completion, 4>::new();
-        let error = loaded.device().poll_cq(cq, &mut into).expect_err("it cannot be true");
+        let error = loaded.poll_cq(cq, &mut into).expect_err("it cannot be true");
         assert!(matches!(error, VerbsError::Device { call: "ibv_poll_cq", .. }), "{error}");
         assert!(into.is_empty(), "{:?}", into.first().map(|done| done.status == WcStatus::Success));
     }
@@ -256,20 +250,20 @@ fn events_and_notifications_without_end_do_not_end_in_a_loop() {
     let (fake, mut loaded, _) = loaded();
     const PORT_ACTIVE: u32 = 9;
     fake.event.set(Some(PORT_ACTIVE));
-    assert_eq!(loaded.device().poll_event(), None, "it is about no object");
-    turn(&mut loaded);
+    assert_eq!(loaded.poll_event(), None, "it is about no object");
+    loaded.collect();
     assert_eq!(count(&loaded, "device.unknown.events"), 0);
     for event in [IBV_EVENT_QP_FATAL, IBV_EVENT_COMM_EST] {
         fake.event.set(Some(event));
-        assert_eq!(loaded.device().poll_event(), None, "it is about no object of ours");
-        turn(&mut loaded);
+        assert_eq!(loaded.poll_event(), None, "it is about no object of ours");
+        loaded.collect();
     }
     fake.notified.set(Some(1));
-    turn(&mut loaded);
+    loaded.collect();
     assert_eq!(count(&loaded, "device.unknown.notifications"), 0);
     for queue in [77, usize::MAX] {
         fake.notified.set(Some(queue));
-        turn(&mut loaded);
+        loaded.collect();
     }
     for kind in ["events", "notifications"] {
         assert!(count(&loaded, &format!("device.unknown.{kind}")) > 1, "{kind}");
@@ -286,12 +280,12 @@ fn events_and_notifications_without_end_do_not_end_in_a_loop() {
 #[test]
 fn completions_of_no_queue_pair_are_dropped_counted_and_reported_once() {
     let (fake, mut loaded, cq) = loaded();
-    let poll = |loaded: &mut Loaded| {
+    let poll = |loaded: &mut LoadedDevice| {
         let mut into = ArrayVec::<Completion, 4>::new();
-        loaded.device().poll_cq(cq, &mut into).expect("it is read");
+        loaded.poll_cq(cq, &mut into).expect("it is read");
         into.len()
     };
-    let counts = |loaded: &Loaded| {
+    let counts = |loaded: &LoadedDevice| {
         ["device.unknown.completions", "device.late_completions"].map(|name| count(loaded, name))
     };
     let most = MOST_STRAYS as u64;
@@ -305,12 +299,12 @@ fn completions_of_no_queue_pair_are_dropped_counted_and_reported_once() {
         panic!("it is reported once");
     };
     assert!(why.contains("a completion of the unknown queue pair 0x0:"), "{why}");
-    let pd = loaded.device().alloc_pd().expect("it has no defects");
+    let pd = loaded.alloc_pd().expect("it has no defects");
     for round in 1..3 {
-        let qpn = loaded.device().create_qp(QpConfig::rc(pd, cq, 8, 8)).expect("no defects");
+        let qpn = loaded.create_qp(QpConfig::rc(pd, cq, 8, 8)).expect("no defects");
         assert_eq!((qpn.get(), poll(&mut loaded)), (0, 4));
         // Drivers may leave completions of destroyed queue pairs.
-        loaded.device().destroy_qp(Time::ZERO, qpn).expect("it has no defects");
+        loaded.destroy_qp(Time::ZERO, qpn).expect("it has no defects");
         assert_eq!(poll(&mut loaded), 0);
         assert_eq!(counts(&loaded), [2 * most, round * most]);
     }
@@ -321,8 +315,8 @@ fn completions_of_no_queue_pair_are_dropped_counted_and_reported_once() {
 fn a_fatal_event_of_the_device_is_reported_once() {
     let (fake, mut loaded, _) = loaded();
     fake.event.set(Some(IBV_EVENT_DEVICE_FATAL));
-    turn(&mut loaded);
-    turn(&mut loaded);
+    loaded.collect();
+    loaded.collect();
     let why = "device fake0 has failed: its library reports IBV_EVENT_DEVICE_FATAL";
     assert_eq!(troubles(&mut loaded), [Trouble::Gone(why.into())]);
 }
@@ -330,7 +324,7 @@ fn a_fatal_event_of_the_device_is_reported_once() {
 #[test]
 fn a_refused_batch_without_the_rejected_request_counts_as_not_accepted() {
     let (_, mut loaded, cq) = loaded();
-    let device = loaded.device();
+    let device = &mut loaded;
     let pd = device.alloc_pd().expect("it has no defects");
     let qpn = device.create_qp(QpConfig::rc(pd, cq, 8, 8)).expect("it has no defects");
     let sent = device.post_send(Time::ZERO, qpn, &[SendWr::default(), SendWr::default()]);

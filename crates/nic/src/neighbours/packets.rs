@@ -26,6 +26,8 @@ use super::fifo::{Kind, MAX_PACKET, Reader, Tag, Writer};
 use super::messages::Unjudged;
 use super::words::Rung;
 use super::{Neighbours, OWN_PORT, SLOT_SHIFT, Target, locked};
+use crate::fault::LossyWire;
+use crate::udp::SocketWire;
 
 /// Packets taken out of one FIFO before the next one's turn.
 pub(super) const MAX_TAKEN: usize = 64;
@@ -102,6 +104,13 @@ impl FifoCounters {
 pub trait Doorbell {
     /// Wakes the owner of the queue pair `dest` at the end of this path, if it sleeps on its sockets.
     fn wake(&mut self, path: &Path, dest: Qpn);
+}
+
+/// The port of such a device belongs to one process.
+impl<W: SocketWire> Doorbell for LossyWire<W> {
+    fn wake(&mut self, path: &Path, _dest: Qpn) {
+        self.inner().wake(path.remote);
+    }
 }
 
 /// A FIFO that this process writes.

@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use nic::fabric::{Fabric, Software};
+use adapter::owned::{Adapter, Software};
 use nic::neighbours::OWN_PORT;
 use rustix::net::{
     AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send, socket_with,
@@ -37,6 +37,6 @@ fn a_limit_on_descriptors_ends_no_process_for_its_neighbours() {
     send(&callers[0], b"nonsense", SendFlags::NOSIGNAL).expect("it is connected");
     std::thread::sleep(std::time::Duration::from_millis(300));
     setrlimit(Resource::Nofile, usual).expect("as before");
-    let met = other.boards().expect("a board").meet(limited.local(), OWN_PORT);
+    let met = other.discovery().expect("a board").meet(limited.local(), OWN_PORT);
     assert!(met.is_ok(), "{:?}", met.err());
 }

@@ -5,14 +5,14 @@
 //! lost packets retransmitted. The thread distinguishes the two by the time of the program's last
 //! turn, and by what that turn found ([`POLLING_AWAY`], [`WORKING_AWAY`]), or that it yielded since ([`YIELDING_AWAY`]):
 //!
-//! - *watching*: it sleeps on the sockets and takes a turn as soon as a packet arrives; where packets of neighbours may
+//! - *watching*: it sleeps on the sockets and takes a turn as soon as a packet arrives; where packets of local peers may
 //!   follow, it looks for them a little longer before it sleeps again ([`LINGER`]);
 //! - *backing off*: the program polls, or lets others run between two polls, so it sleeps without watching the sockets, each
 //!   time twice as long up to [`LONGEST_NAP`], and watches again once the program is away. A program that arms a completion
 //!   queue, or polls an armed one in vain, ends this at once: it is about to sleep.
 //!
 //! While it watches, it wakes for the endpoint's next deadline, which program threads bring forward when they
-//! post ([`Progress::note_deadline`]), and for packets of neighbours in shared memory; while it backs off, the program's own
+//! post ([`Progress::note_deadline`]), and for packets of local peers in shared memory; while it backs off, the program's own
 //! turns see to both. It wakes periodically in any case: a program that has closed the thread's descriptors cannot wake
 //! it.
 
@@ -27,10 +27,10 @@ use nic::waiter::Waker;
 use roce::{Duration, Time};
 use rustix::io::Errno;
 
-use super::{Acks, Engine, FULL_TURN};
-use crate::process::descriptor::Watched;
-use crate::process::errors::Outcome;
-use crate::process::signals::SignalsBlocked;
+use super::core::Acks;
+use super::descriptor::Watched;
+use super::signals::SignalsBlocked;
+use super::{FULL_TURN, Listener, SharedDevice};
 
 /// A program that polled a queue in vain is away when it has not polled again for this long. It will most likely poll
 /// again: more often than not it just does not have the processor, which a turn of this thread would keep from it.
@@ -50,17 +50,17 @@ const SHORTEST_NAP: Duration = Duration::from_micros(20);
 /// Longest one: the extra delay that a program may see once when it stops polling.
 const LONGEST_NAP: Duration = Duration::from_millis(1);
 
-/// How long the thread looks for more after it has done something. Neighbours need not wake it meanwhile: a wake-up costs
+/// How long the thread looks for more after it has done something. Local peers need not wake it meanwhile: a wake-up costs
 /// both sides more than a message of 64 KiB.
 const LINGER: Duration = Duration::from_micros(20);
 
-/// The same after many packets: a neighbour takes as long to fill its FIFO with the next ones.
+/// The same after many packets: a local peer takes as long to fill its FIFO with the next ones.
 const LONG_LINGER: Duration = Duration::from_micros(60);
 
 /// Packets of a turn that are many.
 const MANY: usize = 16;
 
-/// A yield that takes longer was the slice of a process that computes, not a neighbour's work on a message.
+/// A yield that takes longer was the slice of a process that computes, not a local peer's work on a message.
 const COMPUTED: Duration = Duration::from_micros(500);
 
 /// How long the thread does not linger after that: it sleeps, because a thread that is woken comes before those that
@@ -88,10 +88,10 @@ pub(super) struct Progress {
 
 impl Progress {
     /// For the thread that will run `driver`.
-    pub(super) fn new(driver: &Driver) -> Outcome<Progress> {
+    pub(super) fn new(driver: &Driver) -> Result<Progress, Errno> {
         Ok(Progress {
             waker: Mutex::new(Some(ManuallyDrop::new(driver.waker()))),
-            fds: driver.fds().into_iter().map(Watched::new).collect::<Outcome<_>>()?,
+            fds: driver.fds().into_iter().map(Watched::new).collect::<Result<_, _>>()?,
             away_at: AtomicU64::new(0),
             wakes_at: AtomicU64::new(0),
             napping: AtomicBool::new(false),
@@ -163,9 +163,12 @@ impl Progress {
 }
 
 /// Starts the thread. It blocks all signals: those are for the program's threads.
-pub(super) fn spawn(engine: &Arc<Engine>, driver: Driver) -> Outcome<()> {
+pub(super) fn spawn<L: Listener>(
+    device: &Arc<SharedDevice<L>>,
+    driver: Driver,
+) -> Result<(), Errno> {
     let mut served = Served {
-        engine: Arc::clone(engine),
+        device: Arc::clone(device),
         nap: None,
         lingers_from: Time::ZERO,
         lingers_until: Time::ZERO,
@@ -183,13 +186,13 @@ pub(super) fn spawn(engine: &Arc<Engine>, driver: Driver) -> Outcome<()> {
     });
     drop(blocked);
     let thread = made.map_err(|_| Errno::AGAIN)?;
-    *engine.progress.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+    *device.progress.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
     Ok(())
 }
 
-/// The progress thread's view of an engine.
-struct Served {
-    engine: Arc<Engine>,
+/// The progress thread's view of a device.
+struct Served<L: Listener> {
+    device: Arc<SharedDevice<L>>,
     /// How long the thread sleeps without watching the sockets; `None` while it watches them.
     nap: Option<Duration>,
     /// From when until when it may linger.
@@ -199,7 +202,7 @@ struct Served {
     left: u32,
 }
 
-impl Served {
+impl<L: Listener> Served<L> {
     /// It has just done something.
     fn may_linger(&self, now: Time) -> bool {
         (self.lingers_from..self.lingers_until).contains(&now)
@@ -216,12 +219,12 @@ impl Served {
     }
 }
 
-impl Application for Served {
+impl<L: Listener> Application for Served<L> {
     /// A thread of the program may want the lock.
     const SPIN: Duration = Duration::ZERO;
 
     fn turn(&mut self, now: Time) -> Turn {
-        let progress = &self.engine.progress;
+        let progress = &self.device.progress;
         if progress.stop.load(Ordering::Relaxed) {
             return Turn::Stop;
         }
@@ -231,7 +234,7 @@ impl Application for Served {
         }
         // Often a packet that the program sends wakes this thread on the same processor in the middle of the call. To
         // wait for the lock would be two switches for nothing.
-        let free = self.engine.try_lock();
+        let free = self.device.try_lock();
         if free.is_none() && self.left < MOST_LEFT {
             self.left += 1;
             if self.may_linger(now) {
@@ -245,7 +248,7 @@ impl Application for Served {
         }
         // Declared before the lock, so it is dropped after it.
         let signals;
-        let mut core = free.unwrap_or_else(|| self.engine.lock());
+        let mut core = free.unwrap_or_else(|| self.device.lock());
         self.left = 0;
         progress.wakes_at.store(0, Ordering::Relaxed);
         let reads_fifos = core.reads_fifos();
@@ -281,21 +284,21 @@ impl Application for Served {
         progress.sleep_until(core.deadline().into_iter().chain(late).min())
     }
 
-    /// While the program polls, it finds the packets of neighbours; in other sleeps they wake the thread.
+    /// While the program polls, it finds the packets of local peers; in other sleeps they wake the thread.
     fn prepare_sleep(&mut self) -> bool {
-        self.nap.is_some() || self.engine.lock().fall_asleep()
+        self.nap.is_some() || self.device.lock().fall_asleep()
     }
 
     fn woken(&mut self) {
-        self.engine.wake_up();
+        self.device.wake_up();
     }
 
     fn has_work(&mut self) -> bool {
-        self.engine.lock().has_work()
+        self.device.lock().has_work()
     }
 
     fn note_rescue(&mut self) {
-        self.engine.lock().note_rescue();
+        self.device.lock().note_rescue();
     }
 }
 

@@ -78,7 +78,7 @@ impl Gather {
         self.post_near(now, under_way.max(posted), bytes)
     }
 
-    /// The same for a request to a neighbour: its packets need no system call, so only its own queue pair counts.
+    /// The same for a request to a local peer: its packets need no system call, so only its own queue pair counts.
     pub(super) fn post_near(&mut self, now: Time, under_way: u32, bytes: u64) -> bool {
         if under_way < BUSY {
             self.burst = 0;

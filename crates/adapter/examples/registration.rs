@@ -2,7 +2,7 @@
 //! cache, and checks that what arrives is never what the old buffer held.
 //!
 //! ```console
-//! $ cargo run -p nic --example registration -- /usr/lib/x86_64-linux-gnu/libibverbs.so.1 rxe0
+//! $ cargo run -p adapter --example registration -- /usr/lib/x86_64-linux-gnu/libibverbs.so.1 rxe0
 //! ```
 //!
 //! The last line says what the same WRITE does with a key that was kept without a cache: a device that pins pages then
@@ -11,10 +11,10 @@
 use std::path::Path as FilePath;
 use std::sync::Arc;
 
+use adapter::owned::{Adapter, Loaded};
 use arrayvec::ArrayVec;
 use nic::clock;
-use nic::fabric::Fabric;
-use nic::loaded::{Library, Loaded, LoadedDevice};
+use nic::loaded::{Library, LoadedDevice};
 use nic::pool::Pool;
 use nic::registrations::watch::Watch;
 use nic::registrations::{Limits, Reach, Registrar, Use, Way};

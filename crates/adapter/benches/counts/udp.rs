@@ -5,7 +5,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use nic::fabric::{Fabric, Software};
+use adapter::owned::{Adapter, Software};
 use roce::device::Device;
 use roce::endpoint::Endpoint;
 use roce::verbs::{MemoryRegion, PdId, Qpn, SendWr};
@@ -53,7 +53,7 @@ impl Pair for Sockets {
     const COUNTS_PACKETS: bool = false;
 
     fn device(&mut self, side: usize) -> &mut Endpoint {
-        self.fabrics[side].device()
+        self.fabrics[side].device().endpoint_mut()
     }
 
     fn path(&self, side: usize) -> Path {

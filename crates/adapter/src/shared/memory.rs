@@ -13,7 +13,7 @@ use rustix::mm::{Advice, madvise};
 
 /// All memory of this process.
 #[derive(Debug, Default)]
-pub(crate) struct ProcessMemory;
+pub(super) struct ProcessMemory;
 
 impl Memory for ProcessMemory {
     fn gather(&self, addr: u64, into: &mut [u8]) {
@@ -54,7 +54,7 @@ impl Memory for ProcessMemory {
 /// # Errors
 /// `EFAULT` when some page is not mapped, or not with the requested access; `ENOMEM` when there is no
 /// memory for it.
-pub(crate) fn populate(addr: u64, len: u64, write: bool) -> Result<(), Errno> {
+pub fn populate(addr: u64, len: u64, write: bool) -> Result<(), Errno> {
     let page = rustix::param::page_size() as u64;
     let first = addr / page * page;
     let end = addr.checked_add(len).and_then(|end| end.checked_next_multiple_of(page));

@@ -1,12 +1,14 @@
 //! Blocks signals in threads of the library: they are for the program's own threads.
 
 /// While this lives, threads started by the calling thread block all signals.
-pub(crate) struct SignalsBlocked {
+#[derive(Debug)]
+pub struct SignalsBlocked {
     before: libc::sigset_t,
 }
 
 impl SignalsBlocked {
-    pub(crate) fn all() -> SignalsBlocked {
+    /// From now on.
+    pub fn all() -> SignalsBlocked {
         // SAFETY: both sets are valid places; an all-zero sigset_t is a valid (empty) set.
         unsafe {
             let mut all = std::mem::zeroed();

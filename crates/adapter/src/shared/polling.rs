@@ -1,8 +1,8 @@
-//! How often a thread that polls looks for messages of neighbours.
+//! How often a thread that polls looks for messages of local peers.
 //!
 //! Each look takes the line that the writer is about to write out of the writer's cache, so a reader that is faster than its
 //! writer slows it down. Where message follows message, the poll after one that took some leaves its look out, and the next
-//! one takes several. A reply comes later than that. Verdicts are looked for always, and so are messages by the
+//! one takes several. A reply comes later than that. Acknowledgements are looked for always, and so are messages by the
 //! progress thread and by programs that poll seldom.
 
 use roce::{Duration, Time};
@@ -16,7 +16,7 @@ const SELDOM: Duration = Duration::from_micros(5);
 
 /// See the module's text.
 #[derive(Debug)]
-pub(super) struct Pace {
+pub(super) struct Polling {
     /// Calls since messages were last taken.
     since_taken: u32,
     /// Looks to be left out, and one.
@@ -25,13 +25,13 @@ pub(super) struct Pace {
     taken_at: Time,
 }
 
-impl Default for Pace {
-    fn default() -> Pace {
-        Pace { since_taken: u32::MAX, left_out: 0, taken_at: Time::ZERO }
+impl Default for Polling {
+    fn default() -> Polling {
+        Polling { since_taken: u32::MAX, left_out: 0, taken_at: Time::ZERO }
     }
 }
 
-impl Pace {
+impl Polling {
     /// Whether to look now; `now` is the engine's time.
     #[inline]
     pub(super) fn looks(&mut self, now: Time) -> bool {
@@ -46,7 +46,7 @@ impl Pace {
     pub(super) fn took(&mut self, now: Time) {
         let is_stream = self.since_taken <= STREAM + 1;
         let left_out = if is_stream { STREAM + 1 } else { 0 };
-        *self = Pace { since_taken: 0, left_out, taken_at: now };
+        *self = Polling { since_taken: 0, left_out, taken_at: now };
     }
 
     /// Whether the last look was left out: what it would have found may be there.
@@ -61,38 +61,38 @@ mod tests {
 
     const NOW: Time = Time::from_nanos(1_000_000);
 
-    fn calls_until_look(pace: &mut Pace, now: Time) -> Option<u32> {
-        (1..9).find(|_| pace.looks(now))
+    fn calls_until_look(polling: &mut Polling, now: Time) -> Option<u32> {
+        (1..9).find(|_| polling.looks(now))
     }
 
     #[test]
     fn looks_are_left_out_in_a_stream_and_nowhere_else() {
-        let mut pace = Pace::default();
+        let mut polling = Polling::default();
         // Replies: looks in vain in between.
         for _ in 0..3 {
-            (0..4).for_each(|_| assert_eq!(calls_until_look(&mut pace, NOW), Some(1)));
-            pace.took(NOW);
-            assert!(!pace.rests());
+            (0..4).for_each(|_| assert_eq!(calls_until_look(&mut polling, NOW), Some(1)));
+            polling.took(NOW);
+            assert!(!polling.rests());
         }
         // One right behind the last, and so on.
-        assert_eq!(calls_until_look(&mut pace, NOW), Some(1));
+        assert_eq!(calls_until_look(&mut polling, NOW), Some(1));
         for _ in 0..3 {
-            pace.took(NOW);
-            assert!(pace.rests());
-            assert_eq!(calls_until_look(&mut pace, NOW), Some(STREAM + 1));
+            polling.took(NOW);
+            assert!(polling.rests());
+            assert_eq!(calls_until_look(&mut polling, NOW), Some(STREAM + 1));
         }
         // The stream ends: nothing there.
-        (0..4).for_each(|_| assert_eq!(calls_until_look(&mut pace, NOW), Some(1)));
-        pace.took(NOW);
-        assert_eq!(calls_until_look(&mut pace, NOW), Some(1));
+        (0..4).for_each(|_| assert_eq!(calls_until_look(&mut polling, NOW), Some(1)));
+        polling.took(NOW);
+        assert_eq!(calls_until_look(&mut polling, NOW), Some(1));
     }
 
     #[test]
     fn who_polls_seldom_looks_at_each_poll() {
-        let (mut pace, mut now) = (Pace::default(), NOW);
+        let (mut polling, mut now) = (Polling::default(), NOW);
         for _ in 0..5 {
-            assert!(pace.looks(now));
-            pace.took(now);
+            assert!(polling.looks(now));
+            polling.took(now);
             now += SELDOM + Duration::from_nanos(1);
         }
     }

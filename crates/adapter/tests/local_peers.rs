@@ -3,11 +3,11 @@
 
 use std::net::SocketAddr;
 
+use adapter::owned::{Adapter, Software};
 use nic::clock;
-use nic::fabric::{Fabric, Software};
 use nic::neighbours::OWN_PORT;
 use nic::pool::PoolRange;
-use roce::device;
+use roce::device::{self, Device};
 use roce::endpoint::{Connect, QpConfig};
 use roce::verbs::{Access, CqId, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, WcStatus};
 use roce::wire::Psn;
@@ -31,22 +31,22 @@ impl Side {
         fabric.open_same_host(None);
         let range = fabric.memory_mut().alloc(BYTES, 4096).expect("room");
         let device = fabric.device();
-        let pd = device.alloc_pd();
+        let pd = device.alloc_pd().expect("one");
         let cq = device.create_cq(64).expect("one");
         let region = device.register(pd, range.addr, range.len, Access::ALL).expect("its memory");
         let qpn = device.create_qp(QpConfig::rc(pd, cq, 16, 16)).expect("one");
         device::initialize(device, clock::now(), qpn).expect("new");
-        fabric.registered(pd, &region, Access::ALL);
         Side { fabric, cq, qpn, range, region }
     }
 
     fn connect(&mut self, peer: &Side) {
-        let neighbour = self.fabric.boards().expect("a board").meet(peer.fabric.local(), OWN_PORT);
+        let neighbour =
+            self.fabric.discovery().expect("a board").meet(peer.fabric.local(), OWN_PORT);
         let path = Path::new(peer.fabric.local());
         let connect = Connect::new(path, peer.qpn, Psn::new(0));
         let connect = Connect { local_psn: Psn::new(0), ..connect };
         device::connect(self.fabric.device(), clock::now(), self.qpn, &connect).expect("possible");
-        self.fabric.connected(clock::now(), self.qpn, Some(neighbour.expect("a neighbour")));
+        self.fabric.route(clock::now(), self.qpn, neighbour);
     }
 
     fn sge(&self, offset: u64, len: u32) -> SgList {
@@ -56,14 +56,14 @@ impl Side {
     fn post(&mut self, wr_id: u64, op: SendOp, offset: u64, len: u32) {
         let wr =
             SendWr { wr_id, op, sges: self.sge(offset, len), signaled: true, ..SendWr::default() };
-        self.fabric.device().post_send(clock::now(), self.qpn, wr).expect("room");
+        self.fabric.device().endpoint_mut().post_send(clock::now(), self.qpn, wr).expect("room");
     }
 
     fn take_turns(&mut self, count: u32) -> Vec<(u64, WcStatus)> {
         let mut all = Vec::new();
         for _ in 0..count {
             self.fabric.turn(clock::now(), |_, _| false);
-            let done = std::iter::from_fn(|| self.fabric.device().poll_cq(self.cq));
+            let done = std::iter::from_fn(|| self.fabric.device().endpoint_mut().poll_cq(self.cq));
             all.extend(done.map(|one| (one.wr_id, one.status)));
         }
         all
@@ -145,7 +145,7 @@ fn what_the_peer_does_not_permit_is_refused_by_its_responder() {
 fn messages_wait_for_a_neighbour_that_takes_no_turn() {
     let [mut a, mut b] = pair(5);
     let receive = RecvWr { wr_id: 9, sges: b.sge(0, 64) };
-    b.fabric.device().post_recv(clock::now(), b.qpn, receive).expect("room");
+    b.fabric.device().endpoint_mut().post_recv(clock::now(), b.qpn, receive).expect("room");
     a.post(1, SendOp::Send, 0, 8);
     assert_eq!(a.take_turns(100), []);
     let mut all = Vec::new();
@@ -170,7 +170,7 @@ fn a_device_that_takes_over_a_port_gets_its_board() {
                 continue;
             };
             fabric.open_same_host(None);
-            fabric.boards().expect("the name of the board is as free as the port");
+            fabric.discovery().expect("the name of the board is as free as the port");
             taken += 1;
             if taken == 300 {
                 break;

@@ -5,8 +5,9 @@
 
 #[path = "../../../testing/skip.rs"]
 mod skip;
+#[path = "../../nic/tests/veth/mod.rs"]
 mod veth;
-#[path = "veth/host.rs"]
+#[path = "../../nic/tests/veth/host.rs"]
 mod veth_host;
 
 use std::fs;
@@ -16,9 +17,9 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::thread;
 
+use adapter::owned::{Adapter, Software, Trouble};
 use nic::capture::Capture;
 use nic::clock;
-use nic::fabric::{Fabric, Software, Trouble};
 use nic::pool::Pool;
 use nic::ready::ReadySet;
 use nic::roce_v1::{RESOLVE_LIMIT, RoceV1Error, RoceV1Wire};

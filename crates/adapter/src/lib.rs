@@ -1,0 +1,14 @@
+//! One opened RDMA device, with two faces.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`software`] | our endpoint with the path through shared memory to local peers |
+//! | [`owned`] | the face for one thread that drives a device for many clients: target, DPU, benchmarks |
+//! | [`shared`] | the face for a program whose threads share a device behind a lock: `libibverbs` |
+//!
+//! Everything that opens a device stands on it: engines, benchmarks, `libibverbs`. Wires, sockets, shared memory and
+//! loaded libraries are in `nic`, protocol decisions in `roce`; sessions, streams and verbs objects are above.
+
+pub mod owned;
+pub mod shared;
+pub mod software;
