@@ -4,11 +4,13 @@
 //! |---|---|
 //! | [`software`] | our endpoint with the path through shared memory to local peers |
 //! | [`owned`] | the face for one thread that drives a device for many clients: target, DPU, benchmarks |
+//! | [`connect`] | queue pairs: described, exchanged, connected |
 //! | [`shared`] | the face for a program whose threads share a device behind a lock: `libibverbs` |
 //!
 //! Everything that opens a device stands on it: engines, benchmarks, `libibverbs`. Wires, sockets, shared memory and
 //! loaded libraries are in `nic`, protocol decisions in `roce`; sessions, streams and verbs objects are above.
 
+pub mod connect;
 pub mod owned;
 pub mod shared;
 pub mod software;

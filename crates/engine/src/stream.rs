@@ -11,6 +11,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use adapter::connect::{LARGEST_MTU, mtu_towards, path_mtu};
 use adapter::software::LocalPeer;
 use host::accounts;
 use host::attach::Connection;
@@ -34,7 +35,7 @@ use crate::control::documents::{DOCUMENT_BYTES, HASHED_BYTES, SEQUENCE_BYTES};
 use crate::control::stages;
 use crate::control::target::{SAME_VERSION, Session, TargetControl, qp_address, queue_pair};
 use crate::data::dpu::{CAPSULES_BYTES, Command, Event, Peer, StreamId, StreamReport, StreamSpec};
-use crate::data::{Commands, EngineError, LARGEST_MTU, Signals, mtu_towards, path_mtu};
+use crate::data::{Commands, EngineError, Signals};
 use crate::group::{Groups, Member};
 use crate::handle::OpenStream;
 use crate::layout::{self, MAX_ORDER_TABLES};

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use nic::congestion::Choice;
-use nic::loaded::LoadedDevice;
+use nic::loaded::{Library, LoadedDevice};
 use nic::neighbours::{Shared, Unfinished};
 use nic::pool::{Pool, PoolRange};
 use nic::ready::ReadySet;
@@ -16,7 +16,7 @@ use roce::report::Pace;
 use roce::verbs::Qpn;
 use roce::world::Progress;
 
-use super::{Adapter, Trouble};
+use super::{Adapter, DeviceChoice, OpenError, Trouble};
 use crate::software::LocalPeer;
 
 /// A device behind a verbs library, with its memory.
@@ -27,6 +27,17 @@ pub struct Loaded {
 }
 
 impl Loaded {
+    /// The device of a library, with so many bytes to register.
+    ///
+    /// # Errors
+    /// When there is none, or the memory cannot be allocated.
+    pub fn open(choice: &DeviceChoice, memory: u64) -> Result<Loaded, OpenError> {
+        let DeviceChoice { library, name } = choice;
+        let device = Library::load(library).and_then(|found| LoadedDevice::open(&found, name));
+        let refused = |source| OpenError::Load { library: library.display().to_string(), source };
+        Ok(Loaded::new(device.map_err(refused)?, Pool::new(memory)?))
+    }
+
     /// A device and the memory that is registered with it.
     pub fn new(device: LoadedDevice, memory: Pool) -> Loaded {
         Loaded { device, memory }

@@ -11,13 +11,16 @@ mod software;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use nic::congestion::Choice;
+use nic::loaded::LoadError;
 pub use nic::loaded::Trouble;
 use nic::neighbours::{Shared, Unfinished};
-use nic::pool::{Pool, PoolRange};
+use nic::pool::{Pool, PoolError, PoolRange};
 use nic::ready::ReadySet;
+use nic::udp::UdpError;
 use roce::Time;
 use roce::congestion::CongestionControl;
 use roce::device::Device;
@@ -28,7 +31,35 @@ use roce::world::Progress;
 
 use crate::software::LocalPeer;
 pub use loaded::Loaded;
-pub use software::{PATH, Software, SoftwareError, refused_by_environment};
+pub use software::{PATH, Software, refused_by_environment};
+
+/// A device behind a library of the verbs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceChoice {
+    /// The library: a path, or a name that is looked up as programs find their libraries.
+    pub library: PathBuf,
+    /// The device.
+    pub name: String,
+}
+
+/// Why a device cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Registered memory.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// The socket.
+    #[error(transparent)]
+    Udp(#[from] UdpError),
+    /// The library of a device.
+    #[error("{library}: {source}")]
+    Load {
+        /// The library, as it was named.
+        library: String,
+        /// What is wrong.
+        source: LoadError,
+    },
+}
 
 /// A device with its memory.
 pub trait Adapter {

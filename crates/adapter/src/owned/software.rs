@@ -11,7 +11,7 @@ use nic::fault::LossyWire;
 use nic::neighbours::{Neighbours, OWN_PORT, Shared, Unfinished};
 use nic::pool::{Pool, PoolError, PoolRange};
 use nic::ready::ReadySet;
-use nic::udp::{SocketWire, UdpConfig, UdpError, UdpWire};
+use nic::udp::{SocketWire, UdpConfig, UdpWire};
 use roce::congestion::Follows;
 use roce::direct::Holding;
 use roce::endpoint::{Endpoint, EndpointConfig, Reliability};
@@ -20,7 +20,7 @@ use roce::verbs::Qpn;
 use roce::world::{self, Progress, Wire};
 use roce::{Duration, Time};
 
-use super::{Adapter, Trouble};
+use super::{Adapter, OpenError, Trouble};
 use crate::software::{LocalPath, LocalPeer, SoftwareDevice};
 
 /// Environment variable that chooses the path: `udp` for packets, `auto`, the default, for shared memory where it is
@@ -50,17 +50,6 @@ pub struct Software<W = UdpWire> {
     is_gone: bool,
 }
 
-/// Why there is no software device.
-#[derive(Debug, thiserror::Error)]
-pub enum SoftwareError {
-    /// Registered memory.
-    #[error(transparent)]
-    Pool(#[from] PoolError),
-    /// The socket.
-    #[error(transparent)]
-    Udp(#[from] UdpError),
-}
-
 impl Software {
     /// A device at this address, with `memory` bytes to register. It drops `loss_ppm` of a million packets
     /// that it receives; keys, queue pair numbers and losses come from the seed.
@@ -72,7 +61,7 @@ impl Software {
         memory: u64,
         loss_ppm: u32,
         seed: u64,
-    ) -> Result<Software, SoftwareError> {
+    ) -> Result<Software, OpenError> {
         let wire = UdpWire::bind(&UdpConfig::at(local))?;
         Ok(Software::on(wire, memory, loss_ppm, seed)?)
     }

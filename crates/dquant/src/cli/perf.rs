@@ -6,8 +6,8 @@ use std::fs;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 
+use adapter::owned::DeviceChoice;
 use clap::{Args, Subcommand, ValueEnum};
-use engine::data::DeviceChoice;
 use nic::congestion::Choice;
 use nic::loaded::DEFAULT_LIBRARY;
 use roce::congestion::CongestionControl;

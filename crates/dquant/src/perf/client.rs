@@ -4,8 +4,8 @@ use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::Duration as StdDuration;
 
+use adapter::owned::DeviceChoice;
 use adapter::owned::{Adapter, Trouble};
-use engine::data::DeviceChoice;
 use nic::clock;
 use nic::congestion::Choice;
 use nic::driver::{Application, Driver, RESCUED, Turn};

@@ -9,6 +9,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
+use adapter::connect::QpAddress;
+use roce::endpoint::Reliability;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -47,6 +49,17 @@ pub struct End {
     pub no_xdp: Option<String>,
     /// Numbers of its queue pairs, and their first packet sequence numbers.
     pub qps: Vec<(u32, u32)>,
+}
+
+impl End {
+    /// Its queue pairs.
+    pub fn queue_pairs(&self) -> impl Iterator<Item = QpAddress> {
+        let reliability =
+            if self.selective { Reliability::Selective } else { Reliability::GoBackN };
+        let address =
+            move |&numbers| QpAddress::received(self.address, numbers, reliability, self.mtu);
+        self.qps.iter().map(address)
+    }
 }
 
 /// What a server has counted since the test began.

@@ -6,13 +6,14 @@
 
 use std::net::SocketAddr;
 
+use adapter::connect::{QpAddress, RNR_RETRY_FOREVER, Terms, connect, path_mtu};
 use adapter::owned::Adapter;
 use nic::clock;
-use nic::congestion::{Choice, window_packets};
+use nic::congestion::Choice;
 use nic::neighbours::OWN_PORT;
 use nic::pool::Pool;
 use roce::device::{self, Device, InitialPsns};
-use roce::endpoint::{Connect, Mtu, QpConfig, Reliability};
+use roce::endpoint::{QpConfig, Reliability};
 use roce::verbs::{
     Access, CqId, Datagram, MemoryRegion, PdId, Qpn, RecvWr, SgList, Sge, VerbsError,
 };
@@ -120,51 +121,48 @@ impl Ends {
         if peer.qps.len() != self.qps.len() {
             return Err(CliError::usage("the other side has another number of queue pairs"));
         }
-        let limit = ours.mtu.min(peer.mtu).min(self.test.mtu);
-        let mtu = Mtu::ALL.into_iter().rev().find(|mtu| mtu.bytes() <= limit);
-        let mtu =
-            mtu.ok_or_else(|| CliError::usage(format_args!("no path MTU fits {limit} bytes")))?;
-        let selective = ours.selective && peer.selective;
-        let reliability = if selective { Reliability::Selective } else { Reliability::GoBackN };
-        let congestion = fabric.congestion(congestion, peer.address.ip(), true);
+        let limit = ours.mtu.min(self.test.mtu);
+        let mtu = path_mtu(limit, peer.mtu).ok_or_else(|| {
+            CliError::usage(format_args!("no path MTU fits {} bytes", limit.min(peer.mtu)))
+        })?;
         self.remote = (peer.memory, peer.rkey);
         self.mtu = mtu.bytes();
         let refused = |error: VerbsError| CliError::because("cannot connect", &error);
-        let device = fabric.device();
-        for (at, &(number, psn)) in peer.qps.iter().enumerate() {
-            let (qpn, dest_qp) = (self.qps[at], Qpn::new(number & 0x00ff_ffff));
-            if self.test.service == Service::Ud {
-                device::start_datagrams(device, clock::now(), qpn, QKEY, self.psns[at])
-                    .map_err(refused)?;
-                let ah = device.create_ah(self.pd, &Path::new(peer.address)).map_err(refused)?;
-                self.datagrams.push(Datagram { ah, dest_qp, qkey: QKEY });
-                continue;
-            }
-            let connect = Connect {
-                mtu,
-                local_psn: self.psns[at],
-                timeout: ACK_TIMEOUT,
-                window_packets: window_packets(WINDOW_PACKETS, congestion, reliability, mtu),
-                congestion,
-                reliability,
-                ..Connect::new(Path::new(peer.address), dest_qp, Psn::new(psn & 0x00ff_ffff))
-            };
-            device::connect(device, clock::now(), qpn, &connect).map_err(refused)?;
-        }
-        let rate = self.test.rate_limit_bps;
-        for &qpn in self.qps.iter().filter(|_| rate > 0) {
-            device::limit_rate(device, clock::now(), qpn, rate).map_err(refused)?;
-        }
         if self.test.service == Service::Ud {
+            self.start_datagrams(fabric.device(), peer).map_err(refused)?;
             return Ok(None);
         }
-        // Packets reach a peer that is no neighbour.
+        // Packets reach a peer that is no process of this machine.
         let met = fabric.discovery().and_then(|own| own.meet(peer.address, OWN_PORT));
-        for &qpn in &self.qps {
-            fabric.route(clock::now(), qpn, met.clone());
+        let terms = Terms {
+            congestion,
+            is_ours: true,
+            timeout: ACK_TIMEOUT,
+            rnr_retry: RNR_RETRY_FOREVER,
+            window_packets: WINDOW_PACKETS,
+            rate_limit_bps: self.test.rate_limit_bps,
+            dscp: 0,
+        };
+        for (ours, theirs) in ours.queue_pairs().zip(peer.queue_pairs()) {
+            connect(fabric, clock::now(), &terms, (&ours, &theirs), mtu, met.clone())
+                .map_err(refused)?;
         }
         let expected = self.test.may_be_direct() && peer.address.ip() == ours.address.ip();
         Ok(met.err().filter(|_| expected))
+    }
+
+    /// Makes all queue pairs ready for datagrams, and handles for those of the other side.
+    fn start_datagrams<D: Device>(&mut self, device: &mut D, peer: &End) -> Result<(), VerbsError> {
+        for (at, QpAddress { address, qpn, .. }) in peer.queue_pairs().enumerate() {
+            let (own, psn) = (self.qps[at], self.psns[at]);
+            device::start_datagrams(device, clock::now(), own, QKEY, psn)?;
+            if self.test.rate_limit_bps > 0 {
+                device::limit_rate(device, clock::now(), own, self.test.rate_limit_bps)?;
+            }
+            let ah = device.create_ah(self.pd, &Path::new(address))?;
+            self.datagrams.push(Datagram { ah, dest_qp: qpn, qkey: QKEY });
+        }
+        Ok(())
     }
 
     /// Posts a receive for each buffer of each queue pair.

@@ -2,11 +2,10 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use adapter::owned::{self, Adapter, Loaded, Software, SoftwareError};
-use engine::data::{DeviceChoice, mtu_towards};
+use adapter::connect::mtu_towards;
+use adapter::owned::{self, Adapter, DeviceChoice, Loaded, OpenError, Software};
 use nic::clock;
-use nic::loaded::{Library, LoadError, LoadedDevice};
-use nic::pool::Pool;
+use nic::loaded::LoadError;
 use nic::roce_v1::{RESOLVE_LIMIT, RoceV1Error, RoceV1Wire};
 use nic::udp::UdpError;
 #[cfg(feature = "xdp")]
@@ -29,7 +28,7 @@ pub(crate) fn software(
 ) -> Result<Software, CliError> {
     let bind = |port| Software::bind(SocketAddr::new(ip, port), memory + SLACK, 0, seed);
     let bound = match bind(ROCE_PORT) {
-        Err(SoftwareError::Udp(UdpError::Bind { .. })) => bind(0),
+        Err(OpenError::Udp(UdpError::Bind { .. })) => bind(0),
         bound => bound,
     };
     let mut device = bound.map_err(|error| CliError::because("no device", &error))?;
@@ -84,19 +83,15 @@ pub(super) fn roce_v1(
 
 /// A device of a library.
 pub(crate) fn loaded(choice: &DeviceChoice, memory: u64) -> Result<Loaded, CliError> {
-    let DeviceChoice { library, name } = choice;
-    let opened = Library::load(library).and_then(|found| LoadedDevice::open(&found, name));
-    let device = opened.map_err(|error| {
-        let failed = CliError::because(library.display(), &error);
-        match error {
-            LoadError::NoDevice { .. } => {
-                failed.hint("name one of its devices, or another library")
-            }
-            _ => failed.hint("name a libibverbs with --verbs-library"),
+    Loaded::open(choice, memory + SLACK).map_err(|error| match &error {
+        OpenError::Load { source: LoadError::NoDevice { .. }, .. } => {
+            CliError::usage(&error).hint("name one of its devices, or another library")
         }
-    })?;
-    let pool = Pool::new(memory + SLACK).map_err(CliError::from_cause)?;
-    Ok(Loaded::new(device, pool))
+        OpenError::Load { .. } => {
+            CliError::usage(&error).hint("name a libibverbs with --verbs-library")
+        }
+        OpenError::Pool(_) | OpenError::Udp(_) => CliError::from_cause(error),
+    })
 }
 
 /// The path MTU that this side can use towards the other, in payload bytes.

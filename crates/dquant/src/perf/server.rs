@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use adapter::owned::Adapter;
-use engine::data::DeviceChoice;
+use adapter::owned::DeviceChoice;
 use nic::clock;
 use nic::congestion::Choice;
 use nic::driver::{Application, RESCUED, Turn};

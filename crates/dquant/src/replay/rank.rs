@@ -8,26 +8,27 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration as StdDuration, Instant};
 
+use adapter::connect::{QpAddress, RNR_RETRY_FOREVER, Terms, connect, path_mtu};
+use adapter::owned::DeviceChoice;
 use adapter::owned::{Adapter, Trouble};
 use arrayvec::ArrayVec;
-use engine::data::DeviceChoice;
 use nic::clock;
-use nic::congestion::{Choice, window_packets};
+use nic::congestion::Choice;
 use nic::driver::{Application, Driver, RESCUED, Turn};
 use nic::pool::Pool;
 use roce::device::{self, Device, InitialPsns};
-use roce::endpoint::{Connect, Mtu, QpConfig};
+use roce::endpoint::QpConfig;
 use roce::verbs::{
     Access, Completion, CqId, MemoryRegion, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, VerbsError,
     WcStatus,
 };
 use roce::wire::{Psn, ROCE_PORT};
-use roce::world::{Path, Staging};
+use roce::world::Staging;
 use roce::{Duration, Time};
 use service::log;
 
 use super::content::Content;
-use super::meeting::{Broken, Meeting, Seat, Terms};
+use super::meeting::{self, Broken, Meeting, Seat};
 use super::schedule::{Schedule, Step};
 use crate::exit::CliError;
 use crate::perf::host;
@@ -61,7 +62,7 @@ const REASON_LIMIT: StdDuration = StdDuration::from_millis(500);
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// What has to be the same at all ranks.
-    pub terms: Terms,
+    pub terms: meeting::Terms,
     /// What all exchange.
     pub schedule: Schedule,
     /// Addresses by rank; rank 0 listens on the port of its own.
@@ -410,6 +411,15 @@ impl Ends {
         seats: &[Seat],
     ) -> Result<(), CliError> {
         let refused = |error: VerbsError| CliError::because("cannot connect", &error);
+        let terms = Terms {
+            congestion: setup.congestion,
+            is_ours: true,
+            timeout: ACK_TIMEOUT,
+            rnr_retry: RNR_RETRY_FOREVER,
+            window_packets: WINDOW_PACKETS,
+            rate_limit_bps: 0,
+            dscp: setup.dscp,
+        };
         for at in 0..self.peers.len() {
             let Peer { rank: peer, qpn, psn, .. } = self.peers[at];
             let seat = &seats[peer as usize];
@@ -417,26 +427,17 @@ impl Ends {
             let Some(&(_, number, first)) = theirs else {
                 return Err(CliError::usage(format_args!("rank {peer} has no queue pair for it")));
             };
-            let limit = ours.mtu.min(seat.mtu);
-            let mtu = Mtu::ALL.into_iter().rev().find(|mtu| mtu.bytes() <= limit);
-            let mtu =
-                mtu.ok_or_else(|| CliError::usage(format_args!("no path MTU fits {limit}")))?;
+            let mtu = path_mtu(ours.mtu, seat.mtu).ok_or_else(|| {
+                let limit = ours.mtu.min(seat.mtu);
+                CliError::usage(format_args!("no path MTU fits {limit}"))
+            })?;
             // The port is what it says, the address what this rank was told.
             let remote = SocketAddr::new(setup.peers[peer as usize].ip(), seat.port);
             let reliability = fabric.reliability();
-            let congestion = fabric.congestion(setup.congestion, remote.ip(), true);
-            let path = Path { dscp: setup.dscp, ..Path::new(remote) };
-            let (dest, first) = (Qpn::new(number & 0x00ff_ffff), Psn::new(first & 0x00ff_ffff));
-            let connect = Connect {
-                mtu,
-                local_psn: psn,
-                timeout: ACK_TIMEOUT,
-                window_packets: window_packets(WINDOW_PACKETS, congestion, reliability, mtu),
-                congestion,
-                reliability,
-                ..Connect::new(path, dest, first)
-            };
-            device::connect(fabric.device(), clock::now(), qpn, &connect).map_err(refused)?;
+            let own = QpAddress { address: fabric.local(), qpn, psn, reliability, mtu: ours.mtu };
+            let theirs = QpAddress::received(remote, (number, first), reliability, seat.mtu);
+            let local = Err("ranks exchange packets".to_owned());
+            connect(fabric, clock::now(), &terms, (&own, &theirs), mtu, local).map_err(refused)?;
             if self.peers[at].inbox_bytes > 0 {
                 for slot in 0..AHEAD {
                     self.post_receive(fabric.device(), at, slot).map_err(CliError::usage)?;

@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Instant;
 
+use adapter::connect::{QpAddress, is_specific, mtu_towards, path_mtu};
 use adapter::software::LocalPeer;
 use nic::clock;
 use nic::loaded::OTHER_PORT;
@@ -34,7 +35,7 @@ use crate::action::{self, Action};
 use crate::budget::Budget;
 use crate::catalog::{Catalog, Found, Table};
 use crate::data::target::{Command, Ended, MAX_CREDITS, SessionSource, SessionSpec};
-use crate::data::{Commands, EngineError, QpAddress, Signals, is_specific, mtu_towards, path_mtu};
+use crate::data::{Commands, EngineError, Signals};
 use crate::proto::target_client::TargetClient;
 use crate::proto::target_server::Target;
 use crate::proto::{

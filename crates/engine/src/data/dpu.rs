@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::thread::JoinHandle;
 
+use adapter::connect::QpAddress;
 use adapter::owned::Adapter;
 use adapter::software::LocalPeer;
 use host::ring::{Producer, ProducerCounters};
@@ -28,8 +29,7 @@ use xio::reader::{
 };
 
 use super::{
-    Commands, Disposer, EngineError, Host, HostConfig, Inbox, QpAddress, Refused, SPIN, Signals,
-    Turns, Work,
+    Commands, Disposer, EngineError, Host, HostConfig, Inbox, Refused, SPIN, Signals, Turns, Work,
 };
 use crate::budget::Lease;
 use crate::data::sink::RingSink;

@@ -19,26 +19,25 @@ pub mod target;
 mod turns;
 
 use std::any::Any;
-use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, OnceLock};
 
-use adapter::owned::{self, Adapter, Loaded, Software, SoftwareError, Trouble};
+use adapter::connect::{self, QpAddress, Terms};
+use adapter::owned::{self, Adapter, DeviceChoice, Loaded, OpenError, Software, Trouble};
 use adapter::software::LocalPeer;
 use nic::clock;
-use nic::congestion::{Choice, window_packets};
+use nic::congestion::Choice;
 use nic::driver::{Driver, Turn};
-use nic::loaded::{Library, LoadError, LoadedDevice};
+use nic::loaded::LoadError;
 use nic::pool::{Pages, Pool, PoolRange};
 use nic::waiter::Waker;
 use roce::congestion::CongestionControl;
-use roce::device::{self, Device, InitialPsns};
-use roce::endpoint::{Connect, Mtu, QpConfig, Reliability};
+use roce::device::{Device, InitialPsns};
+use roce::endpoint::{Mtu, QpConfig};
 use roce::verbs::{Access, CqId, MemoryRegion, PdId, Qpn, VerbsError};
-use roce::wire::Psn;
-use roce::world::{Path, Progress};
+use roce::world::Progress;
 use roce::{Duration, Time};
 use service::error::Error;
 use service::log;
@@ -117,11 +116,12 @@ pub enum EngineError {
     },
 }
 
-impl From<SoftwareError> for EngineError {
-    fn from(error: SoftwareError) -> EngineError {
+impl From<OpenError> for EngineError {
+    fn from(error: OpenError) -> EngineError {
         match error {
-            SoftwareError::Pool(error) => error.into(),
-            SoftwareError::Udp(error) => error.into(),
+            OpenError::Pool(error) => error.into(),
+            OpenError::Udp(error) => error.into(),
+            OpenError::Load { library, source } => EngineError::Load { library, source },
         }
     }
 }
@@ -186,30 +186,6 @@ impl Refused {
     }
 }
 
-/// One end of a queue pair, as exchanged over the control plane.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QpAddress {
-    /// IP address and UDP port of the endpoint.
-    pub address: SocketAddr,
-    /// The queue pair.
-    pub qpn: Qpn,
-    /// First packet sequence number it sends.
-    pub psn: Psn,
-    /// Its loss recovery. A reader offers what it supports, and uses what the target replies.
-    pub reliability: Reliability,
-    /// Largest path MTU that it can have, in payload bytes.
-    pub mtu: u32,
-}
-
-/// A device behind a library of the verbs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceChoice {
-    /// The library: a path, or a name that is looked up as programs find their libraries.
-    pub library: PathBuf,
-    /// The device.
-    pub name: String,
-}
-
 /// Configuration common to both engines.
 #[derive(Clone, Debug)]
 pub struct HostConfig {
@@ -262,11 +238,7 @@ impl Host<Software> {
 impl Host<Loaded> {
     /// The device of a library.
     fn loaded(config: &HostConfig, choice: &DeviceChoice) -> Result<Host<Loaded>, EngineError> {
-        let library = Library::load(&choice.library);
-        let device = library.and_then(|library| LoadedDevice::open(&library, &choice.name));
-        let name = || choice.library.display().to_string();
-        let device = device.map_err(|source| EngineError::Load { library: name(), source })?;
-        let fabric = Loaded::new(device, Pool::new(config.memory)?);
+        let fabric = Loaded::open(choice, config.memory)?;
         Ok(Host::new(fabric, config))
     }
 }
@@ -365,15 +337,8 @@ impl<F: Adapter> Host<F> {
     ) -> Result<QpAddress, EngineError> {
         let (send_cq, recv_cq) = cqs;
         let config = QpConfig { recv_cq, ..QpConfig::rc(pd, send_cq, work, work) };
-        let qpn = self.device().create_qp(config)?;
-        // Receives are posted before the peer is known.
-        if let Err(error) = device::initialize(self.fabric.device(), self.now, qpn) {
-            self.destroy_qp(qpn);
-            return Err(error.into());
-        }
-        let (address, reliability) = (self.fabric.local(), self.fabric.reliability());
-        let mtu = self.fabric.largest_mtu().min(self.mtu.bytes());
-        Ok(QpAddress { address, qpn, psn: self.psns.draw(), reliability, mtu })
+        let psn = self.psns.draw();
+        Ok(connect::create(&mut self.fabric, self.now, config, psn, self.mtu.bytes())?)
     }
 
     fn destroy_qp(&mut self, qpn: Qpn) {
@@ -381,7 +346,7 @@ impl<F: Adapter> Host<F> {
         debug_assert!(gone.is_ok(), "{gone:?}");
     }
 
-    /// Connects our end of a queue pair; loss recovery is that of the peer's end, which has agreed to it. Our
+    /// Connects our end of a queue pair; loss recovery is what both ends have. Our
     /// WRITEs go to a local peer through shared memory, if the other end is one.
     fn connect(
         &mut self,
@@ -390,26 +355,16 @@ impl<F: Adapter> Host<F> {
         mtu: Mtu,
         local: LocalPeer,
     ) -> Result<(), EngineError> {
-        let path = Path::new(peer.address);
-        // Only our own endpoints repeat selectively.
-        let is_ours = peer.reliability == Reliability::Selective;
-        let congestion = self.fabric.congestion(self.congestion, peer.address.ip(), is_ours);
-        let connect = Connect {
-            mtu,
-            local_psn: ours.psn,
+        let terms = Terms {
+            congestion: self.congestion,
+            is_ours: false,
             timeout: ACK_TIMEOUT,
             rnr_retry: RNR_RETRY,
-            window_packets: window_packets(WINDOW_PACKETS, congestion, peer.reliability, mtu),
-            reliability: peer.reliability,
-            congestion,
-            ..Connect::new(path, peer.qpn, peer.psn)
+            window_packets: WINDOW_PACKETS,
+            rate_limit_bps: self.rate_limit_bps,
+            dscp: 0,
         };
-        device::connect(self.fabric.device(), self.now, ours.qpn, &connect)?;
-        if self.rate_limit_bps > 0 {
-            device::limit_rate(self.fabric.device(), self.now, ours.qpn, self.rate_limit_bps)?;
-        }
-        self.fabric.route(self.now, ours.qpn, local);
-        Ok(())
+        Ok(connect::connect(&mut self.fabric, self.now, &terms, (ours, peer), mtu, local)?)
     }
 
     /// Logs the device's troubles. Returns why it can no longer be used, if that is so.
@@ -537,26 +492,6 @@ impl<C> Commands<C> {
         self.waker.wake();
         answer.recv().map_err(|_| stopped)
     }
-}
-
-/// Largest path MTU of RoCE, in bytes: offered where the route to the peer is unknown.
-pub const LARGEST_MTU: u32 = 4096;
-
-/// Payload bytes that a packet from `local` to `remote` can carry, at most the largest path MTU.
-pub fn mtu_towards(local: IpAddr, remote: SocketAddr) -> u32 {
-    nic::udp::payload_limit(local, remote).map_or(LARGEST_MTU, |limit| limit.min(LARGEST_MTU))
-}
-
-/// Largest path MTU whose packets fit both limits, in payload bytes.
-pub fn path_mtu(ours: u32, theirs: u32) -> Option<Mtu> {
-    let limit = ours.min(theirs);
-    let all = [Mtu::M4096, Mtu::M2048, Mtu::M1024, Mtu::M512, Mtu::M256];
-    all.into_iter().find(|mtu| mtu.bytes() <= limit)
-}
-
-/// Whether the address can be used by an endpoint: the ICRC covers it, so it must be a specific one.
-pub fn is_specific(address: IpAddr) -> bool {
-    !address.is_unspecified() && !address.is_multicast()
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{SendError, SyncSender};
 use std::thread::JoinHandle;
 
+use adapter::connect::{QpAddress, path_mtu};
 use adapter::owned::Adapter;
 use adapter::software::LocalPeer;
 use host::disk::{DiskError, DiskMemory, MAX_DEPTH, UringDisk};
@@ -14,7 +15,7 @@ use nic::driver::{Application, Turn};
 use nic::neighbours::Shared;
 use nic::pool::PoolRange;
 use roce::device::Device;
-use roce::endpoint::{Mtu, Reliability};
+use roce::endpoint::Mtu;
 use roce::verbs::{Access, CqId, MemoryRegion, PdId, Qpn};
 use roce::{Duration, Time};
 use service::log;
@@ -27,8 +28,7 @@ use xio::target::{
 };
 
 use super::{
-    Commands, Disposer, EngineError, Host, HostConfig, Inbox, QpAddress, Refused, SPIN, Signals,
-    Turns, Work, path_mtu,
+    Commands, Disposer, EngineError, Host, HostConfig, Inbox, Refused, SPIN, Signals, Turns, Work,
 };
 use crate::action::Action;
 use crate::status::{self, Counters};
@@ -348,13 +348,9 @@ impl<F: Adapter> Engine<F> {
         };
         let SessionSpec { sources, reader, local, mtu, credits, ended, signals } = spec;
         let (qpn, files) = (address.qpn, Vec::new());
-        let reliability = match address.reliability {
-            Reliability::Selective => reader.reliability,
-            Reliability::GoBackN => Reliability::GoBackN,
-        };
+        let reliability = address.agreed(&reader);
         let mtu = path_mtu(address.mtu, mtu.bytes()).unwrap_or(Mtu::M256);
         let address = QpAddress { reliability, mtu: mtu.bytes(), ..address };
-        let reader = QpAddress { reliability, ..reader };
         let mut session = Session { qpn, domain, files, signals, ended };
         let begun = self.begin(&mut session, sources, credits);
         let begun = begun.and_then(|()| self.host.connect(&address, &reader, mtu, local));

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use host::ring::{Consumer, Producer, RingConfig};
 use nic::neighbours::{Shared, Unfinished};
+use roce::endpoint::Reliability;
 use roce::report::Pace;
+use roce::wire::Psn;
 use xio::dataset::{Dtype, Format, TokenFile};
 use xio::order::Cut;
 use xio::plan::Plan;

@@ -1,0 +1,201 @@
+//! Connecting queue pairs of RC and UC: describe one end, exchange the descriptions, connect.
+//!
+//! How descriptions travel is left to the users: over gRPC, over a TCP connection, through a rendezvous of ranks. A
+//! description comes from another process, so everything in it is checked or harmless: a path MTU is the least of both
+//! sides', loss recovery is what both have, and addresses are compared by those who know where the peer must be.
+
+use std::net::{IpAddr, SocketAddr};
+
+use nic::congestion::{Choice, window_packets};
+use roce::Time;
+use roce::device::{self, Device};
+use roce::endpoint::{Connect, Mtu, QpConfig, Reliability};
+use roce::verbs::{Path, Qpn, VerbsError};
+use roce::wire::Psn;
+
+use crate::owned::Adapter;
+use crate::software::LocalPeer;
+
+/// Largest path MTU of RoCE, in payload bytes: offered where the route to the peer is unknown.
+pub const LARGEST_MTU: u32 = 4096;
+
+/// Retries without end when the peer has no receive posted.
+pub const RNR_RETRY_FOREVER: u8 = 7;
+
+/// Queue pair numbers and PSNs have 24 bits.
+const MASK: u32 = 0x00ff_ffff;
+
+/// One end of a queue pair, as peers exchange it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpAddress {
+    /// IP address and UDP port of the endpoint.
+    pub address: SocketAddr,
+    /// The queue pair.
+    pub qpn: Qpn,
+    /// First packet sequence number it sends.
+    pub psn: Psn,
+    /// The best loss recovery that it supports.
+    pub reliability: Reliability,
+    /// Largest path MTU that it can have, in payload bytes.
+    pub mtu: u32,
+}
+
+impl QpAddress {
+    /// A description from another process: numbers are taken modulo 2^24.
+    pub fn received(
+        address: SocketAddr,
+        (qpn, psn): (u32, u32),
+        reliability: Reliability,
+        mtu: u32,
+    ) -> QpAddress {
+        let (qpn, psn) = (Qpn::new(qpn & MASK), Psn::new(psn & MASK));
+        QpAddress { address, qpn, psn, reliability, mtu }
+    }
+
+    /// The loss recovery of a connection between these ends: selective repeat where both have it.
+    pub fn agreed(&self, peer: &QpAddress) -> Reliability {
+        match (self.reliability, peer.reliability) {
+            (Reliability::Selective, Reliability::Selective) => Reliability::Selective,
+            _ => Reliability::GoBackN,
+        }
+    }
+}
+
+/// What a side decides for its connections.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms {
+    /// The congestion control.
+    pub congestion: Choice,
+    /// Whether the peer is known to be this project's endpoint. Otherwise it is one if it repeats selectively, which no
+    /// other does.
+    pub is_ours: bool,
+    /// Local ACK timeout code: 4.096 us * 2^timeout.
+    pub timeout: u8,
+    /// Retries when the peer has no receive posted.
+    pub rnr_retry: u8,
+    /// Unacknowledged packets where congestion control needs no more.
+    pub window_packets: u32,
+    /// The most that a connection may send in bits per second, 0 for no limit.
+    pub rate_limit_bps: u64,
+    /// DiffServ codepoint of its packets.
+    pub dscp: u8,
+}
+
+/// A new queue pair in INIT, where receives can be posted before the peer is known, and its description.
+///
+/// # Errors
+/// Those of [`Device::create_qp`] and [`Device::modify_qp`]; nothing is left then.
+pub fn create<A: Adapter>(
+    adapter: &mut A,
+    now: Time,
+    config: QpConfig,
+    psn: Psn,
+    mtu: u32,
+) -> Result<QpAddress, VerbsError> {
+    let qpn = adapter.device().create_qp(config)?;
+    if let Err(error) = device::initialize(adapter.device(), now, qpn) {
+        let gone = adapter.device().destroy_qp(now, qpn);
+        debug_assert!(gone.is_ok(), "{gone:?}");
+        return Err(error);
+    }
+    let (address, reliability) = (adapter.local(), adapter.reliability());
+    Ok(QpAddress { address, qpn, psn, reliability, mtu: adapter.largest_mtu().min(mtu) })
+}
+
+/// Connects our end of a queue pair with this path MTU. Its WRITEs and READs go to a local peer through shared memory, if
+/// the other end is one.
+///
+/// # Errors
+/// Those of [`Device::modify_qp`].
+pub fn connect<A: Adapter>(
+    adapter: &mut A,
+    now: Time,
+    terms: &Terms,
+    (ours, peer): (&QpAddress, &QpAddress),
+    mtu: Mtu,
+    local: LocalPeer,
+) -> Result<(), VerbsError> {
+    let reliability = ours.agreed(peer);
+    let is_ours = terms.is_ours || reliability == Reliability::Selective;
+    let congestion = adapter.congestion(terms.congestion, peer.address.ip(), is_ours);
+    let connect = Connect {
+        mtu,
+        local_psn: ours.psn,
+        timeout: terms.timeout,
+        rnr_retry: terms.rnr_retry,
+        window_packets: window_packets(terms.window_packets, congestion, reliability, mtu),
+        reliability,
+        congestion,
+        ..Connect::new(Path { dscp: terms.dscp, ..Path::new(peer.address) }, peer.qpn, peer.psn)
+    };
+    device::connect(adapter.device(), now, ours.qpn, &connect)?;
+    if terms.rate_limit_bps > 0 {
+        device::limit_rate(adapter.device(), now, ours.qpn, terms.rate_limit_bps)?;
+    }
+    adapter.route(now, ours.qpn, local);
+    Ok(())
+}
+
+/// Payload bytes that a packet from `local` to `remote` can carry, at most the largest path MTU.
+pub fn mtu_towards(local: IpAddr, remote: SocketAddr) -> u32 {
+    nic::udp::payload_limit(local, remote).map_or(LARGEST_MTU, |limit| limit.min(LARGEST_MTU))
+}
+
+/// Largest path MTU whose packets fit both limits, in payload bytes.
+pub fn path_mtu(ours: u32, theirs: u32) -> Option<Mtu> {
+    let limit = ours.min(theirs);
+    Mtu::ALL.into_iter().rev().find(|mtu| mtu.bytes() <= limit)
+}
+
+/// Whether the address can be used by an endpoint: the ICRC covers it, so it must be a specific one.
+pub fn is_specific(address: IpAddr) -> bool {
+    !address.is_unspecified() && !address.is_multicast()
+}
+
+#[cfg(test)]
+mod tests {
+    use roce::device::InitialPsns;
+    use roce::verbs::QpConfig as Config;
+
+    use super::*;
+    use crate::owned::Software;
+
+    #[test]
+    fn a_path_mtu_fits_both_sides_and_none_is_below_256() {
+        assert_eq!(path_mtu(5000, 4096), Some(Mtu::M4096));
+        assert_eq!(path_mtu(1500, 4096), Some(Mtu::M1024));
+        assert_eq!(path_mtu(256, 9000), Some(Mtu::M256));
+        assert_eq!(path_mtu(255, 4096), None);
+    }
+
+    #[test]
+    fn ends_agree_on_what_both_have() {
+        let at = SocketAddr::from(([127, 0, 0, 1], 4791));
+        let end = |reliability| QpAddress {
+            address: at,
+            qpn: Qpn::new(1),
+            psn: Psn::new(1),
+            reliability,
+            mtu: 1024,
+        };
+        let (best, plain) = (end(Reliability::Selective), end(Reliability::GoBackN));
+        assert_eq!(best.agreed(&best), Reliability::Selective);
+        for (a, b) in [(best, plain), (plain, best), (plain, plain)] {
+            assert_eq!(a.agreed(&b), Reliability::GoBackN);
+        }
+    }
+
+    #[test]
+    fn a_created_queue_pair_describes_itself() {
+        let at = SocketAddr::from(([127, 7, 4, 1], 0));
+        let mut adapter = Software::bind(at, 1 << 16, 0, 7).expect("loopback");
+        let device = adapter.device();
+        let pd = device.alloc_pd().expect("one");
+        let cq = device.create_cq(8).expect("one");
+        let psn = InitialPsns::new(7).draw();
+        let end = create(&mut adapter, Time::ZERO, Config::rc(pd, cq, 4, 4), psn, 1024);
+        let end = end.expect("room");
+        assert_eq!((end.address, end.psn, end.mtu), (adapter.local(), psn, 1024));
+        assert_eq!(end.reliability, Reliability::Selective);
+    }
+}
