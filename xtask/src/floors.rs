@@ -177,18 +177,17 @@ const FLOORS: &[(&str, &str)] = &[
     ),
     (
         "crates/cluster/src/enforce",
-        "netlink
-         link: netlink
-         dcb: netlink
+        "link
+         dcb
          paces
-         htb: netlink",
+         htb",
     ),
     (
         "crates/cluster/src/enforce/dcb",
         "table
          messages: table
-         nic
-         oracle: table messages nic",
+         fake
+         oracle: table messages fake",
     ),
     (
         "crates/cluster/src/enforce/htb",
@@ -223,21 +222,22 @@ const FLOORS: &[(&str, &str)] = &[
          fault
          capture: clock
          local_files
+         netlink
          paces: clock local_files
-         interfaces: sockaddr
+         interfaces: netlink sockaddr
          congestion: interfaces
          pool: clock
          driver: clock ready waiter
-         udp: capture clock interfaces paces sockaddr waiter
+         udp: capture clock interfaces netlink paces sockaddr waiter
          packet: udp
-         link: interfaces
+         link: interfaces netlink
          xdp: clock interfaces link paces udp
          roce_v1: capture clock interfaces link paces udp
          mappings
          userfault
          movable: clock mappings skip userfault
          neighbours: clock fault interfaces movable peer pool udp
-         device: capture clock interfaces neighbours paces packet ready skip udp waiter
+         device: capture clock interfaces neighbours netlink paces packet ready skip udp waiter
          doctor: device interfaces neighbours packet udp
          registrations: clock mappings pool seeds skip userfault
          loaded: abi clock

@@ -22,7 +22,7 @@
 //! | [`client`] | calls to whichever brain leads |
 //! | [`words`] | counts with their nouns |
 //! | [`web`] | the brain's HTTP server: page, JSON, events, metrics |
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
 pub mod agent;
 pub mod brain;

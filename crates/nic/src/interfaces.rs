@@ -12,9 +12,9 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::ptr;
 
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
-use rustix::net::{recv, send, socket_with};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
+use crate::netlink::{Request, Socket, attribute, text_of};
 use crate::sockaddr::Name;
 
 /// A network interface.
@@ -140,21 +140,18 @@ fn duplicate_line(line: &str) -> Option<(IpAddr, u32)> {
 /// Numbers of `linux/rtnetlink.h` and `linux/if_link.h`.
 const RTM_NEWLINK: u16 = 16;
 const RTM_GETLINK: u16 = 18;
-const NLM_F_REQUEST: u16 = 1;
-const NLA_F_NESTED: u16 = 1 << 15;
 const IFLA_QDISC: u16 = 6;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_INFO_KIND: u16 = 1;
-/// The header of netlink, and `ifinfomsg`, after which attributes follow.
-const LINK_BYTES: usize = 16 + 16;
+/// `ifinfomsg`, after which attributes follow.
+const LINK_BYTES: usize = 16;
 
 /// The queueing discipline of an interface: `noqueue` if its packets are not queued.
 ///
 /// # Errors
 /// When the kernel does not report it.
 pub(crate) fn qdisc_of(index: u32) -> io::Result<String> {
-    let link = link_of(index)?;
-    let qdisc = attribute(link_attributes(&link), IFLA_QDISC).and_then(text);
+    let qdisc = attribute(&attributes_of(index)?, IFLA_QDISC).map(text_of);
     qdisc.ok_or(io::ErrorKind::InvalidData.into())
 }
 
@@ -163,50 +160,23 @@ pub(crate) fn qdisc_of(index: u32) -> io::Result<String> {
 /// # Errors
 /// When the kernel does not report the interface.
 pub(crate) fn kind_of(index: u32) -> io::Result<Option<String>> {
-    let link = link_of(index)?;
-    let info = attribute(link_attributes(&link), IFLA_LINKINFO);
-    Ok(info.and_then(|info| attribute(info, IFLA_INFO_KIND)).and_then(text))
+    Ok(kind(&attributes_of(index)?))
 }
 
-/// The kernel's message about an interface.
-fn link_of(index: u32) -> io::Result<Vec<u8>> {
-    // Protocol 0 of netlink sockets is NETLINK_ROUTE.
-    let kernel = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
-    let mut request = [0; LINK_BYTES];
-    request[..4].copy_from_slice(&(LINK_BYTES as u32).to_ne_bytes());
-    request[4..6].copy_from_slice(&RTM_GETLINK.to_ne_bytes());
-    request[6..8].copy_from_slice(&NLM_F_REQUEST.to_ne_bytes());
-    request[20..24].copy_from_slice(&index.to_ne_bytes());
-    send(&kernel, &request, SendFlags::empty())?;
-    let mut answer = vec![0_u8; 32 << 10];
-    // The kernel has replied by the time that `send` returns.
-    let (len, _) = recv(&kernel, &mut answer[..], RecvFlags::DONTWAIT)?;
-    answer.truncate(len);
-    match answer.get(4..6) {
-        Some(kind) if *kind == RTM_NEWLINK.to_ne_bytes() => Ok(answer),
-        _ => Err(io::ErrorKind::InvalidData.into()),
-    }
+fn kind(attributes: &[u8]) -> Option<String> {
+    let info = attribute(attributes, IFLA_LINKINFO)?;
+    attribute(info, IFLA_INFO_KIND).map(text_of)
 }
 
-fn link_attributes(link: &[u8]) -> &[u8] {
-    link.get(LINK_BYTES..).unwrap_or_default()
-}
-
-/// The value of an attribute of this number, the first one.
-fn attribute(mut attributes: &[u8], number: u16) -> Option<&[u8]> {
-    loop {
-        let &[l0, l1, n0, n1] = attributes.first_chunk()?;
-        let len = usize::from(u16::from_ne_bytes([l0, l1]));
-        let value = attributes.get(4..len)?;
-        if u16::from_ne_bytes([n0, n1]) & !NLA_F_NESTED == number {
-            return Some(value);
-        }
-        attributes = attributes.get(len.next_multiple_of(4)..)?;
-    }
-}
-
-fn text(value: &[u8]) -> Option<String> {
-    Some(CStr::from_bytes_until_nul(value).ok()?.to_string_lossy().into_owned())
+/// The attributes of an interface, as the kernel reports it.
+fn attributes_of(index: u32) -> io::Result<Vec<u8>> {
+    let mut header = [0; LINK_BYTES];
+    header[4..8].copy_from_slice(&index.to_ne_bytes());
+    let mut buffer = vec![0; 32 << 10];
+    let mut question = Request::new(RTM_GETLINK, 0, &header);
+    let link = Socket::open()?.ask(&mut question, &mut buffer)?;
+    let attributes = link.body.get(LINK_BYTES..).filter(|_| link.kind == RTM_NEWLINK);
+    Ok(attributes.ok_or(io::ErrorKind::InvalidData)?.to_vec())
 }
 
 /// The MTU of an interface of this network namespace (`/sys` may show another's).
@@ -259,28 +229,20 @@ mod tests {
     }
 
     #[test]
-    fn attributes_are_found_and_cut_ones_are_not() {
-        let entry = |number: u16, value: &[u8]| {
-            let len = 4 + value.len();
-            let mut bytes = [(len as u16).to_ne_bytes(), number.to_ne_bytes()].concat();
-            bytes.extend_from_slice(value);
-            bytes.resize(len.next_multiple_of(4), 0);
-            bytes
-        };
-        let info = entry(IFLA_INFO_KIND, b"veth\0");
-        let all =
-            [entry(IFLA_QDISC, b"htb\0"), entry(IFLA_LINKINFO | NLA_F_NESTED, &info)].concat();
-        assert_eq!(attribute(&all, IFLA_QDISC).and_then(text).as_deref(), Some("htb"));
-        let kind = attribute(&all, IFLA_LINKINFO).and_then(|info| attribute(info, IFLA_INFO_KIND));
-        assert_eq!(kind.and_then(text).as_deref(), Some("veth"));
-        assert_eq!(attribute(&all, 99), None);
+    fn kinds_are_found_and_cut_ones_are_not() {
+        let link = Request::new(RTM_NEWLINK, 0, &[])
+            .text(IFLA_QDISC, "htb")
+            .nest(IFLA_LINKINFO, |info| info.text(IFLA_INFO_KIND, "veth"));
+        let all = link.body();
+        assert_eq!(kind(all).as_deref(), Some("veth"));
         for len in 0..all.len() {
-            assert_eq!(attribute(&all[..len], IFLA_LINKINFO), None, "of {len} bytes");
+            assert_eq!(kind(&all[..len]), None, "of {len} bytes");
         }
-        // A length below that of its own header would never end.
-        assert_eq!(attribute(&[0; 64], IFLA_QDISC), None);
         let lo = interfaces().expect("a list").into_iter().find(|one| one.loopback);
-        assert_eq!(kind_of(lo.expect("loopback").index).expect("a link"), None);
+        let index = lo.expect("loopback").index;
+        assert_eq!(kind_of(index).expect("a link"), None);
+        assert!(!qdisc_of(index).expect("a link").is_empty());
+        assert!(kind_of(u32::MAX).is_err());
     }
 
     #[test]

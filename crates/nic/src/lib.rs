@@ -11,6 +11,7 @@
 //! | [`paces`] | what each job of this machine may send |
 //! | [`packet`] | the RoCE packets on the interfaces of this machine, for captures |
 //! | [`interfaces`] | network interfaces and their addresses |
+//! | [`netlink`] | questions to the kernel about its network, and changes of it |
 //! | [`doctor`] | whether this machine is fit for it |
 //! | [`abi`] | structures and constants of `infiniband/verbs.h` |
 //! | [`loaded`] | devices behind a libibverbs that is found at run time |
@@ -44,6 +45,7 @@ pub mod local_files;
 pub mod mappings;
 pub mod movable;
 pub mod neighbours;
+pub mod netlink;
 pub mod paces;
 pub mod packet;
 pub mod peer;

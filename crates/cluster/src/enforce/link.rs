@@ -1,10 +1,10 @@
 //! Whether an interface is there and switched on: asked when an agent starts, so that a name that is wrong does not wait for
 //! the first plan.
 
+use nic::netlink::{Failure, Request, Socket, u32_at};
 use rustix::io::Errno;
 
-use super::netlink::{Request, Socket, u32_at};
-use super::{EnforceError, netlink};
+use super::EnforceError;
 
 /// The kernel's numbers: linux/rtnetlink.h, linux/if_link.h, linux/if.h.
 const RTM_GETLINK: u16 = 18;
@@ -27,7 +27,7 @@ pub fn is_up(interface: &str) -> Result<bool, EnforceError> {
     if interface.is_empty() || interface.len() > NAME_BYTES || interface.contains('\0') {
         return Err(missing());
     }
-    let unreachable = |failure: netlink::Failure| EnforceError::Unreachable(failure.into());
+    let unreachable = |failure: Failure| EnforceError::Unreachable(failure.into());
     let request = Request::new(RTM_GETLINK, 0, &[0; LINK_BYTES]).text(IFLA_IFNAME, interface);
     let answers = match Socket::open().map_err(unreachable)?.request(request) {
         Ok(answers) => answers,

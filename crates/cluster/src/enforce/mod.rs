@@ -13,7 +13,6 @@
 pub mod dcb;
 pub mod htb;
 pub mod link;
-mod netlink;
 pub mod paces;
 
 use parfait::ledger::JobId;

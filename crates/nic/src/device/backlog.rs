@@ -15,15 +15,14 @@
 //! are the bytes that it has read and the kernel has not accounted for yet, which only reading changes, and a
 //! probe: a datagram that stays in the buffer of a stopped process.
 
-use std::cell::Cell;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use roce::verbs::Transport;
 use roce::{Duration, Time};
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink};
-use rustix::net::{recv, send, socket_with};
+
+use crate::netlink::{self, Message, Request, attribute, u32_at};
 
 /// Longest that a full buffer holds packets back while its process reads nothing.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -205,7 +204,7 @@ impl Backlog {
 
     /// What the kernel is asked by.
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.kernel.as_ref().ok().map(|kernel| kernel.fd.as_fd())
+        self.kernel.as_ref().ok().map(|kernel| kernel.socket.as_fd())
     }
 
     /// Why traffic to local processes is not paced, if so.
@@ -222,7 +221,7 @@ impl Backlog {
         service: Transport,
         packets: usize,
     ) -> usize {
-        let Ok(kernel) = &self.kernel else {
+        let Ok(kernel) = &mut self.kernel else {
             return packets;
         };
         let at = find(&mut self.peers, self.last, local, remote);
@@ -316,10 +315,10 @@ impl Backlog {
         remote: SocketAddr,
         probe: impl FnOnce(),
     ) -> bool {
-        let Ok(kernel) = &self.kernel else {
+        let Ok(kernel) = &mut self.kernel else {
             return false;
         };
-        let ask = || kernel.ask(local, remote).ok().flatten().filter(|level| level.unread > 0);
+        let mut ask = || kernel.ask(local, remote).ok().flatten().filter(|level| level.unread > 0);
         let is_it =
             |&(from, to, _): &(SocketAddr, SocketAddr, Level)| (from, to) == (local, remote);
         let known = self.suspects.iter().position(is_it);
@@ -363,31 +362,28 @@ fn find(peers: &mut Vec<Peer>, guess: usize, local: SocketAddr, remote: SocketAd
 /// Socket diagnostics of the kernel, by netlink.
 #[derive(Debug)]
 struct SockDiag {
-    fd: OwnedFd,
-    /// Number of the last query, which its reply repeats.
-    sequence: Cell<u32>,
+    socket: netlink::Socket,
+    /// The question, of which each query changes the addresses.
+    question: Request,
 }
 
-/// Numbers of `linux/netlink.h`, `linux/sock_diag.h` and `linux/inet_diag.h`.
+/// Numbers of `linux/sock_diag.h` and `linux/inet_diag.h`.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
-const NLM_F_REQUEST: u16 = 1;
 const INET_DIAG_SKMEMINFO: u16 = 7;
 const NO_COOKIE: [u8; 8] = [0xff; 8];
-const NETLINK_HEADER_BYTES: usize = 16;
-const REQUEST_BYTES: usize = NETLINK_HEADER_BYTES + 56;
+/// `inet_diag_req_v2`.
+const REQUEST_BYTES: usize = 56;
 /// Place of `idiag_rqueue`, the bytes that were not read.
-const UNREAD_AT: usize = NETLINK_HEADER_BYTES + 56;
-/// Header and `inet_diag_msg`, after which attributes follow.
-const ANSWER_BYTES: usize = NETLINK_HEADER_BYTES + 72;
+const UNREAD_AT: usize = 56;
+/// `inet_diag_msg`, after which attributes follow.
+const ANSWER_BYTES: usize = 72;
 
 impl SockDiag {
     /// Opens a netlink socket and checks that it reports on a socket of ours.
     fn open() -> Result<SockDiag, String> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let fd =
-            socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(netlink::SOCK_DIAG));
-        let fd = fd.map_err(|errno| refusal(&errno.into()))?;
-        let diag = SockDiag { fd, sequence: Cell::new(0) };
+        let socket = netlink::Socket::diagnostics().map_err(|failure| refusal(&failure.into()))?;
+        let question = Request::new(SOCK_DIAG_BY_FAMILY, 0, &[0; REQUEST_BYTES]);
+        let mut diag = SockDiag { socket, question };
         let probe = std::net::UdpSocket::bind((std::net::Ipv4Addr::LOCALHOST, 0));
         let answers = probe.and_then(|probe| {
             let at = probe.local_addr()?;
@@ -404,18 +400,14 @@ impl SockDiag {
     ///
     /// # Errors
     /// When the kernel does not reply.
-    fn ask(&self, local: SocketAddr, remote: SocketAddr) -> io::Result<Option<Level>> {
-        let sequence = self.sequence.get().wrapping_add(1);
-        self.sequence.set(sequence);
-        send(&self.fd, &request(sequence, local, remote), SendFlags::empty())?;
-        let mut answer = [0_u8; 512];
-        // The kernel has replied by the time that `send` returns. Replies to queries that were given up
-        // may come before.
-        loop {
-            let (len, _) = recv(&self.fd, &mut answer[..], RecvFlags::DONTWAIT)?;
-            if answer[8..12] == sequence.to_ne_bytes() {
-                return Ok(level(&answer[..len.min(512)]));
-            }
+    fn ask(&mut self, local: SocketAddr, remote: SocketAddr) -> io::Result<Option<Level>> {
+        put_question(self.question.body_mut(), local, remote);
+        let mut buffer = [0_u8; 512];
+        match self.socket.ask(&mut self.question, &mut buffer) {
+            Ok(answer) => Ok(level(&answer)),
+            // "No such socket", most likely.
+            Err(failure) if failure.errno().is_some() => Ok(None),
+            Err(failure) => Err(failure.into()),
         }
     }
 }
@@ -424,26 +416,20 @@ fn refusal(error: &io::Error) -> String {
     format!("no sock_diag: {error}")
 }
 
-/// A query for the memory of the socket that receives datagrams from `local` to `remote`.
-fn request(sequence: u32, local: SocketAddr, remote: SocketAddr) -> [u8; REQUEST_BYTES] {
-    let mut bytes = [0; REQUEST_BYTES];
+/// Asks for the memory of the socket that receives datagrams from `local` to `remote`.
+fn put_question(bytes: &mut [u8], local: SocketAddr, remote: SocketAddr) {
     let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
-    put(0, &(REQUEST_BYTES as u32).to_ne_bytes());
-    put(4, &SOCK_DIAG_BY_FAMILY.to_ne_bytes());
-    put(6, &NLM_F_REQUEST.to_ne_bytes());
-    put(8, &sequence.to_ne_bytes());
     let family = if remote.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-    put(16, &[family as u8, libc::IPPROTO_UDP as u8, 1 << (INET_DIAG_SKMEMINFO - 1), 0]);
-    put(20, &u32::MAX.to_ne_bytes());
+    put(0, &[family as u8, libc::IPPROTO_UDP as u8, 1 << (INET_DIAG_SKMEMINFO - 1), 0]);
+    put(4, &u32::MAX.to_ne_bytes());
     // Source and destination are those of the datagram.
-    put(24, &local.port().to_be_bytes());
-    put(26, &remote.port().to_be_bytes());
-    put(28, &octets(local.ip()));
-    put(44, &octets(remote.ip()));
+    put(8, &local.port().to_be_bytes());
+    put(10, &remote.port().to_be_bytes());
+    put(12, &octets(local.ip()));
+    put(28, &octets(remote.ip()));
     let scope = if let SocketAddr::V6(v6) = remote { v6.scope_id() } else { 0 };
-    put(60, &scope.to_ne_bytes());
-    put(64, &NO_COOKIE);
-    bytes
+    put(44, &scope.to_ne_bytes());
+    put(48, &NO_COOKIE);
 }
 
 fn octets(ip: IpAddr) -> [u8; 16] {
@@ -457,26 +443,15 @@ fn octets(ip: IpAddr) -> [u8; 16] {
     }
 }
 
-/// The 32-bit number at `at`.
-fn word(bytes: &[u8], at: usize) -> Option<u64> {
-    bytes.get(at..)?.first_chunk().map(|word| u32::from_ne_bytes(*word).into())
-}
-
-/// Finds the memory attribute in a reply. Errors ("no such socket") have none.
-fn level(answer: &[u8]) -> Option<Level> {
-    let kind = u16::from_ne_bytes(answer.get(4..6)?.try_into().ok()?);
-    let mut attributes = answer.get(ANSWER_BYTES..).filter(|_| kind == SOCK_DIAG_BY_FAMILY)?;
-    loop {
-        let len = usize::from(u16::from_ne_bytes(attributes.get(..2)?.try_into().ok()?));
-        let name = u16::from_ne_bytes(attributes.get(2..4)?.try_into().ok()?);
-        let value = attributes.get(4..len)?;
-        if name == INET_DIAG_SKMEMINFO {
-            // SK_MEMINFO_RMEM_ALLOC and SK_MEMINFO_RCVBUF.
-            let (used, limit) = (word(value, 0)?, word(value, 4)?);
-            return Some(Level { used, unread: word(answer, UNREAD_AT)?, limit });
-        }
-        attributes = attributes.get(len.next_multiple_of(4)..)?;
-    }
+/// Finds the memory attribute in a reply.
+fn level(answer: &Message<'_>) -> Option<Level> {
+    let attributes = answer.body.get(ANSWER_BYTES..);
+    let attributes = attributes.filter(|_| answer.kind == SOCK_DIAG_BY_FAMILY)?;
+    let memory = attribute(attributes, INET_DIAG_SKMEMINFO)?;
+    let word = |bytes, at| u32_at(bytes, at).map(u64::from);
+    // SK_MEMINFO_RMEM_ALLOC and SK_MEMINFO_RCVBUF.
+    let (used, limit) = (word(memory, 0)?, word(memory, 4)?);
+    Some(Level { used, unread: word(answer.body, UNREAD_AT)?, limit })
 }
 
 #[cfg(test)]
@@ -492,7 +467,7 @@ mod tests {
 
     #[test]
     fn the_level_is_that_of_the_socket_which_a_datagram_reaches() {
-        let Some(kernel) = kernel("the_level_is_that_of_the_socket_which_a_datagram_reaches")
+        let Some(mut kernel) = kernel("the_level_is_that_of_the_socket_which_a_datagram_reaches")
         else {
             return;
         };
@@ -669,7 +644,6 @@ mod tests {
     #[test]
     fn answers_cut_short_or_of_another_kind_say_nothing() {
         let mut answer = vec![0; ANSWER_BYTES];
-        answer[4..6].copy_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
         for (field, bytes) in [(1_u16, 4_u16), (INET_DIAG_SKMEMINFO, 40)] {
             answer.extend_from_slice(&bytes.to_ne_bytes());
             answer.extend_from_slice(&field.to_ne_bytes());
@@ -678,15 +652,15 @@ mod tests {
         let word = u64::from(u32::from_ne_bytes([3; 4]));
         answer[UNREAD_AT..UNREAD_AT + 4].fill(2);
         let unread = u64::from(u32::from_ne_bytes([2; 4]));
-        assert_eq!(level(&answer), Some(Level { used: word, unread, limit: word }));
+        let read = |kind, body: &[u8]| level(&Message::new(kind, body));
+        let whole = Some(Level { used: word, unread, limit: word });
+        assert_eq!(read(SOCK_DIAG_BY_FAMILY, &answer), whole);
         for len in 0..ANSWER_BYTES + 4 + 4 + 8 {
-            assert_eq!(level(&answer[..len]), None, "{len}");
+            assert_eq!(read(SOCK_DIAG_BY_FAMILY, &answer[..len]), None, "{len}");
         }
-        answer[4] ^= 1;
-        assert_eq!(level(&answer), None);
+        assert_eq!(read(SOCK_DIAG_BY_FAMILY ^ 1, &answer), None);
         // An attribute that claims no length at all ends the search.
-        answer[4] ^= 1;
         answer[ANSWER_BYTES] = 0;
-        assert_eq!(level(&answer), None);
+        assert_eq!(read(SOCK_DIAG_BY_FAMILY, &answer), None);
     }
 }

@@ -6,10 +6,10 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, OwnedFd};
 
 use roce::{Duration, Time};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+
+use crate::netlink::{Request, Socket, attribute, u16_at};
 
 /// How long an answer holds.
 const HOLDS: Duration = Duration::from_millis(1_000);
@@ -25,7 +25,6 @@ const NEW_ROUTE: u16 = 24;
 const GET_ROUTE: u16 = 26;
 const NEW_NEIGHBOUR: u16 = 28;
 const GET_NEIGHBOUR: u16 = 30;
-const REQUEST: u16 = 1;
 const ROUTE_DESTINATION: u16 = 1;
 const ROUTE_INTERFACE: u16 = 4;
 const ROUTE_GATEWAY: u16 = 5;
@@ -35,9 +34,11 @@ const NEIGHBOUR_ADDRESS: u16 = 2;
 const CONFIRMED: u16 = 0x02 | 0x08 | 0x10 | 0x40 | 0x80;
 const STALE: u16 = 0x04;
 
-/// Bytes of a netlink header, and of what follows it in a message about a route or a neighbour.
-const HEADER: usize = 16;
+/// Bytes of the fixed header of a message about a route or a neighbour (`rtmsg`, `ndmsg`).
 const FIXED: usize = 12;
+
+/// Bytes of the kernel's reply about one route or neighbour.
+const REPLY_BYTES: usize = 4096;
 
 /// Where a packet goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,20 +77,17 @@ struct Known {
 /// The neighbours of one interface.
 #[derive(Debug)]
 pub(crate) struct Neighbours {
-    netlink: OwnedFd,
+    netlink: Socket,
     ifindex: u32,
     /// Whether packets for other networks go to their routers.
     is_routed: bool,
-    sequence: u32,
     known: Vec<Known>,
 }
 
 impl Neighbours {
     pub(crate) fn new(ifindex: u32, is_routed: bool) -> io::Result<Neighbours> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        // No protocol: NETLINK_ROUTE.
-        let netlink = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
-        Ok(Neighbours { netlink, ifindex, is_routed, sequence: 0, known: Vec::with_capacity(MOST) })
+        let netlink = Socket::open()?;
+        Ok(Neighbours { netlink, ifindex, is_routed, known: Vec::with_capacity(MOST) })
     }
 
     /// Where the next packet for `dest` goes.
@@ -125,9 +123,10 @@ impl Neighbours {
         let mut fixed = [0; FIXED];
         fixed[0] = family(next);
         fixed[4..8].copy_from_slice(&self.ifindex.to_ne_bytes());
-        let reply = self.ask(GET_NEIGHBOUR, NEW_NEIGHBOUR, fixed, NEIGHBOUR_DESTINATION, next)?;
-        let state = u16::from_ne_bytes(reply.get(8..10)?.try_into().ok()?);
-        let address = attribute(&reply, NEIGHBOUR_ADDRESS)?.try_into().ok()?;
+        let question = Request::new(GET_NEIGHBOUR, 0, &fixed).address(NEIGHBOUR_DESTINATION, next);
+        let reply = self.ask(question, NEW_NEIGHBOUR)?;
+        let state = u16_at(&reply, 8)?;
+        let address = attribute(reply.get(FIXED..)?, NEIGHBOUR_ADDRESS)?.try_into().ok()?;
         match state {
             _ if state & CONFIRMED != 0 => Some(Hop::Ethernet(address)),
             _ if state & STALE != 0 => Some(Hop::Stale(address)),
@@ -146,14 +145,20 @@ impl Neighbours {
         let mut fixed = [0; FIXED];
         fixed[0] = family(dest);
         fixed[1] = if dest.is_ipv4() { 32 } else { 128 };
-        let reply = self.ask(GET_ROUTE, NEW_ROUTE, fixed, ROUTE_DESTINATION, dest)?;
-        let out = attribute(&reply, ROUTE_INTERFACE)?;
+        let mut question = Request::new(GET_ROUTE, 0, &fixed).address(ROUTE_DESTINATION, dest);
+        // Every interface has the network of link-local addresses.
+        if matches!(dest, IpAddr::V6(ip) if ip.is_unicast_link_local()) {
+            question = question.attribute(ROUTE_INTERFACE, &self.ifindex.to_ne_bytes());
+        }
+        let reply = self.ask(question, NEW_ROUTE)?;
+        let attributes = reply.get(FIXED..)?;
+        let out = attribute(attributes, ROUTE_INTERFACE)?;
         match *reply.get(7)? {
             LOCAL => return Some(NextHop::ThisMachine),
             UNICAST if out == self.ifindex.to_ne_bytes() => {}
             _ => return None,
         }
-        let Some(gateway) = attribute(&reply, ROUTE_GATEWAY) else {
+        let Some(gateway) = attribute(attributes, ROUTE_GATEWAY) else {
             return Some(NextHop::Direct);
         };
         Some(NextHop::Gateway(match gateway.len() {
@@ -162,98 +167,14 @@ impl Neighbours {
         }))
     }
 
-    /// Sends a request about one address, and returns the reply behind its netlink header. The kernel answers before
-    /// the request returns, so nothing waits.
-    fn ask(
-        &mut self,
-        request: u16,
-        expected: u16,
-        fixed: [u8; FIXED],
-        kind: u16,
-        address: IpAddr,
-    ) -> Option<Vec<u8>> {
-        self.sequence = self.sequence.wrapping_add(1);
-        let octets = match address {
-            IpAddr::V4(address) => address.octets().to_vec(),
-            IpAddr::V6(address) => address.octets().to_vec(),
-        };
-        // Every interface has the network of link-local addresses.
-        let is_link_local = matches!(address, IpAddr::V6(ip) if ip.is_unicast_link_local());
-        let names_interface = request == GET_ROUTE && is_link_local;
-        let mut message = Vec::with_capacity(64);
-        let bytes = HEADER + FIXED + 4 + octets.len() + if names_interface { 8 } else { 0 };
-        message.extend((bytes as u32).to_ne_bytes());
-        message.extend(request.to_ne_bytes());
-        message.extend(REQUEST.to_ne_bytes());
-        message.extend(self.sequence.to_ne_bytes());
-        message.extend(0_u32.to_ne_bytes());
-        message.extend(fixed);
-        message.extend((4 + octets.len() as u16).to_ne_bytes());
-        message.extend(kind.to_ne_bytes());
-        message.extend(octets);
-        if names_interface {
-            message.extend(8_u16.to_ne_bytes());
-            message.extend(ROUTE_INTERFACE.to_ne_bytes());
-            message.extend(self.ifindex.to_ne_bytes());
-        }
-        let fd = self.netlink.as_raw_fd();
-        // SAFETY: the message is readable for its length.
-        let sent = unsafe { libc::send(fd, message.as_ptr().cast(), message.len(), 0) };
-        if sent < 0 {
-            return None;
-        }
-        let mut reply = vec![0; 4096];
-        loop {
-            // SAFETY: the buffer is writable for its length.
-            let len = unsafe { libc::recv(fd, reply.as_mut_ptr().cast(), reply.len(), 0) };
-            let got = reply.get(..usize::try_from(len).ok()?)?;
-            let header = got.first_chunk::<HEADER>()?;
-            let [l0, l1, l2, l3, t0, t1, _, _, s0, s1, s2, s3, ..] = *header;
-            // A late reply to an earlier request.
-            if u32::from_ne_bytes([s0, s1, s2, s3]) != self.sequence {
-                continue;
-            }
-            let end = (u32::from_ne_bytes([l0, l1, l2, l3]) as usize).min(got.len());
-            let found = u16::from_ne_bytes([t0, t1]) == expected;
-            return found.then(|| got.get(HEADER..end).map(<[u8]>::to_vec)).flatten();
-        }
+    /// The kernel's reply to a question, if it is of the expected kind.
+    fn ask(&mut self, mut question: Request, expected: u16) -> Option<Vec<u8>> {
+        let mut buffer = [0; REPLY_BYTES];
+        let reply = self.netlink.ask(&mut question, &mut buffer).ok()?;
+        (reply.kind == expected).then(|| reply.body.to_vec())
     }
 }
 
 fn family(address: IpAddr) -> u8 {
     (if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 }) as u8
-}
-
-/// The value of an attribute of a reply.
-fn attribute(reply: &[u8], wanted: u16) -> Option<&[u8]> {
-    let mut rest = reply.get(FIXED..)?;
-    loop {
-        let &[l0, l1, k0, k1] = rest.first_chunk::<4>()?;
-        let len = usize::from(u16::from_ne_bytes([l0, l1]));
-        let value = rest.get(4..len)?;
-        if u16::from_ne_bytes([k0, k1]) == wanted {
-            return Some(value);
-        }
-        rest = rest.get(len.next_multiple_of(4)..)?;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn attributes_with_impossible_lengths_end_the_search() {
-        let mut reply = vec![0; FIXED];
-        reply.extend([5, 0, 9, 0, 1, 0, 0, 0, 8, 0, 4, 0, 7, 0, 0, 0]);
-        assert_eq!(attribute(&reply, 9), Some(&[1][..]));
-        assert_eq!(attribute(&reply, 4), Some(&[7, 0, 0, 0][..]));
-        assert_eq!(attribute(&reply, 5), None);
-        for len in [0_u8, 3, 200] {
-            let mut bad = reply.clone();
-            bad[FIXED] = len;
-            assert_eq!(attribute(&bad, 4), None, "{len}");
-        }
-        assert!((0..reply.len()).all(|len| attribute(&reply[..len], 4).is_none()));
-    }
 }

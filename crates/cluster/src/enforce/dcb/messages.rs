@@ -1,10 +1,10 @@
 //! What the kernel is told and asked about data centre bridging: messages of route netlink, as `linux/dcbnl.h` defines them,
 //! and what comes back.
 
+use nic::netlink::{Request, attribute, attributes};
 use rustix::io::Errno;
 
 use super::table::{Bandwidth, CLASSES, Mapping};
-use crate::enforce::netlink::{Request, attribute, attributes};
 
 const GET_DCB: u16 = 78;
 const SET_DCB: u16 = 79;
@@ -160,7 +160,7 @@ mod tests {
                 entries.iter().fold(table, |table, entry| table.attribute(IEEE_APP, entry))
             })
         });
-        message.finish(1)[16..].to_vec()
+        message.body().to_vec()
     }
 
     #[test]
@@ -193,8 +193,7 @@ mod tests {
     #[test]
     fn a_drivers_refusal_is_in_one_byte() {
         let answer = |status: u8| {
-            request(SET_DCB, IEEE_SET, "eth0").attribute(DCB_IEEE, &[status]).finish(1)[16..]
-                .to_vec()
+            request(SET_DCB, IEEE_SET, "eth0").attribute(DCB_IEEE, &[status]).body().to_vec()
         };
         assert_eq!(verdict(&answer(0)), Ok(()));
         assert_eq!(verdict(&answer(22u8.wrapping_neg())), Err(Errno::INVAL));

@@ -9,9 +9,9 @@
 //! The state is the NIC's and outlives this process. When a port is not named any more, it gets back what it had when this
 //! [`Dcb`] first saw it. Counters of traffic classes are not part of DCB: nothing is known of what jobs have sent.
 
-mod messages;
 #[cfg(test)]
-mod nic;
+mod fake;
+mod messages;
 #[cfg(test)]
 mod oracle;
 mod table;
@@ -19,9 +19,9 @@ mod table;
 use std::collections::BTreeMap;
 use std::io;
 
+use nic::netlink::{Failure, Request, Socket};
 use rustix::io::Errno;
 
-use super::netlink::{Failure, Request, Socket};
 use super::{EnforceError, Enforcer, PortPlan, Sent};
 use messages::{Ets, State};
 use table::{Mapping, Table};

@@ -13,10 +13,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use nic::netlink::Request;
+
 use super::messages::{self, Ets};
 use super::table::{Bandwidth, ETS, Mapping, STRICT};
-use super::{Dcb, nic};
-use crate::enforce::netlink::Request;
+use super::{Dcb, fake};
 use crate::enforce::{EnforceError, Enforcer, PortPlan};
 
 /// Answers the first question as a driver does whose tables are all 0.
@@ -137,8 +138,8 @@ fn masked(mut message: Vec<u8>) -> Vec<u8> {
     message
 }
 
-fn ours(request: Request) -> Vec<u8> {
-    masked(request.finish(1))
+fn ours(mut request: Request) -> Vec<u8> {
+    masked(request.finish(1, true).to_vec())
 }
 
 #[test]
@@ -187,7 +188,7 @@ fn virtual_ethernet_has_no_dcb_and_that_is_said() {
             let kind = Some(rustix::thread::LinkNameSpaceType::Network);
             rustix::thread::move_into_link_name_space(namespace.as_fd(), kind).expect("root");
             let mut dcb = Dcb::open().expect("netlink");
-            let plan = nic::plan(&[(1, 10, 50), (2, 18, 30)]);
+            let plan = fake::plan(&[(1, 10, 50), (2, 18, 30)]);
             dcb.apply(&[PortPlan { interface: interface.to_owned(), plan }]).expect_err("no NIC")
         };
         std::thread::spawn(enter).join().expect("no panic")

@@ -1,9 +1,10 @@
 //! What the kernel is told and asked about queueing disciplines, classes and filters: messages of route netlink, as
 //! `linux/pkt_sched.h` and `linux/pkt_cls.h` define them, and what comes back.
 
+use nic::netlink::{Request, attribute, flag, text_of, u16_at, u32_at, u64_at};
+
 use super::classifier;
 use super::tree::{self, Class, Leaf, Tree};
-use crate::enforce::netlink::{Request, attribute, flag, text_of, u16_at, u32_at, u64_at};
 
 /// The number of our root: how it is recognised after a restart.
 pub(super) const MAJOR: u16 = 0xdaa0;
@@ -321,7 +322,7 @@ mod tests {
 
     /// The kernel describes a class with the attributes by which it was made.
     fn described(number: u16, class: &Class) -> Vec<u8> {
-        put_class(7, number, class).finish(1)[16..].to_vec()
+        put_class(7, number, class).body().to_vec()
     }
 
     #[test]
@@ -350,8 +351,8 @@ mod tests {
             priority: 6,
         };
         let whole = described(tree::OTHERS, &some);
-        let queue = put_queue(7, tree::OTHERS, 1000).finish(1)[16..].to_vec();
-        let filter = classify(7).finish(1)[16..].to_vec();
+        let queue = put_queue(7, tree::OTHERS, 1000).body().to_vec();
+        let filter = classify(7).body().to_vec();
         let described = qdisc(&queue).expect("whole");
         let (classes, filters) = (std::slice::from_ref(&whole), std::slice::from_ref(&filter));
         let found = tree(&[described], 7, classes, filters);

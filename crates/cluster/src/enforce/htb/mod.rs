@@ -21,10 +21,10 @@ use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nic::netlink::{Failure, Request, Socket};
 use parfait::ledger::JobId;
 use rustix::io::Errno;
 
-use super::netlink::{Failure, Request, Socket};
 use super::{EnforceError, Enforcer, PortPlan, Sent};
 use messages::{Counts, Link, Qdisc, Root};
 use tree::{Step, Tree};

@@ -7,11 +7,11 @@ use std::os::unix::net::UnixDatagram;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
+use nic::netlink::Socket;
 use parfait::job::Latency;
 use parfait::queues::{Dscp, Guarantee, Plan, Port, Scheme};
 
 use super::Dcb;
-use crate::enforce::netlink::Socket;
 use crate::enforce::{EnforceError, Enforcer, PortPlan};
 
 /// What the NIC has, and what its driver cannot do.
