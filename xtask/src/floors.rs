@@ -316,8 +316,13 @@ const FLOORS: &[(&str, &str)] = &[
          runtime: error
          log: event text
          signals: error runtime
-         admission: error event log
-         auth: admission event log",
+         metrics
+         tls: error
+         places: error log
+         rates
+         admission: error event log places
+         auth: admission event log
+         http: auth places rates",
     ),
     (
         "crates/engine/src",

@@ -16,6 +16,7 @@ use service::address::{check_port, with_port};
 use service::error::Error;
 use service::error::root_cause;
 use service::seed::fresh_seed;
+use service::tls::{Failure, Files};
 use tokio::net::TcpStream;
 use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
 use tonic::{Code, Response, Status};
@@ -74,7 +75,7 @@ impl Brains {
     ///
     /// # Errors
     /// When there are none, an address is none, or a certificate cannot be read.
-    pub fn new(addresses: &[String], token: &str, tls: &tls::Files) -> Result<Brains, Error> {
+    pub fn new(addresses: &[String], token: &str, tls: &Files) -> Result<Brains, Error> {
         if addresses.is_empty() {
             return Err(
                 Error::invalid("no brain is named").hint("--brain HOST[:PORT],... or DQUANT_BRAIN")
@@ -155,7 +156,7 @@ impl Brains {
     fn not_reached(&self, address: &str, error: &tonic::transport::Error) -> Error {
         let cause = root_cause(error);
         let text = format!("brain {address}: {cause}");
-        match tls::hint(&cause) {
+        match Failure::of(&cause).map(tls::hint) {
             // It does not pass by itself. Another brain may have a certificate that is right.
             Some(hint) if self.addresses.len() > 1 => Error::unreachable(text).hint(hint),
             Some(hint) => Error::invalid(text).hint(hint),
@@ -503,7 +504,7 @@ pub(crate) fn refusal(address: &str, status: &Status) -> Error {
     };
     let text = format!("brain {address}: {message}");
     // Of failures below a call, not of what a brain says.
-    let about_tls = status.source().and_then(|_| tls::hint(&text));
+    let about_tls = status.source().and_then(|_| Failure::of(&text)).map(tls::hint);
     let hint = hint.or_else(|| match status.code() {
         Code::Unauthenticated => {
             Some("give the cluster's token with --token-file or DQUANT_TOKEN".to_owned())
@@ -705,7 +706,7 @@ mod tests {
     }
 
     fn brains(address: &str, token: &str) -> Brains {
-        Brains::new(&[address.to_owned()], token, &tls::Files::default()).expect("an address")
+        Brains::new(&[address.to_owned()], token, &Files::default()).expect("an address")
     }
 
     #[tokio::test]

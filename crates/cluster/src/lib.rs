@@ -10,7 +10,6 @@
 //! | [`convert`] | between these and the types of `parfait` |
 //! | [`keys`] | what is derived from the cluster's token, and signatures |
 //! | [`handshake`] | how both ends of a connection prove that they know the token |
-//! | [`tls`] | certificates and keys |
 //! | [`store`] | the lease and the log of brains: in etcd, or in one file |
 //! | [`enforce`] | what makes a machine's ports keep a plan |
 //! | [`local`] | what programs of this machine ask its agent |
@@ -36,7 +35,7 @@ pub mod local;
 pub mod proto;
 pub mod slurm;
 pub mod store;
-pub mod tls;
+mod tls;
 pub mod view;
 pub mod web;
 pub mod words;

@@ -242,6 +242,36 @@ fn the_history_has_a_sample_at_once_and_the_metrics_are_those_of_the_view() {
     assert!(metrics.contains("\ndquant_web_requests "), "{metrics}");
 }
 
+#[test]
+fn metrics_come_in_the_format_that_is_asked_for() {
+    let brain = with_token();
+    let accept = format!("{}Accept: application/openmetrics-text;version=1.0.0\r\n", bearer());
+    let open = ask(&brain, "GET", "/metrics", &accept, "");
+    let kind = open.header("content-type").expect("a type");
+    assert!(kind.starts_with("application/openmetrics-text; version=1.0.0"), "{kind}");
+    assert!(open.body.contains("# UNIT dquant_web_history_bytes bytes\n"), "{}", open.body);
+    assert!(open.body.ends_with("\n# EOF\n"), "{}", open.body);
+    let plain = get(&brain, "/metrics");
+    let kind = plain.header("content-type").expect("a type");
+    assert!(kind.starts_with("text/plain; version=0.0.4"), "{kind}");
+    assert!(!plain.body.contains("# UNIT"), "{}", plain.body);
+}
+
+#[test]
+fn a_connection_without_the_token_is_closed_after_a_few_refusals() {
+    let brain = with_token();
+    let refused = "GET /api/view HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(20);
+    let replies = raw(brain.web.address(), refused.as_bytes());
+    assert_eq!(replies.matches("HTTP/1.1 401").count(), 16, "{replies}");
+    assert_eq!(counted(&brain, "web.connections.closed.refused"), 1);
+    // Once it had the token, it stays.
+    let known = format!("GET /api/view HTTP/1.1\r\nHost: localhost\r\n{}\r\n", bearer());
+    let last = "GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+    let replies = raw(brain.web.address(), format!("{known}{refused}{last}").as_bytes());
+    assert_eq!(replies.matches("HTTP/1.1 401").count(), 20, "{replies}");
+    assert_eq!(counted(&brain, "web.connections.closed.refused"), 1);
+}
+
 /// Reads from `stream` until `text` contains `what`.
 fn read_until(stream: &mut TcpStream, text: &mut String, what: &str) {
     let mut bytes = [0; 4096];

@@ -12,7 +12,12 @@
 //! | module | what it holds |
 //! |---|---|
 //! | `runtime`, `signals`, `seed` | async runtimes; signals and seeds from the operating system |
+//! | `places` | the one table of connections of a port, in which strangers give way |
 //! | `admission`, `auth`, `grpc` | a control port: who may connect, who may call, how much at once |
+//! | `metrics` | metrics as text, with names and units |
+//!
+//! With the feature `http`, `rates` and `http`: how often who may ask, and what every web server does. With the feature
+//! `tls`, `tls`: certificates and keys.
 //!
 //! Nothing here knows a message of a protocol: calls, their arguments and their answers belong to the crates that serve
 //! them.
@@ -27,7 +32,15 @@ pub mod error;
 pub mod event;
 #[cfg(feature = "daemon")]
 pub mod grpc;
+#[cfg(feature = "http")]
+pub mod http;
 pub mod log;
+#[cfg(feature = "daemon")]
+pub mod metrics;
+#[cfg(feature = "daemon")]
+mod places;
+#[cfg(feature = "http")]
+mod rates;
 #[cfg(feature = "daemon")]
 pub mod runtime;
 #[cfg(feature = "daemon")]
@@ -35,5 +48,7 @@ pub mod seed;
 #[cfg(feature = "daemon")]
 pub mod signals;
 pub mod text;
+#[cfg(feature = "tls")]
+pub mod tls;
 
 pub use error::Error;

@@ -39,6 +39,7 @@ use service::error::Error;
 use service::grpc::bounded_server;
 use service::seed::fresh_seed;
 use service::signals::EndSignals;
+use service::tls::Files;
 use service::{log, runtime};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -53,7 +54,6 @@ use crate::handshake::{self, Door};
 use crate::keys::Keys;
 use crate::proto::brain_server::BrainServer;
 use crate::store::{Candidate, Store};
-use crate::tls;
 use crate::view::View;
 use crate::web::{EventLog, Hook};
 
@@ -93,7 +93,7 @@ pub struct Config {
     /// What follows from the cluster's token: callers have to prove that they know it.
     pub keys: Keys,
     /// Certificates.
-    pub tls: tls::Files,
+    pub tls: Files,
     /// Hosts, switches and links.
     pub cluster: Cluster,
     /// Switches that have an agent, by name.

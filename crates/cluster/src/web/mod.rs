@@ -7,50 +7,40 @@
 //! | `/api/view` | the [`View`] as JSON; with `If-None-Match`, 304 while it has not changed |
 //! | `/api/history?link=N` | what link `N` of the view carried and had reserved in the last ten minutes |
 //! | `/api/events` | server-sent events; `Last-Event-ID` resumes |
-//! | `/metrics` | the same for Prometheus |
+//! | `/metrics` | the same as OpenMetrics, or as Prometheus' text format |
 //! | paths of [`Options::hooks`] | what others answer to a POST: Kubernetes' scheduler asks there |
 //!
 //! Everything but the page and the health needs the token, if there is one: `Authorization: Bearer TOKEN`, or the basic
 //! scheme with the token as password. Nothing here changes the cluster.
 //!
 //! The server has a thread of its own with a low priority, and reads what the brain publishes: the brain never waits for
-//! it. Whatever clients do is bounded: connections, requests per second, bytes of headers and bodies, and the time for
-//! each of headers, body and response. A view is written as JSON once per change.
+//! it. What clients may do is bounded as on every web server of a daemon, by [`service::http`]. A view is written as
+//! JSON once per change.
 
-mod access;
 mod answers;
 mod counters;
 mod events;
-mod gate;
-mod guarded;
 mod history;
 mod metrics;
 mod published;
 
 use std::collections::BTreeMap;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use service::log;
-use tokio::net::{TcpListener, TcpStream};
+use service::http;
+pub use service::http::Limits;
+use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, oneshot, watch};
-use tokio::time::{MissedTickBehavior, interval, sleep};
+use tokio::time::{MissedTickBehavior, interval};
 
 use crate::view::View;
-use access::Access;
-use counters::{Count, Counters};
+use counters::Counters;
 pub use events::{EventLog, MAX_EVENTS};
-pub use gate::Limits;
-use gate::{Admission, Gate};
-use guarded::Guarded;
 use history::History;
 pub use history::MAX_BYTES as MAX_HISTORY_BYTES;
 use published::Newest;
@@ -60,10 +50,6 @@ pub const WEB_PORT: u16 = 4796;
 
 /// Largest body of a request.
 pub const MAX_BODY_BYTES: usize = 4 << 20;
-
-/// Bytes of the headers of a request, and how many there may be.
-const MAX_HEADER_BYTES: usize = 16 << 10;
-const MAX_HEADERS: usize = 64;
 
 /// Subscribers to events, and how many of them one address may have.
 const MAX_SUBSCRIBERS: usize = 64;
@@ -77,9 +63,6 @@ const STALE: Duration = Duration::from_secs(5);
 
 /// Steps of the history that are filled at once: all that there are.
 const MAX_MISSED: u32 = 600;
-
-/// Pause after the kernel refused to hand over a connection.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// How much the server's thread gives way to the brain's: the niceness of Linux, for this thread only.
 const NICENESS: i32 = 10;
@@ -119,14 +102,12 @@ pub struct Options {
 }
 
 /// What the tasks of the server share.
-struct Server {
+struct Site {
+    http: Arc<http::Server>,
     newest: Newest,
     events: Arc<EventLog>,
     history: Mutex<History>,
-    access: Access,
     hooks: BTreeMap<String, Hook>,
-    limits: Limits,
-    gate: Arc<Gate>,
     seats: Arc<Seats>,
     calls: Arc<Semaphore>,
     counters: Counters,
@@ -135,7 +116,12 @@ struct Server {
     series: u64,
 }
 
-impl Server {
+impl Site {
+    /// What has been counted, by name.
+    fn counted(&self) -> BTreeMap<String, u64> {
+        self.counters.by_name(self.http.counters())
+    }
+
     fn history(&self) -> MutexGuard<'_, History> {
         // Nothing panics while it is held.
         self.history.lock().unwrap_or_else(PoisonError::into_inner)
@@ -197,7 +183,7 @@ impl Drop for Seat {
 /// A server that runs; dropping it ends it.
 pub struct WebServer {
     address: SocketAddr,
-    server: Arc<Server>,
+    site: Arc<Site>,
     /// Dropped to end the thread.
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -222,14 +208,12 @@ impl WebServer {
             TcpListener::from_std(listener)?
         };
         let seed = service::seed::fresh_seed().map_err(io::Error::other)?;
-        let server = Arc::new(Server {
+        let site = Arc::new(Site {
+            http: Arc::new(http::Server::new(options.limits, options.token)),
             newest: Newest::new(sources.view),
             events: sources.events,
             history: Mutex::default(),
-            access: Access::new(options.token),
             hooks: options.hooks,
-            limits: options.limits,
-            gate: Gate::new(options.limits, Instant::now()),
             seats: Arc::default(),
             calls: Arc::new(Semaphore::new(MAX_CALLS)),
             counters: Counters::default(),
@@ -237,14 +221,14 @@ impl WebServer {
             series: unix_ms(),
         });
         let (stop, stopped) = oneshot::channel();
-        let shared = Arc::clone(&server);
+        let shared = Arc::clone(&site);
         let thread = thread::Builder::new().name("dquant-web".into()).spawn(move || {
             // A thread that cannot give way still serves.
             let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICENESS);
             runtime.block_on(serve(shared, listener, stopped));
             runtime.shutdown_background();
         })?;
-        Ok(WebServer { address, server, stop: Some(stop), thread: Some(thread) })
+        Ok(WebServer { address, site, stop: Some(stop), thread: Some(thread) })
     }
 
     /// Where it listens.
@@ -254,7 +238,7 @@ impl WebServer {
 
     /// What it has counted, by name: for [`View::counters`].
     pub fn counters(&self) -> BTreeMap<String, u64> {
-        self.server.counters.by_name()
+        self.site.counted()
     }
 }
 
@@ -273,49 +257,26 @@ pub(crate) fn unix_ms() -> u64 {
     since.map_or(0, |since| since.as_millis() as u64)
 }
 
-async fn serve(server: Arc<Server>, listener: TcpListener, stopped: oneshot::Receiver<()>) {
+async fn serve(site: Arc<Site>, listener: TcpListener, stopped: oneshot::Receiver<()>) {
+    let shared = Arc::clone(&site);
+    let answer = move |client, request| answers::answer(Arc::clone(&shared), client, request);
     tokio::select! {
         _ = stopped => {}
-        () = accept(&server, &listener) => {}
-        () = sample(&server) => {}
-    }
-}
-
-/// Accepts connections for ever.
-async fn accept(server: &Arc<Server>, listener: &TcpListener) {
-    let mut fails = false;
-    loop {
-        match listener.accept().await {
-            Ok((tcp, peer)) => {
-                fails = false;
-                if let Some(place) = server.gate.admit(peer.ip(), &server.counters) {
-                    tokio::spawn(connection(Arc::clone(server), tcp, place));
-                    // A connection that gave way closes its socket before the next one is accepted.
-                    tokio::task::yield_now().await;
-                }
-            }
-            Err(error) => {
-                // Most likely out of descriptors: the connection waits in the kernel, and retrying at once would spin.
-                server.counters.count(Count::AcceptErrors);
-                if !std::mem::replace(&mut fails, true) {
-                    log::line(format_args!("the web server cannot accept connections: {error}"));
-                }
-                sleep(ACCEPT_PAUSE).await;
-            }
-        }
+        () = site.http.accept(listener, answer) => {}
+        () = sample(&site) => {}
     }
 }
 
 /// Takes a sample of all links at each step. Of steps that were missed because the machine had no time, a few get the next
 /// sample, and many are gaps.
-async fn sample(server: &Server) {
+async fn sample(site: &Site) {
     let mut ticks = interval(Duration::from_secs(1));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let mut last: Option<Instant> = None;
     loop {
         ticks.tick().await;
-        let newest = server.newest.get();
-        let mut history = server.history();
+        let newest = site.newest.get();
+        let mut history = site.history();
         let step = history.step();
         let elapsed = last.map_or(step, |last| last.elapsed());
         let steps = ((elapsed + step / 2).as_millis() / step.as_millis()) as u32;
@@ -328,45 +289,4 @@ async fn sample(server: &Server) {
             last = Some(last.map_or_else(Instant::now, |last| last + steps * step));
         }
     }
-}
-
-/// Serves one connection to its end.
-async fn connection(server: Arc<Server>, tcp: TcpStream, mut place: Admission) {
-    // Responses are small and awaited. A socket that refuses is only slower.
-    let _ = tcp.set_nodelay(true);
-    let (_, never) = oneshot::channel();
-    let evicted = std::mem::replace(&mut place.evicted, never);
-    let place = Arc::new(place);
-    let asked = AtomicU64::new(0);
-    let service = service_fn(|request| {
-        asked.fetch_add(1, Ordering::Relaxed);
-        answers::answer(Arc::clone(&server), Arc::clone(&place), request)
-    });
-    let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(server.limits.header_timeout);
-    http.max_headers(MAX_HEADERS).max_buf_size(MAX_HEADER_BYTES);
-    let guarded = TokioIo::new(Guarded::new(tcp, server.limits.response_timeout));
-    let mut served = pin!(http.serve_connection(guarded, service));
-    let ended = tokio::select! {
-        ended = &mut served => ended,
-        _ = evicted => return,
-    };
-    if let Err(error) = ended
-        && let Some(count) = why_closed(&error, asked.load(Ordering::Relaxed) > 0)
-    {
-        server.counters.count(count);
-    }
-}
-
-/// The reason for which a connection ended, unless the client just went.
-fn why_closed(error: &hyper::Error, has_asked: bool) -> Option<Count> {
-    let cause =
-        std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<io::Error>());
-    if cause.is_some_and(|cause| cause.kind() == ErrorKind::TimedOut) {
-        return Some(Count::ClosedResponse);
-    }
-    if error.is_timeout() {
-        return Some(if has_asked { Count::ClosedIdle } else { Count::ClosedHeaders });
-    }
-    error.is_parse().then_some(Count::ClosedMalformed)
 }

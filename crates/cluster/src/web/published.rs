@@ -1,12 +1,13 @@
 //! The newest view, written as JSON once per change and not once per request.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tokio::sync::watch;
 
-use super::counters::{Count, Counters};
+use super::counters::Counters;
 use crate::view::View;
 
 /// A view and what was made of it so far.
@@ -59,7 +60,7 @@ impl Published {
     /// The view as JSON.
     pub(super) fn json(&self, counters: &Counters) -> Bytes {
         let json = self.json.get_or_init(|| {
-            counters.count(Count::Serialised);
+            counters.serialised.fetch_add(1, Ordering::Relaxed);
             // A view is plain data: it is always JSON.
             serde_json::to_vec(&*self.view).unwrap_or_default().into()
         });

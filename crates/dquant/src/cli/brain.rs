@@ -14,13 +14,13 @@ use cluster::keys::Keys;
 use cluster::store::etcd::{self, EtcdStore};
 use cluster::store::file::FileStore;
 use cluster::store::{SetupError, UNSIGNED_HINT};
-use cluster::tls;
 use cluster::web::{Options, Sources, WEB_PORT, WebServer};
 use cluster::words::counted;
 use parfait::spread::Ecmp;
 use serde::Serialize;
 use service::address::{check_port, with_port};
 use service::error::Error;
+use service::tls;
 
 use self::sign_log::SignLog;
 use super::cluster::TlsArgs;

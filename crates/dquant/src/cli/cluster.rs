@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use cluster::client::{Brains, Client};
-use cluster::tls;
 use service::error::Error;
+use service::tls;
 
 use super::daemons::TokenArgs;
 use crate::exit::CliError;

@@ -1,4 +1,4 @@
-//! A connection whose other end has to read.
+//! A connection whose other end has to read, and which is read slowly while it is a stranger's.
 //!
 //! Once a response waits for the client, the client has a while to take all of it. Time for headers and bodies of
 //! requests is limited elsewhere.
@@ -6,24 +6,29 @@
 use std::future::Future;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
+use crate::places::{Activity, Allowance};
+
 /// See the module's text. A write that is late fails with [`io::ErrorKind::TimedOut`].
 #[derive(Debug)]
 pub(super) struct Guarded<S> {
     stream: S,
+    activity: Arc<Activity>,
+    allowance: Allowance,
     patience: Duration,
     /// When the response has to be with the client; `None` while nothing waits.
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S> Guarded<S> {
-    pub(super) fn new(stream: S, patience: Duration) -> Guarded<S> {
-        Guarded { stream, patience, deadline: None }
+    pub(super) fn new(stream: S, activity: Arc<Activity>, patience: Duration) -> Guarded<S> {
+        Guarded { stream, activity, allowance: Allowance::default(), patience, deadline: None }
     }
 
     /// Passes on what a write said, unless it has waited for too long.
@@ -50,7 +55,10 @@ impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
         cx: &mut Context<'_>,
         into: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, into)
+        let this = &mut *self;
+        let stream = Pin::new(&mut this.stream);
+        ready!(this.allowance.poll_read(&this.activity, stream, cx, into))?;
+        Poll::Ready(Ok(()))
     }
 }
 

@@ -4,26 +4,27 @@ use hyper::Request;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 
 use super::counters::Count;
+use crate::auth::same;
 
 /// Checks requests for the token of the server, if it has one.
 #[derive(Debug)]
-pub(super) struct Access {
+pub(crate) struct Access {
     token: Option<String>,
 }
 
 impl Access {
-    pub(super) fn new(token: Option<String>) -> Access {
+    pub(crate) fn new(token: Option<String>) -> Access {
         Access { token }
     }
 
     /// Whether the server has a token.
-    pub(super) fn needs_token(&self) -> bool {
+    pub(crate) fn needs_token(&self) -> bool {
         self.token.is_some()
     }
 
     /// Whether the request has the token: as bearer token, or as password of the basic scheme. The latter is for
-    /// programs that can be given a URL but no header, such as Kubernetes' scheduler: `http://any:TOKEN@HOST/…`.
-    pub(super) fn has_token<B>(&self, request: &Request<B>) -> bool {
+    /// programs that can be given a URL but no header: `http://any:TOKEN@HOST/…`.
+    pub(crate) fn has_token<B>(&self, request: &Request<B>) -> bool {
         let Some(expected) = &self.token else { return true };
         let given = request.headers().get(AUTHORIZATION).map_or(&[][..], |value| value.as_bytes());
         let token = match given.split_at_checked(6) {
@@ -40,7 +41,7 @@ impl Access {
     ///
     /// Without a token, whoever reaches the server may ask, and a browser reaches it for any page that it shows. So the
     /// name in the address has to be one that no foreign site can have pointed here.
-    pub(super) fn is_foreign<B>(&self, request: &Request<B>) -> Option<Count> {
+    pub(crate) fn is_foreign<B>(&self, request: &Request<B>) -> Option<Count> {
         if self.token.is_none() && !host(request).is_some_and(is_plain) {
             return Some(Count::RefusedHost);
         }
@@ -51,7 +52,7 @@ impl Access {
 }
 
 /// Whether the body is JSON: browsers send that to other sites only after they have asked.
-pub(super) fn is_json<B>(request: &Request<B>) -> bool {
+pub fn is_json<B>(request: &Request<B>) -> bool {
     let given = request.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let kind = given.map(|given| given.split(';').next().unwrap_or_default().trim());
     kind.is_some_and(|kind| kind.eq_ignore_ascii_case("application/json"))
@@ -68,12 +69,6 @@ fn is_plain(host: &str) -> bool {
         None => host.rsplit_once(':').map_or(host, |(name, _)| name),
     };
     name.eq_ignore_ascii_case("localhost") || name.parse::<std::net::IpAddr>().is_ok()
-}
-
-/// Compares in constant time.
-fn same(given: &[u8], expected: &[u8]) -> bool {
-    let differing = given.iter().zip(expected).fold(0, |bits, (a, b)| bits | (a ^ b));
-    given.len() == expected.len() && std::hint::black_box(differing) == 0
 }
 
 /// The password in `base64(user:password)`.
