@@ -385,19 +385,37 @@ const FLOORS: &[(&str, &str)] = &[
          stream: batch errors options records source",
     ),
     (
+        "crates/lab/src",
+        "units
+         input
+         chart
+         topology: input units
+         trace: chart
+         scenario: chart input topology units
+         proof
+         profiling
+         planning",
+    ),
+    (
+        "crates/lab/src/trace",
+        "file
+         compare",
+    ),
+    (
+        "crates/lab/src/proof",
+        "set
+         admit: set
+         picture
+         violations: set
+         interleave",
+    ),
+    ("crates/lab/src/planning", "costs"),
+    (
         "crates/dquant/src",
         "exit
-         units
-         input: exit
-         topology: exit input units
-         chart
-         paces: chart
-         scenario: chart exit input topology units
-         planning: exit
-         profiling
-         proof: chart
+         input
          demo: exit
-         perf: exit input paces
+         perf: exit input
          replay: exit perf
          cli: *",
     ),
@@ -420,20 +438,6 @@ const FLOORS: &[(&str, &str)] = &[
          meeting
          rank: content meeting schedule",
     ),
-    (
-        "crates/dquant/src/paces",
-        "file
-         compare",
-    ),
-    (
-        "crates/dquant/src/proof",
-        "set
-         admit: set
-         picture
-         violations: set
-         interleave",
-    ),
-    ("crates/dquant/src/planning", "costs"),
     (
         "crates/dquant/src/demo",
         "corpus

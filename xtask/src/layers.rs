@@ -63,10 +63,16 @@ const LAYERS: &[Layer] = &[
         pure: false,
     },
     Layer {
+        name: "lab",
+        may_use: &["roce", "sim", "topology", "parfait", "xio", "host", "service"],
+        tests_may_use: &[],
+        pure: false,
+    },
+    Layer {
         name: "dquant",
         may_use: &[
             "roce", "sim", "topology", "subnet", "parfait", "xio", "nic", "adapter", "host",
-            "formats", "tokenize", "service", "engine", "cluster", "client", "ibverbs",
+            "formats", "tokenize", "service", "engine", "cluster", "client", "lab", "ibverbs",
         ],
         tests_may_use: &[],
         pure: false,

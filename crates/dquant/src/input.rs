@@ -1,33 +1,10 @@
-//! Files that a command reads as a whole, of bounded size, and what other processes say as JSON.
-
-use std::fs::File;
-use std::io::Read;
-use std::path::Path;
+//! What other processes say as JSON, fit for a terminal.
+//!
+//! Only the reading: what a reply means is a matter of the command that asked.
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use service::text::one_line;
-
-use crate::exit::CliError;
-
-/// The text of a file of at most so many bytes.
-///
-/// # Errors
-/// When it cannot be read, is longer, or is no file: a device has no end, and a FIFO perhaps no writer.
-pub fn read(path: &Path, most: u64) -> Result<String, CliError> {
-    let name = path.display();
-    let cannot = |error| CliError::because(format_args!("cannot read {name}"), &error);
-    if !std::fs::metadata(path).map_err(cannot)?.is_file() {
-        return Err(CliError::usage(format_args!("{name} is not a file")));
-    }
-    let mut text = String::new();
-    let file = File::open(path).map_err(cannot)?;
-    file.take(most + 1).read_to_string(&mut text).map_err(cannot)?;
-    if text.len() as u64 > most {
-        return Err(CliError::usage(format_args!("{name} has more than {} MiB", most >> 20)));
-    }
-    Ok(text)
-}
 
 /// What another process said as JSON. Its texts are single lines that a terminal shows and does not obey.
 ///

@@ -142,6 +142,13 @@ mod tests {
     }
 
     #[test]
+    fn sizes_read_well() {
+        assert_eq!(Bytes(1023).to_string(), "1023 B");
+        assert_eq!(Bytes(1 << 20).to_string(), "1.0 MiB");
+        assert_eq!(Bytes(u64::MAX).to_string(), "16.0 EiB");
+    }
+
+    #[test]
     fn a_size_beyond_all_numbers_is_refused() {
         assert!(Budget::rings(100).take(u64::MAX).is_err());
     }

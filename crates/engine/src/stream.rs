@@ -466,7 +466,7 @@ impl Keeper {
         let request = SessionRequest {
             datasets: self.request.datasets.clone(),
             reader: Some(queue_pair(&ours, mtu)),
-            credits: crate::data::target::MAX_CREDITS,
+            credits: xio::target::MAX_CREDITS,
             stages: self.stages.clone(),
         };
         let session = control.session(request).await?;

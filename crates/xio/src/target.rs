@@ -96,6 +96,9 @@ const SLOT_BYTES: u64 = 2 * CAPSULE_BYTES as u64;
 /// Registered memory of a session for each of its credits.
 pub const CREDIT_BYTES: u64 = SLOTS_PER_CREDIT as u64 * SLOT_BYTES;
 
+/// Requests one session may have outstanding.
+pub const MAX_CREDITS: u32 = 64;
+
 /// Work requests of a session's queue pair, in each direction, for each of its credits: every slot may
 /// hold a WRITE and a SEND.
 pub const WORK_PER_CREDIT: u32 = 2 * SLOTS_PER_CREDIT;

@@ -14,6 +14,7 @@ use cluster::enforce::paces::{Paces, WithPaces};
 use cluster::enforce::{EnforceError, Enforcer, Nothing, link};
 use cluster::local::{self, Membership, Refusal};
 use cluster::words::counted;
+use lab::units;
 use nic::local_files::make_shared_folder;
 use nic::paces::PaceTable;
 use parfait::queues::Scheme;
@@ -24,7 +25,6 @@ use super::cluster::BrainsArgs;
 use super::daemons::{die_with_parent, report_ready};
 use super::{Console, Report};
 use crate::exit::{CliError, Exit};
-use crate::units;
 
 /// Run an agent: enforce the guarantees of jobs at the ports of this host or switch
 ///

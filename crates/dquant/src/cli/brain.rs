@@ -16,6 +16,8 @@ use cluster::store::file::FileStore;
 use cluster::store::{SetupError, UNSIGNED_HINT};
 use cluster::web::{Options, Sources, WEB_PORT, WebServer};
 use cluster::words::counted;
+use lab::topology::{self, own};
+use lab::units;
 use parfait::spread::Ecmp;
 use serde::Serialize;
 use service::address::{check_port, with_port};
@@ -27,8 +29,6 @@ use super::cluster::TlsArgs;
 use super::daemons::{TokenArgs, die_with_parent, listen_at, report_ready};
 use super::{Console, Report};
 use crate::exit::{CliError, Exit};
-use crate::topology::{self, own};
-use crate::units;
 
 /// A lease that is not renewed holds so long in one file, where only a killed process leaves it.
 const FILE_LEASE: Duration = Duration::from_secs(2);

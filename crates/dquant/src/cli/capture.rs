@@ -10,12 +10,12 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
+use engine::budget::Bytes;
 use roce::wire::capture::{self, CaptureError, CaptureReport};
 use serde::Serialize;
 
 use super::{Console, Report};
 use crate::exit::{CliError, Exit, INPUT_HINT};
-use crate::units::Bytes;
 
 /// The largest capture that is read; a check holds the whole file in memory.
 const MAX_CAPTURE_BYTES: u64 = 2 << 30;

@@ -5,9 +5,11 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use engine::budget::Bytes;
 use formats::convert::{self, Event, Job, all_cores};
 use formats::source::is_weights;
 use formats::{Kind, ReadOptions, WriteOptions};
+use lab::units::{self, Count};
 use serde::Serialize;
 use xio::dataset::Dtype;
 
@@ -16,7 +18,6 @@ use super::documents::SelectionArgs;
 use super::targets::Targets;
 use super::{Console, Report, console};
 use crate::exit::{CliError, Exit};
-use crate::units::{self, Bytes, Count};
 
 /// Largest shard, in bytes.
 const MAX_SHARD: u64 = 1 << 30;

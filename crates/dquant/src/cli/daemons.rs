@@ -14,13 +14,13 @@ use std::sync::Once;
 use std::time::Duration;
 
 use clap::Args;
+use lab::units;
 use roce::endpoint::Mtu;
 use roce::wire::ROCE_PORT;
 use serde::Serialize;
 
 use super::{Console, Report, console};
 use crate::exit::CliError;
-use crate::units;
 use adapter::connect::is_specific;
 use adapter::owned::DeviceChoice;
 use engine::daemon::Ready;

@@ -4,10 +4,10 @@ use std::fmt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use lab::units::Count;
 use xio::dataset::Dtype;
 
 use super::Console;
-use crate::units::Count;
 
 /// Reads a token type.
 pub(super) fn token_type(name: &str) -> Result<Dtype, String> {

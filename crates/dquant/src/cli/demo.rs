@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgAction, Args};
+use lab::units;
 
 use super::daemons::span;
 use super::serve::Io;
@@ -12,7 +13,6 @@ use crate::demo::report::Summary;
 use crate::demo::trainer::Verify;
 use crate::demo::{self, Config, Watch};
 use crate::exit::{CliError, Exit};
-use crate::units;
 
 /// Run target, DPU and trainer on this machine; verify and measure what arrives
 ///

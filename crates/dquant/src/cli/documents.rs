@@ -14,6 +14,7 @@ use engine::control::target::TargetControl;
 use engine::proto::{DatasetInfo, DatasetRef, DocumentsRequest};
 use engine::selection::apply;
 use formats::dochash;
+use lab::units::Count;
 use serde::Serialize;
 use xio::documents::{Dedup, Documents, Filter, Selection};
 
@@ -21,7 +22,6 @@ use super::daemons::TokenArgs;
 use super::datasets::Bar;
 use super::{Console, Report};
 use crate::exit::{CliError, Exit};
-use crate::units::Count;
 
 /// List the documents of datasets: number, first token and tokens of each, and their hashes
 ///

@@ -4,13 +4,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use lab::units;
 
 use super::Console;
 use super::daemons::{
     TokenArgs, WireArgs, die_with_parent, listen_at, ready_report, report_ready, span,
 };
 use crate::exit::{CliError, Exit};
-use crate::units;
 use client::default_socket;
 use engine::control::CONTROL_PORT;
 use engine::daemon::{self, DpuConfig};

@@ -12,12 +12,12 @@ use std::io::ErrorKind;
 use std::time::Duration;
 
 use clap::Args;
+use lab::units;
 use serde::Serialize;
 use service::text::one_line;
 
 use super::{Console, Report};
 use crate::exit::{CliError, Exit};
-use crate::units;
 use ask::{Endpoint, Reply};
 use document::Document;
 

@@ -4,9 +4,11 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use engine::budget::Bytes;
 use formats::convert::{Census, all_cores, census};
 use formats::manifest::{Contents, Split};
 use formats::{Kind, Layout, Manifest, ReadOptions, Weights, settle};
+use lab::units::Count;
 use serde::Serialize;
 use xio::dataset::{Dtype, Format};
 
@@ -14,7 +16,6 @@ use super::datasets::{Bar, note_guess, shown, token_type};
 use super::targets::Targets;
 use super::{Console, Report};
 use crate::exit::{CliError, Exit};
-use crate::units::{Bytes, Count};
 
 /// Show the contents of a token dataset, and write or verify its manifest
 ///

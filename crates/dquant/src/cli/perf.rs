@@ -8,6 +8,10 @@ use std::path::{Path, PathBuf};
 
 use adapter::owned::DeviceChoice;
 use clap::{Args, Subcommand, ValueEnum};
+use engine::budget::Bytes;
+use lab::chart::{self, Curve, Diagram, Scale};
+use lab::trace::file;
+use lab::units;
 use nic::congestion::Choice;
 use nic::loaded::DEFAULT_LIBRARY;
 use roce::congestion::CongestionControl;
@@ -17,14 +21,11 @@ use service::seed::fresh_seed;
 
 use super::daemons::{listen_at, mtu, span};
 use super::{Console, Report};
-use crate::chart::{self, Curve, Diagram, Scale};
 use crate::exit::{CliError, Exit, OUTPUT_HINT};
-use crate::paces::file;
 use crate::perf::client::{Client, Latency, Outcome};
 use crate::perf::control::PERF_PORT;
 use crate::perf::server;
 use crate::perf::test::{MAX_BYTES, MessagePath, Mode, Operation, Service, Test};
-use crate::units;
 
 /// Measure latency and bandwidth between two machines, or two processes of one
 ///
@@ -431,7 +432,7 @@ impl fmt::Display for Measured {
             f,
             " {resent:>8} {:>8} {:>9}  {}",
             self.lost,
-            units::Bytes(self.verified_bytes).to_string(),
+            Bytes(self.verified_bytes).to_string(),
             self.path.name()
         )?;
         if self.mismatches > 0 {

@@ -6,9 +6,14 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
+use engine::budget::Bytes;
 use engine::catalog::{Found, find_file};
 use engine::files::DividedFiles;
 use engine::proto::{DatasetInfo, DatasetRef};
+use lab::planning::costs::Costs;
+use lab::planning::{
+    Dataset, Drawn, PackedSamples, Placed, Placement, PlanError, Row, notes, place,
+};
 use serde::Serialize;
 use xio::dataset::{BYTES, Dtype};
 use xio::order::{Cut, SampleLayout};
@@ -19,9 +24,6 @@ use super::datasets::note_guess;
 use super::{Console, Report};
 use crate::exit::CliError;
 use crate::exit::Exit;
-use crate::planning::costs::Costs;
-use crate::planning::{Dataset, Drawn, PackedSamples, Placed, Placement, Row, notes, place};
-use crate::units::Bytes;
 
 /// Look at plans before they run
 #[derive(Debug, Args)]
@@ -183,7 +185,8 @@ impl Explain {
         let placements = Placement::ALL.into_iter().filter(wanted);
         let placements = placements
             .map(|placement| place(&plan, &datasets, placement, &costs))
-            .collect::<Result<Vec<_>, CliError>>()?;
+            .collect::<Result<Vec<_>, PlanError>>()
+            .map_err(unplaced)?;
         let measured = self.measure;
         let notes = notes(&plan, &datasets).into_iter().map(str::to_owned).chain(unknown).collect();
         let epoch = Epoch::of(&plan, &datasets);
@@ -285,6 +288,15 @@ impl Explain {
         // What a token becomes does not change the time it takes.
         let table = (0..if plan.remap().is_some() { 1 << 20 } else { 0 }).collect();
         Ok(Costs::Measured { blocks, table, action })
+    }
+}
+
+fn unplaced(error: PlanError) -> CliError {
+    match error {
+        PlanError::Invalid(error) => error.into(),
+        PlanError::Token { .. } => CliError::check_failed(error).hint(
+            "a stream with this plan would end at this token; without --measure nothing is run",
+        ),
     }
 }
 

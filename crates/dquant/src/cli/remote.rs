@@ -5,13 +5,13 @@ use std::fmt;
 use clap::Args;
 use engine::control::target::TargetControl;
 use engine::proto::{ListReply, ListedDataset};
+use lab::units::Count;
 use serde::Serialize;
 use service::text::one_line;
 
 use super::daemons::TokenArgs;
 use super::{Console, Report};
 use crate::exit::{CliError, Exit};
-use crate::units::Count;
 
 /// List the datasets that a storage target serves
 ///

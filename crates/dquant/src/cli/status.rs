@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use clap::Args;
+use engine::budget::Bytes;
+use lab::units::Count;
 use serde::Serialize;
 
 use super::daemons::TokenArgs;
 use super::{Console, Report};
 use crate::exit::{CliError, Exit};
-use crate::units::{Bytes, Count};
 use engine::control::CONTROL_PORT;
 use engine::control::status::daemon_status;
 use engine::proto::StatusReply;

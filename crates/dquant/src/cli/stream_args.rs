@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgAction, Args};
+use lab::units;
 
 use super::daemons::{TokenArgs, roce_address, span};
 use crate::exit::CliError;
-use crate::units;
 use client::{Group, Options, Rank};
 
 /// Parses `R/N`.

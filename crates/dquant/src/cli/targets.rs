@@ -2,8 +2,9 @@
 
 use std::fmt;
 
+use lab::units::Count;
+
 use super::console;
-use crate::units::Count;
 
 /// Targets of so many tokens, as `1,234 tokens, 31.4 %`.
 pub(super) struct Targets(pub(super) u64, pub(super) u64);

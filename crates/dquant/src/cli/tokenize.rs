@@ -7,6 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::{ArgGroup, Args};
+use engine::budget::Bytes;
+use lab::units::{self, Count, Wait};
 use serde::Serialize;
 use tokenize::{
     ChatTemplate, Encoding, Eos, Event, Format, HeldOut, Holdout, Job, Leftovers, Noted, Outcome,
@@ -16,7 +18,6 @@ use tokenize::{
 use super::targets::Targets;
 use super::{Console, Report, console};
 use crate::exit::{CliError, Exit, on_end_signal};
-use crate::units::{self, Bytes, Count, Wait};
 
 /// Turn text into one flat file of token ids, with an index of documents
 ///

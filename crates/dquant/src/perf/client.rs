@@ -6,6 +6,7 @@ use std::time::Duration as StdDuration;
 
 use adapter::owned::DeviceChoice;
 use adapter::owned::{Adapter, Trouble};
+use lab::trace::{Recorder, Sample};
 use nic::clock;
 use nic::congestion::Choice;
 use nic::driver::{Application, Driver, RESCUED, Turn};
@@ -20,7 +21,6 @@ use super::host;
 use super::requester::Requester;
 use super::test::{LOOK_AT_MEMORY, MessagePath, Mode, Service, Test};
 use crate::exit::CliError;
-use crate::paces::{Recorder, Sample};
 
 /// How long a connection may take.
 const CONNECT_LIMIT: StdDuration = StdDuration::from_secs(5);

@@ -25,7 +25,7 @@ use tonic::transport::Channel;
 use tonic::{Request, Response, Status, Streaming};
 use xio::dataset::{Dtype, Format};
 use xio::stage::TargetStages;
-use xio::target::{Served, SessionFailure};
+use xio::target::{MAX_CREDITS, Served, SessionFailure};
 
 use super::documents::{Arriving, Readers, Received, TABLES_TIMEOUT};
 use super::peer::Peer;
@@ -34,7 +34,7 @@ use super::status::Reports;
 use crate::action::{self, Action};
 use crate::budget::Budget;
 use crate::catalog::{Catalog, Found, Table};
-use crate::data::target::{Command, Ended, MAX_CREDITS, SessionSource, SessionSpec};
+use crate::data::target::{Command, Ended, SessionSource, SessionSpec};
 use crate::data::{Commands, EngineError, Signals};
 use crate::proto::target_client::TargetClient;
 use crate::proto::target_server::Target;

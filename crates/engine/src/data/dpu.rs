@@ -27,6 +27,7 @@ use service::log;
 use xio::reader::{
     CREDIT_BYTES, ConnectionMemory, Reader, ReaderCounters, ReaderResources, ReaderSetup,
 };
+use xio::target::MAX_CREDITS;
 
 use super::{
     Commands, Disposer, EngineError, Host, HostConfig, Inbox, Refused, SPIN, Signals, Turns, Work,
@@ -43,7 +44,7 @@ pub const MAX_STREAMS: usize = 256;
 const COMPLETIONS: u32 = 4096;
 
 /// Memory for the capsules of a connection, whatever credits its target gives.
-pub(crate) const CAPSULES_BYTES: u64 = super::target::MAX_CREDITS as u64 * CREDIT_BYTES;
+pub(crate) const CAPSULES_BYTES: u64 = MAX_CREDITS as u64 * CREDIT_BYTES;
 
 /// Names a stream of one engine; never used twice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -501,7 +502,7 @@ impl<F: Adapter> Engine<F> {
         let stream = stream.ok_or(EngineError::Unavailable("has closed the stream"))?;
         stream.drop_line(&mut self.host, connection);
         let Domain { pd, cqs, .. } = stream.domain;
-        let address = self.host.create_qp(pd, cqs, 2 * super::target::MAX_CREDITS)?;
+        let address = self.host.create_qp(pd, cqs, 2 * MAX_CREDITS)?;
         stream.lines.push(Line { connection, ours: address });
         Ok(address)
     }
@@ -513,7 +514,7 @@ impl<F: Adapter> Engine<F> {
             // Its old bytes must not arrive on top of what is requested again.
             return Err(EngineError::Unavailable("waits for a target that was stopped in a copy"));
         }
-        let credits = peer.credits.clamp(1, super::target::MAX_CREDITS);
+        let credits = peer.credits.clamp(1, MAX_CREDITS);
         let line = stream.lines.iter_mut().find(|line| line.ours.qpn == peer.ours);
         let line = line.ok_or(EngineError::Unavailable("has dropped that queue pair"))?;
         let capsules = stream.domain.capsules_of(line.connection);

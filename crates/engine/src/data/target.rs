@@ -23,8 +23,8 @@ use tokio::sync::oneshot;
 use xio::disk::FileId;
 use xio::stage::TargetStages;
 use xio::target::{
-    CREDIT_BYTES, IO_ALIGN, READS_PER_BUFFER, STAGING_BYTES, Served, SessionFailure, SessionMemory,
-    Source, Target, WORK_PER_CREDIT,
+    CREDIT_BYTES, IO_ALIGN, MAX_CREDITS, READS_PER_BUFFER, STAGING_BYTES, Served, SessionFailure,
+    SessionMemory, Source, Target, WORK_PER_CREDIT,
 };
 
 use super::{
@@ -41,9 +41,6 @@ fn disk_queue(staging_buffers: u32) -> u32 {
 
 /// Sessions at once.
 pub const MAX_SESSIONS: usize = 64;
-
-/// Requests one session may have outstanding.
-pub const MAX_CREDITS: u32 = 64;
 
 /// A dataset to serve: its file, and what the catalogue found in it.
 #[derive(Debug)]

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
+use lab::units;
 use nic::capture::Capture;
 use nic::clock;
 use nic::interfaces::interfaces;
@@ -19,7 +20,6 @@ use service::signals::on_end_signal;
 
 use crate::cli::{Console, Report};
 use crate::exit::{CliError, Exit, OUTPUT_HINT};
-use crate::units;
 
 /// Longest sleep: recorded packets reach the file soon, and the end is noticed in time.
 const LOOK: Duration = Duration::from_millis(50);

@@ -5,10 +5,12 @@
 
 use std::fmt::Write;
 
+use engine::budget::Bytes;
+use lab::units::Count;
+
 use super::document::{
     Congestion, Counters, Document, Failure, Flow, PathTaken, QueuePair, Rtt, SharedMemory, Stayed,
 };
-use crate::units::{Bytes, Count};
 
 /// Width of the longest bar of a histogram, in characters.
 const BAR: u64 = 40;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use cluster::words::counted;
+use lab::units;
 use nic::congestion::Choice;
 use parfait::pattern::{Pattern, PatternError};
 use serde::Serialize;
@@ -19,7 +20,6 @@ use crate::exit::{CliError, Exit};
 use crate::replay::meeting::{JOB_PORT, Terms};
 use crate::replay::rank::{self, Outcome, Place, Setup};
 use crate::replay::schedule::Schedule;
-use crate::units;
 
 /// Replay a training job: pauses for its computing, and the exchanges of its pattern over the network
 ///

@@ -7,6 +7,9 @@ use ::topology::graph::Capacity;
 use clap::Args;
 use cluster::convert;
 use cluster::proto::Held;
+use lab::proof::set::Member;
+use lab::proof::{self, Options, picture};
+use lab::topology::own;
 use parfait::job::Job;
 use parfait::outage::Outage;
 use parfait::site::Site;
@@ -19,9 +22,6 @@ use crate::cli::cluster::BrainsArgs;
 use crate::cli::parfait::prove::ProofReport;
 use crate::cli::{Console, Report};
 use crate::exit::{CliError, Exit};
-use crate::proof::set::Member;
-use crate::proof::{self, Options, picture};
-use crate::topology::own;
 
 /// Ask for hosts and bandwidth for a job
 ///

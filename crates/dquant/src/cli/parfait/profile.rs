@@ -6,6 +6,9 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use lab::input;
+use lab::profiling::{Names, Traffic, capture, counters};
+use lab::units;
 use parfait::pattern::Pattern;
 use parfait::profile::{Options, Profile, ProfileError, profile};
 use roce::Duration;
@@ -13,9 +16,6 @@ use serde::Serialize;
 
 use super::super::{Console, Report};
 use crate::exit::{CliError, Exit, INPUT_HINT};
-use crate::input;
-use crate::profiling::{Names, Traffic, capture, counters};
-use crate::units;
 
 /// The largest file that is read; it is held in memory.
 const MAX_BYTES: u64 = 2 << 30;

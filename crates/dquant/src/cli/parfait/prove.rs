@@ -4,7 +4,10 @@ use std::fmt;
 use std::path::PathBuf;
 
 use ::topology::graph::{Capacity, Topology};
-use clap::Args;
+use clap::{Args, ValueEnum};
+use lab::proof::admit::{self, Admitted, Way};
+use lab::proof::{self, JobProof, Options, Proof, picture};
+use lab::{input, topology, units};
 use parfait::job::Job;
 use parfait::outage::Outage;
 use parfait::queues::Scheme;
@@ -15,9 +18,6 @@ use sim::graph::Spread;
 
 use super::super::{Console, Report};
 use crate::exit::{CliError, Exit};
-use crate::proof::admit::{self, Admitted, Way};
-use crate::proof::{self, JobProof, Options, Proof, picture};
-use crate::{input, topology, units};
 
 /// Largest file of jobs that is read.
 const MAX_FILE: u64 = 1 << 20;
@@ -80,7 +80,7 @@ pub(super) struct Prove {
 
     /// How jobs are placed
     #[arg(long, value_enum, default_value = "search", conflicts_with = "compare")]
-    placement: Way,
+    placement: Placement,
 
     /// Compare 'search' with 'locality': the same jobs, those that both admit
     #[arg(long)]
@@ -131,6 +131,27 @@ pub(super) struct Prove {
     seed: u64,
 }
 
+/// Ways to place, as they are named on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Placement {
+    /// Tree search that knows every edge.
+    Search,
+    /// Slots as close together as possible, whatever links carry (Kueue, SLURM).
+    Locality,
+    /// The greedy of Oktopus with a hose for each worker.
+    Oktopus,
+}
+
+impl Placement {
+    fn way(self) -> Way {
+        match self {
+            Placement::Search => Way::Search,
+            Placement::Locality => Way::Locality,
+            Placement::Oktopus => Way::Oktopus,
+        }
+    }
+}
+
 impl Prove {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
         let jobs = self.all_jobs()?;
@@ -140,8 +161,11 @@ impl Prove {
         let topology = topology.map_err(CliError::from_cause)?;
         let network = admit::network(&topology, self.slots, self.reservable);
         let network = network.map_err(CliError::from_cause)?;
-        let ways =
-            if self.compare { vec![Way::Search, Way::Locality] } else { vec![self.placement] };
+        let ways = if self.compare {
+            vec![Way::Search, Way::Locality]
+        } else {
+            vec![self.placement.way()]
+        };
         let mut sets = Vec::new();
         for way in ways {
             let admitted = admit::admit(&topology, &network, &jobs, way, self.seed);

@@ -4,14 +4,14 @@ use std::fmt;
 use std::str::FromStr;
 
 use clap::Args;
+use lab::proof::interleave::{self, Spans, Turn};
+use lab::units;
 use parfait::shifts::{self, Burst, Limits, Shared, Use};
 use roce::Duration;
 use serde::Serialize;
 
 use super::super::{Console, Report};
 use crate::exit::{CliError, Exit};
-use crate::proof::interleave::{self, Spans, Turn};
-use crate::units;
 
 /// The link of jobs that name none.
 const LINK: &str = "link";

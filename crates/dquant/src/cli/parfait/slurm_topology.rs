@@ -5,11 +5,11 @@ use std::fmt;
 use ::topology::graph::Capacity;
 use clap::Args;
 use cluster::slurm::{ExportError, topology_conf};
+use lab::topology;
 use serde::Serialize;
 
 use super::super::{Console, Report};
 use crate::exit::{CliError, Exit};
-use crate::topology;
 
 /// Write topology.conf of SLURM (TopologyPlugin=topology/tree) for a fabric
 ///

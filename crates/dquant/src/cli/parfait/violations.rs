@@ -4,6 +4,8 @@ use std::fmt;
 use std::thread;
 
 use clap::Args;
+use lab::proof::violations::{self, Count, Effort, Mix, SMALL};
+use lab::proof::{self, ProofError};
 use parfait::queues::Scheme;
 use roce::congestion::CongestionControl;
 use serde::Serialize;
@@ -11,8 +13,6 @@ use sim::tenants::Transport;
 
 use super::super::{Console, Report};
 use crate::exit::{CliError, Exit};
-use crate::proof::violations::{self, Count, Effort, Mix, SMALL};
-use crate::proof::{self, ProofError};
 
 /// Measure how often guarantees are violated at a port, by scheme and number of queues
 ///

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use ::topology::graph::{Capacity, Topology};
 use ::topology::shape::{Shape, ShapeError};
 use clap::Args;
+use lab::units::Count;
 use serde::Serialize;
 use sim::chaos::{self, Options, Summary};
 use sim::faults::Fault;
@@ -20,7 +21,6 @@ use sim::topology::separate_hosts;
 
 use super::super::{Console, Report};
 use crate::exit::{CliError, Exit};
-use crate::units::Count;
 
 /// Run random programs under random faults, and check every completion and every byte
 ///

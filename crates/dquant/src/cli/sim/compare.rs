@@ -5,14 +5,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use lab::input;
+use lab::trace::compare::{Figures, Row, Run, picture, rows};
+use lab::trace::{Sample, file};
 use serde::Serialize;
 
 use super::super::{Console, Report};
 use super::run::cannot_write;
 use crate::exit::{CliError, Exit};
-use crate::input;
-use crate::paces::compare::{Figures, Row, Run, picture, rows};
-use crate::paces::{Sample, file};
 
 /// Largest file of samples that is read.
 const MAX_FILE: u64 = 128 << 20;

@@ -4,6 +4,7 @@ use std::fmt;
 
 use ::topology::shape::Shape;
 use clap::Args;
+use lab::units;
 use roce::Duration;
 use serde::Serialize;
 use sim::circle::{self, Circle, CircleConfig};
@@ -11,7 +12,6 @@ use sim::circle::{self, Circle, CircleConfig};
 use super::super::subnet::EngineName;
 use super::super::{Console, Report};
 use crate::exit::{CliError, Exit};
-use crate::units;
 
 /// Load lossless switches until they wait for each other, or do not
 ///

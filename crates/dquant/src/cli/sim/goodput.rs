@@ -3,6 +3,7 @@
 use std::fmt;
 
 use clap::Args;
+use lab::units;
 use roce::Duration;
 use roce::endpoint::Reliability;
 use serde::Serialize;
@@ -11,7 +12,6 @@ use sim::link::LinkConfig;
 
 use super::super::{Console, Report};
 use crate::exit::{CliError, Exit};
-use crate::units;
 
 /// Loss rates measured by default, in parts per million.
 const SWEEP_PPM: [u32; 6] = [100, 1_000, 5_000, 10_000, 20_000, 50_000];

@@ -4,6 +4,7 @@ use std::fmt;
 
 use ::topology::shape::Shape;
 use clap::Args;
+use lab::units;
 use roce::Duration;
 use roce::congestion::watermark::MAX_AGE;
 use roce::congestion::{CongestionControl, DcqcnParams};
@@ -13,7 +14,6 @@ use sim::incast::{self, Incast, IncastConfig, IncastError, Reference};
 
 use super::super::{Console, Report};
 use crate::exit::{CliError, Exit};
-use crate::units;
 
 /// Let many senders collide at one receiver
 ///

@@ -5,16 +5,16 @@ use std::time::Duration;
 use std::{fmt, fs, io};
 
 use clap::Args;
+use lab::scenario::pictures;
+use lab::scenario::result::RunResult;
+use lab::scenario::{Prepared, Scenario, Setting};
+use lab::trace::{Recorder, file};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use sim::traffic::Outcome;
 
 use super::super::{Console, Report};
 use crate::exit::{CliError, Exit, OUTPUT_HINT};
-use crate::paces::{Recorder, file};
-use crate::scenario::pictures;
-use crate::scenario::result::RunResult;
-use crate::scenario::{Prepared, Scenario, Setting};
 
 /// Run a scenario: a network, its hosts and their traffic from one file
 ///

@@ -9,6 +9,8 @@ use std::sync::mpsc;
 use std::thread;
 
 use clap::Args;
+use lab::scenario::result::RunResult;
+use lab::scenario::{Prepared, Scenario, Setting, pictures};
 use serde::Serialize;
 use sim::traffic::Outcome;
 
@@ -16,8 +18,6 @@ use super::super::{Console, Report};
 use super::chaos::parse_seeds;
 use super::run::{Sampled, cannot_write, cpu_time, simulate};
 use crate::exit::{CliError, Exit};
-use crate::scenario::result::RunResult;
-use crate::scenario::{Scenario, Setting, pictures};
 
 /// Run a scenario with every combination of values, and compare
 ///
@@ -227,9 +227,9 @@ fn take<'a>(next: &AtomicUsize, jobs: &'a [Job]) -> Option<(usize, &'a Job)> {
     Some((place, jobs.get(place)?))
 }
 
-fn prepared(scenario: &Scenario, job: &Job) -> Result<crate::scenario::Prepared, CliError> {
+fn prepared(scenario: &Scenario, job: &Job) -> Result<Prepared, CliError> {
     let with = |scenario: Scenario, setting| scenario.with(setting);
-    job.settings.iter().try_fold(scenario.clone(), with)?.prepare()
+    Ok(job.settings.iter().try_fold(scenario.clone(), with)?.prepare()?)
 }
 
 /// The result of a run, and its flows where they are drawn.

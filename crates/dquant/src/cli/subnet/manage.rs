@@ -12,6 +12,8 @@ use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use lab::input;
+use lab::units;
 use nic::clock;
 use nic::umad::{Address, Umad, UmadError};
 use serde::{Deserialize, Serialize};
@@ -27,8 +29,6 @@ use super::super::{Console, Report};
 use super::plan::Name;
 use super::port::PortArgs;
 use crate::exit::{CliError, Exit};
-use crate::input;
-use crate::units;
 use lid_file::LidFile;
 pub(super) use socket::SOCKET_PREFIX;
 use socket::Socket;

@@ -13,12 +13,12 @@ use ::topology::lanes::{Lanes, MAX_LANES};
 use ::topology::routes::{Engine, RouteError, Tables};
 use ::topology::text;
 use clap::{Args, ValueEnum};
+use lab::topology;
 use serde::Serialize;
 
 use super::super::{Console, Report};
 use super::dump;
 use crate::exit::{CliError, Exit, OUTPUT_HINT};
-use crate::topology;
 
 /// Compute linear forwarding tables for a topology and judge them
 ///

@@ -7,9 +7,8 @@ use std::cmp::Reverse;
 use std::fmt::Write;
 
 use cluster::view::{Alarm, JobView, LinkJob, LinkView, NodeView, View};
+use lab::units::Count;
 use service::text::one_line;
-
-use crate::units::Count;
 
 /// Columns of a line.
 const COLUMNS: usize = 80;

@@ -6,11 +6,11 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use lab::input;
 use subnet::discovery::Place;
 use subnet::lids::LAST_LID;
 
 use crate::exit::{CliError, OUTPUT_HINT};
-use crate::input;
 
 /// Largest file that is read: one of 48,000 ports has 1.5 MB.
 const MAX_BYTES: u64 = 16 << 20;

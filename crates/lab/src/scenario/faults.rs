@@ -11,7 +11,7 @@ use sim::chance::Chance;
 use sim::traffic::{MAX_FAULTS, TimedFault, Trouble};
 
 use super::file::{Fault, FaultKind};
-use crate::exit::CliError;
+use service::Error;
 
 /// Sets the places of faults apart from the flows of a seed.
 const FAULTS: u64 = 0x0000_6661_756c_7473;
@@ -39,14 +39,14 @@ pub fn resolve(
     topology: &Topology,
     deadline: Time,
     seed: u64,
-) -> Result<Vec<NamedFault>, CliError> {
+) -> Result<Vec<NamedFault>, Error> {
     let places = Places::of(topology);
     let mut chance = Chance::new(seed ^ FAULTS);
     let mut all = Vec::new();
     for (number, fault) in (1..).zip(faults) {
         let bad = |why: String| {
             let kind = fault.kind;
-            CliError::usage(format_args!("fault {number} ({kind}): {why}"))
+            Error::invalid(format_args!("fault {number} ({kind}): {why}"))
                 .hint("docs/scenarios.md#faults has every kind and its keys")
         };
         let spans = spans(fault, deadline).map_err(bad)?;

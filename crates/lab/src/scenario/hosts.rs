@@ -13,7 +13,7 @@ use sim::topology::{self, Nic, Nics};
 use sim::traffic::{Flow, RailError, Rails};
 
 use super::file::HostRails;
-use crate::exit::CliError;
+use service::Error;
 
 /// Most nodes: each has an address, and what is left of 16 bits.
 const MAX_NODES: u32 = 65_534;
@@ -46,7 +46,7 @@ impl Hosts {
     ///
     /// # Errors
     /// When hosts with one port are not joined, there are too many, or their links have different rates.
-    pub fn of(topology: &Topology, relay: bool) -> Result<Hosts, CliError> {
+    pub fn of(topology: &Topology, relay: bool) -> Result<Hosts, Error> {
         let nics = Nics::of_topology(topology);
         let (count, ports) = (topology.hosts().count() as u32, nics.len());
         let link_bps = link_rate(topology)?;
@@ -54,9 +54,7 @@ impl Hosts {
         let form = match (nics.are_single(), relay) {
             (true, false) => Form::Single,
             (true, true) => {
-                return Err(CliError::usage(
-                    "topology.relay is set, and no host has several ports",
-                ));
+                return Err(Error::invalid("topology.relay is set, and no host has several ports"));
             }
             (false, false) => Form::Ports(nics),
             (false, true) => Form::Relays(topology::relays(topology)),
@@ -67,7 +65,7 @@ impl Hosts {
         let nodes = if let Form::Ports(_) = form { ports } else { count };
         if nodes > MAX_NODES {
             let what = if let Form::Ports(_) = form { "ports of hosts" } else { "hosts" };
-            return Err(CliError::usage(format_args!(
+            return Err(Error::invalid(format_args!(
                 "there are {nodes} {what}; at most {MAX_NODES} are simulated"
             )));
         }
@@ -100,11 +98,11 @@ impl Hosts {
         topology: &Topology,
         channels: &Channels,
         tables: &Tables,
-    ) -> Result<Graph, CliError> {
+    ) -> Result<Graph, Error> {
         match &self.form {
             Form::Single => Ok(topology::routed(graph, topology, channels, tables)),
             Form::Ports(nics) => Ok(topology::routed_nics(graph, topology, nics, channels, tables)),
-            Form::Relays(_) => Err(CliError::usage(
+            Form::Relays(_) => Err(Error::invalid(
                 "switches.routing is balanced, and hosts forward: no routing engine has routes over hosts",
             )),
         }
@@ -119,7 +117,7 @@ impl Hosts {
         flows: Vec<Flow>,
         rails: HostRails,
         topology: &Topology,
-    ) -> Result<Vec<Flow>, CliError> {
+    ) -> Result<Vec<Flow>, Error> {
         let rails = match rails {
             HostRails::Hash => Rails::Hash,
             HostRails::All => Rails::All,
@@ -133,9 +131,9 @@ impl Hosts {
                 (Some(from), Some(to)) => apart(topology, from, to).hint(
                     "hosts do not forward, unless topology.relay = true says that those with several ports do",
                 ),
-                _ => CliError::from_cause(error),
+                _ => Error::from_cause(error),
             },
-            RailError::Parts => CliError::from_cause(error),
+            RailError::Parts => Error::from_cause(error),
         })
     }
 
@@ -162,17 +160,17 @@ impl Hosts {
     }
 }
 
-fn apart(topology: &Topology, a: NodeId, b: NodeId) -> CliError {
+fn apart(topology: &Topology, a: NodeId, b: NodeId) -> Error {
     let [a, b] = [a, b].map(|id| topology.node(id).name());
-    CliError::usage(format_args!("hosts '{a}' and '{b}' are not joined by switches"))
+    Error::invalid(format_args!("hosts '{a}' and '{b}' are not joined by switches"))
 }
 
 /// The rate of the hosts' links: load and congestion control are relative to it.
-fn link_rate(topology: &Topology) -> Result<u64, CliError> {
+fn link_rate(topology: &Topology) -> Result<u64, Error> {
     let links = topology.hosts().flat_map(|id| topology.node(id).links());
     let mut rates = links.filter_map(|(_, id)| Some(topology.link(id)?.capacity.rate_bps));
     match rates.next() {
         Some(first) if rates.all(|rate| rate == first) => Ok(first),
-        _ => Err(CliError::usage("the links of hosts have different rates; scenarios need one")),
+        _ => Err(Error::invalid("the links of hosts have different rates; scenarios need one")),
     }
 }

@@ -1,4 +1,4 @@
-//! Paces of connections: how far each has come and what it may send, over time.
+//! Traces of congestion control: how far each connection has come and what it may send, over time.
 //!
 //! | module | what it holds |
 //! |---|---|

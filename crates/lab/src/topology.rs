@@ -11,8 +11,8 @@ use ::topology::lingjun;
 use ::topology::shape::{Shape, ShapeError};
 use ::topology::text;
 
-use crate::exit::CliError;
 use crate::input;
+use service::Error;
 
 /// Largest file that is read: a net file of 48,000 hosts has 4 MB.
 const MAX_FILE: u64 = 256 << 20;
@@ -21,7 +21,7 @@ const MAX_FILE: u64 = 256 << 20;
 ///
 /// # Errors
 /// When it is neither.
-pub fn named(name: &str, capacity: Capacity) -> Result<Topology, CliError> {
+pub fn named(name: &str, capacity: Capacity) -> Result<Topology, Error> {
     let path = Path::new(name);
     if path.exists() {
         return read(path, capacity);
@@ -38,28 +38,28 @@ pub fn named(name: &str, capacity: Capacity) -> Result<Topology, CliError> {
 ///
 /// # Errors
 /// When it is no rule, or cannot be built.
-pub fn by_rule(rule: &str, capacity: Capacity) -> Result<Topology, CliError> {
-    let shape: Shape = rule.parse().map_err(|error: ShapeError| CliError::from_cause(error))?;
-    shape.build(capacity).map_err(CliError::from_cause)
+pub fn by_rule(rule: &str, capacity: Capacity) -> Result<Topology, Error> {
+    let shape: Shape = rule.parse().map_err(|error: ShapeError| Error::from_cause(error))?;
+    shape.build(capacity).map_err(Error::from_cause)
 }
 
 /// A topology from a file: TOML by its name, a net file, or `topo.csv` of the Lingjun data set.
 ///
 /// # Errors
 /// When it cannot be read, with the line.
-pub fn read(path: &Path, capacity: Capacity) -> Result<Topology, CliError> {
+pub fn read(path: &Path, capacity: Capacity) -> Result<Topology, Error> {
     let name = path.display();
     let text = input::read(path, MAX_FILE)?;
     if path.extension().is_some_and(|extension| extension == "toml") {
         return own::read(&text, capacity)
-            .map_err(|error| CliError::because(format_args!("{name} is not a topology"), &error));
+            .map_err(|error| Error::because(format_args!("{name} is not a topology"), &error));
     }
     if text.lines().next().map(str::trim_end) == Some(lingjun::HEADER) {
         return lingjun::read(&text, capacity).map_err(|error| {
             let what = format_args!("{name} is not a topology of the Lingjun data set");
-            CliError::because(what, &error)
+            Error::because(what, &error)
         });
     }
     text::read_net(&text, capacity)
-        .map_err(|error| CliError::because(format_args!("{name} is not a net file"), &error))
+        .map_err(|error| Error::because(format_args!("{name} is not a net file"), &error))
 }

@@ -37,11 +37,11 @@ use sim::link::{LinkConfig, Marking};
 use sim::traffic::{Flow, Network, Runner, Workload};
 use toml::{Table, Value};
 
-use crate::exit::CliError;
 use crate::input;
 use faults::NamedFault;
 use file::{Ecn, File, Frames, Recovery, Routing, Switches};
 use hosts::Hosts;
+use service::Error;
 
 /// Largest scenario, and largest trace, that is read.
 const MAX_FILE: u64 = 1 << 20;
@@ -128,7 +128,7 @@ impl Scenario {
     ///
     /// # Errors
     /// When it cannot be read, or is no scenario.
-    pub fn read(path: &Path) -> Result<Scenario, CliError> {
+    pub fn read(path: &Path) -> Result<Scenario, Error> {
         let text = input::read(path, MAX_FILE)?;
         let table: Table = text.parse().map_err(|error| is_no_scenario(path, &text, &error))?;
         toml::from_str::<File>(&text).map_err(|error| is_no_scenario(path, &text, &error))?;
@@ -139,7 +139,7 @@ impl Scenario {
     ///
     /// # Errors
     /// When one of the names before the last is not a table.
-    pub fn with(&self, setting: &Setting) -> Result<Scenario, CliError> {
+    pub fn with(&self, setting: &Setting) -> Result<Scenario, Error> {
         let mut changed = self.clone();
         let mut table = &mut changed.table;
         let Some((last, tables)) = setting.key.split_last() else {
@@ -152,13 +152,13 @@ impl Scenario {
                 let (place, there) = (tables.next().map_or("", String::as_str), all.len());
                 let found = place.parse::<usize>().ok().and_then(|place| all.get_mut(place));
                 entry = found.ok_or_else(|| {
-                    CliError::usage(format_args!(
+                    Error::invalid(format_args!(
                         "{name} is a list of {there}: {name}.0 is its first entry, and there is no {name}.{place}"
                     ))
                 })?;
             }
             table = entry.as_table_mut().ok_or_else(|| {
-                CliError::usage(format_args!("{name} is a value and no table of the scenario"))
+                Error::invalid(format_args!("{name} is a value and no table of the scenario"))
             })?;
         }
         table.insert(last.clone(), setting.value.clone());
@@ -169,11 +169,11 @@ impl Scenario {
     ///
     /// # Errors
     /// With the place of what does not fit.
-    pub fn prepare(&self) -> Result<Prepared, CliError> {
+    pub fn prepare(&self) -> Result<Prepared, Error> {
         let file = File::deserialize(self.table.clone())
             .map_err(|error| is_no_scenario(&self.path, "", &error))?;
         let topology = self.topology(&file.topology)?;
-        topology.check().map_err(CliError::from_cause)?;
+        topology.check().map_err(Error::from_cause)?;
         let hosts = Hosts::of(&topology, file.topology.relay)?;
         let graph = graph(&file, &topology, &hosts)?;
         let mtu = mtu(file.transport.mtu)?;
@@ -182,7 +182,7 @@ impl Scenario {
         let host_bps = hosts.link_bps;
         let mut chance = Chance::new(file.run.seed);
         let flows = workload.flows(hosts.count, hosts.rate_bps, &mut chance);
-        let flows = flows.map_err(CliError::from_cause)?;
+        let flows = flows.map_err(Error::from_cause)?;
         let flows = hosts.place(flows, file.transport.rails, &topology)?;
         let control = &file.transport.control;
         let deadline = Time::ZERO + file.run.deadline;
@@ -231,19 +231,19 @@ impl Scenario {
         self.path.parent().unwrap_or(Path::new("")).join(name)
     }
 
-    fn topology(&self, wanted: &file::Topology) -> Result<Topology, CliError> {
+    fn topology(&self, wanted: &file::Topology) -> Result<Topology, Error> {
         let capacity = Capacity { rate_bps: wanted.host, delay_ns: wanted.delay.as_nanos() };
         match (&wanted.rule, &wanted.file) {
             (Some(rule), None) => crate::topology::by_rule(rule, capacity),
             (None, Some(_)) if wanted.fabric.is_some() => {
-                Err(CliError::usage("topology.fabric is for rules: a file has its own rates"))
+                Err(Error::invalid("topology.fabric is for rules: a file has its own rates"))
             }
             (None, Some(name)) => crate::topology::read(&self.beside(name), capacity),
-            _ => Err(CliError::usage("a topology has either a rule or a file")),
+            _ => Err(Error::invalid("a topology has either a rule or a file")),
         }
     }
 
-    fn workload(&self, wanted: &file::Workload, there: u32) -> Result<Workload, CliError> {
+    fn workload(&self, wanted: &file::Workload, there: u32) -> Result<Workload, Error> {
         Ok(match *wanted {
             file::Workload::Incast { senders, bytes } => Workload::Incast { senders, bytes },
             file::Workload::Permutation { bytes } => Workload::Permutation { bytes },
@@ -261,7 +261,7 @@ impl Scenario {
                 let path = self.beside(file);
                 let flows = trace::read(&input::read(&path, MAX_TRACE)?);
                 Workload::Trace(flows.map_err(|error| {
-                    CliError::because(format_args!("{} is no trace", path.display()), &error)
+                    Error::because(format_args!("{} is no trace", path.display()), &error)
                 })?)
             }
         })
@@ -269,40 +269,40 @@ impl Scenario {
 }
 
 /// What is wrong with a scenario, and in which line of its text, where that is known.
-fn is_no_scenario(path: &Path, text: &str, error: &toml::de::Error) -> CliError {
+fn is_no_scenario(path: &Path, text: &str, error: &toml::de::Error) -> Error {
     let (name, what) = (path.display(), error.message());
     let before = error.span().and_then(|span| text.get(..span.start));
     let error = match before.filter(|_| !text.is_empty()) {
         Some(before) => {
             let line = before.matches('\n').count() + 1;
-            CliError::usage(format_args!("{name} is no scenario: line {line}: {what}"))
+            Error::invalid(format_args!("{name} is no scenario: line {line}: {what}"))
         }
-        None => CliError::usage(format_args!("{name} is no scenario: {what}")),
+        None => Error::invalid(format_args!("{name} is no scenario: {what}")),
     };
     error.hint("docs/scenarios.md has every table and value")
 }
 
 /// The code of an ACK timeout: 4.096 us times a power of two.
-fn timeout(wanted: Duration) -> Result<u8, CliError> {
+fn timeout(wanted: Duration) -> Result<u8, Error> {
     let code = (1..=31).find(|&code| 4_096_u64 << code >= wanted.as_nanos());
     code.filter(|_| wanted > Duration::ZERO).ok_or_else(|| {
-        CliError::usage("transport.timeout is 8.192us to 8796s: a queue pair has no other ones")
+        Error::invalid("transport.timeout is 8.192us to 8796s: a queue pair has no other ones")
     })
 }
 
-fn retries(count: u8) -> Result<u8, CliError> {
+fn retries(count: u8) -> Result<u8, Error> {
     match count {
         0..=7 => Ok(count),
-        _ => Err(CliError::usage(format_args!("transport.retries is {count}; it can be 0 to 7"))),
+        _ => Err(Error::invalid(format_args!("transport.retries is {count}; it can be 0 to 7"))),
     }
 }
 
 /// Tables of a routing engine stay as they are.
-fn rerouting(switches: &Switches) -> Result<Option<Rerouting>, CliError> {
+fn rerouting(switches: &Switches) -> Result<Option<Rerouting>, Error> {
     let Switches { rerouting, routing, detection, convergence, .. } = *switches;
     let is_fixed = routing == Routing::Balanced;
     if is_fixed && rerouting == Some(true) {
-        return Err(CliError::usage(
+        return Err(Error::invalid(
             "switches.rerouting is set, and tables of switches.routing balanced stay as they are",
         ));
     }
@@ -323,10 +323,7 @@ impl Prepared {
 }
 
 /// Switches mark and stamp nothing behind a GRH: refuses controls that would never learn of congestion.
-fn check_frames(
-    transport: &file::Transport,
-    congestion: &CongestionControl,
-) -> Result<(), CliError> {
+fn check_frames(transport: &file::Transport, congestion: &CongestionControl) -> Result<(), Error> {
     let lost = match congestion {
         CongestionControl::Dcqcn(_) | CongestionControl::Dctcp(_) => "mark none of its packets",
         CongestionControl::Hpcc(_) => "stamp none of its packets",
@@ -336,25 +333,25 @@ fn check_frames(
         return Ok(());
     }
     let control = &transport.control;
-    Err(CliError::usage(format_args!(
+    Err(Error::invalid(format_args!(
         "transport.control is {control}, and transport.frames roce-v1: switches {lost}"
     ))
     .hint("controls that work there: advertised, swift, timely, timely-patched, delay, off"))
 }
 
-fn mtu(bytes: u32) -> Result<Mtu, CliError> {
+fn mtu(bytes: u32) -> Result<Mtu, Error> {
     Mtu::ALL.into_iter().find(|mtu| mtu.bytes() == bytes).ok_or_else(|| {
-        CliError::usage(format_args!(
+        Error::invalid(format_args!(
             "transport.mtu is {bytes}; it can be 256, 512, 1024, 2048 or 4096"
         ))
     })
 }
 
 /// Who reads the watermarks of switches; hosts are told half an interval later, unless the file says when.
-fn watermarks(switches: &Switches) -> Result<Option<Collector>, CliError> {
+fn watermarks(switches: &Switches) -> Result<Option<Collector>, Error> {
     let Some(every) = switches.watermarks else {
         return match switches.watermarks_delay {
-            Some(_) => Err(CliError::usage("switches.watermarks_delay needs switches.watermarks")),
+            Some(_) => Err(Error::invalid("switches.watermarks_delay needs switches.watermarks")),
             None => Ok(None),
         };
     };
@@ -362,7 +359,7 @@ fn watermarks(switches: &Switches) -> Result<Option<Collector>, CliError> {
     let late = switches.watermarks_delay.unwrap_or(half);
     let (least, most) = (Duration::from_micros(10), MAX_AGE);
     if every < least || every > most || late > most {
-        return Err(CliError::usage(format_args!(
+        return Err(Error::invalid(format_args!(
             "switches.watermarks is {every}, {late} late; it can be {least} to {most}, up to {most} late"
         )));
     }
@@ -370,27 +367,27 @@ fn watermarks(switches: &Switches) -> Result<Option<Collector>, CliError> {
 }
 
 /// The shared buffer of a switch; `None` where each port has its own.
-fn buffer(file: &File) -> Result<Option<BufferConfig>, CliError> {
+fn buffer(file: &File) -> Result<Option<BufferConfig>, Error> {
     let Switches { buffer, port_buffer, pfc, .. } = file.switches;
     let shared = buffer.unwrap_or(SHARED_BUFFER);
     match (port_buffer, pfc) {
         (None, true) => Ok(Some(BufferConfig::lossless(shared))),
         (None, false) => Ok(Some(BufferConfig::lossy(shared))),
         (Some(_), _) if buffer.is_some() => {
-            Err(CliError::usage("switches have either a buffer or a port_buffer"))
+            Err(Error::invalid("switches have either a buffer or a port_buffer"))
         }
         (Some(_), false) => Ok(None),
-        (Some(_), true) => Err(CliError::usage(
+        (Some(_), true) => Err(Error::invalid(
             "switches.port_buffer drops packets, and switches.pfc promises that none is dropped",
         )
         .hint("pfc = false")),
     }
 }
 
-fn graph(file: &File, topology: &Topology, hosts: &Hosts) -> Result<Graph, CliError> {
+fn graph(file: &File, topology: &Topology, hosts: &Hosts) -> Result<Graph, Error> {
     let classes = file.switches.classes;
     if !(1..=8).contains(&classes) {
-        return Err(CliError::usage(format_args!(
+        return Err(Error::invalid(format_args!(
             "switches.classes is {classes}; it can be 1 to 8"
         )));
     }
@@ -416,8 +413,7 @@ fn graph(file: &File, topology: &Topology, hosts: &Hosts) -> Result<Graph, CliEr
         Routing::Spray => graph.spread(Spread::Packet),
         Routing::Balanced => {
             let channels = Channels::of(topology);
-            let tables =
-                Engine::Balanced.route(topology, &channels).map_err(CliError::from_cause)?;
+            let tables = Engine::Balanced.route(topology, &channels).map_err(Error::from_cause)?;
             hosts.routed(graph, topology, &channels, &tables)?
         }
     })

@@ -12,7 +12,7 @@ use parfait::spread::Ecmp;
 use super::set::Member;
 
 /// A way to place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// Tree search that knows every edge.
     Search,

@@ -10,13 +10,13 @@
 pub mod costs;
 
 use serde::Serialize;
+use service::Error;
 use xio::dataset::{Dtype, Format, TokenFile};
 use xio::order::{Cut, SampleLayout};
 use xio::plan::{Megatron, Pack, Plan};
 use xio::reader::{Reader, ReaderSource};
 use xio::stage::{Branch, Pipeline, Place, SCRATCH_BYTES, SampleOp, Stage};
 
-use crate::exit::CliError;
 use costs::Costs;
 
 /// Tokens of a dataset of which only the type is known.
@@ -30,6 +30,22 @@ const TARGET_REQUEST_BYTES: u64 = 256;
 
 /// Entries of a table of `remap` that is not at hand, to compile the plan with.
 const TABLE_UNKNOWN: u32 = 1 << 20;
+
+/// Why a plan has no place or no costs.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    /// It does not go with the datasets.
+    #[error(transparent)]
+    Invalid(#[from] Error),
+    /// A measurement met a token that cannot be delivered.
+    #[error("{stage} cannot run on the data: {why}")]
+    Token {
+        /// The stage, as [`costs::name_of`] calls it.
+        stage: String,
+        /// What is wrong with the token.
+        why: String,
+    },
+}
 
 /// A dataset of the plan.
 #[derive(Clone, Debug, Serialize)]
@@ -142,7 +158,7 @@ impl Placement {
         }
     }
 
-    fn compile(self, plan: &Plan, dtypes: &[Dtype]) -> Result<Pipeline, CliError> {
+    fn compile(self, plan: &Plan, dtypes: &[Dtype]) -> Result<Pipeline, Error> {
         let ids = Some(TABLE_UNKNOWN);
         let compiled = match self {
             Placement::Offload => plan.compile_with(dtypes, ids, true),
@@ -150,7 +166,7 @@ impl Placement {
             Placement::Local => plan.compile_local(dtypes, ids),
         };
         compiled.map_err(|error| {
-            CliError::usage(error).hint("the plan does not go with the types of the datasets")
+            Error::invalid(error).hint("the plan does not go with the types of the datasets")
         })
     }
 }
@@ -209,13 +225,13 @@ pub fn place(
     datasets: &[Dataset],
     placement: Placement,
     costs: &Costs,
-) -> Result<Placed, CliError> {
+) -> Result<Placed, PlanError> {
     let dtypes: Vec<Dtype> = datasets.iter().map(|dataset| dataset.dtype).collect();
     let pipeline = placement.compile(plan, &dtypes)?;
     let branches = pipeline.branches().iter().enumerate();
     let branches = branches
         .map(|(index, branch)| block_rows(branch, costs, index, placement))
-        .collect::<Result<Vec<_>, CliError>>()?;
+        .collect::<Result<Vec<_>, PlanError>>()?;
     let weights = weights(plan, &pipeline, datasets);
     let mut rows = merged(&branches, &weights);
     let wire_bytes = rows.iter().rfind(|row| row.place == "target").map_or(0.0, |r| r.bytes_out);
@@ -279,7 +295,7 @@ fn block_rows(
     costs: &Costs,
     index: usize,
     placement: Placement,
-) -> Result<Vec<Row>, CliError> {
+) -> Result<Vec<Row>, PlanError> {
     let blocks = branch.blocks();
     let stored = f64::from(blocks.target().stored().bytes());
     let reads = if placement == Placement::Local { Place::Host } else { Place::Target };
@@ -438,9 +454,9 @@ fn memory(
     pipeline: &Pipeline,
     datasets: &[Dataset],
     placement: Placement,
-) -> Result<PerPlace<u64>, CliError> {
+) -> Result<PerPlace<u64>, Error> {
     let refused = |dataset: &Dataset, error: &dyn std::fmt::Display| {
-        CliError::usage(format_args!("{}: {error}", dataset.name))
+        Error::invalid(format_args!("{}: {error}", dataset.name))
             .hint("choose a smaller window(N); `dquant inspect FILE` shows how long a file is")
     };
     // A packing reads the documents of the files, and only then is known how many samples there are.
@@ -452,7 +468,7 @@ fn memory(
         },
     };
     let samples = datasets.iter().enumerate().map(samples);
-    let samples = samples.collect::<Result<Vec<_>, CliError>>()?;
+    let samples = samples.collect::<Result<Vec<_>, Error>>()?;
     let layouts: Vec<SampleLayout> = samples.iter().map(|(layout, _)| *layout).collect();
     let source = |(source, ((layout, cut), branch)): (u32, (_, &Branch))| ReaderSource {
         connection: 0,
@@ -474,14 +490,14 @@ fn memory(
         // Its order is made of the documents.
         Some(_) => 0,
         None => {
-            let order = pipeline.order(&layouts).map_err(CliError::usage)?;
+            let order = pipeline.order(&layouts).map_err(Error::invalid)?;
             Reader::memory_needed(&order.into(), &sources)
         }
     };
     let table = if plan.remap().is_some() { u64::from(TABLE_UNKNOWN) * 4 } else { 0 };
     let module = if plan.wasm().is_some() { MODULE_BYTES } else { 0 };
     let scratch = if plan.compress().is_some() { SCRATCH_BYTES as u64 } else { 0 };
-    let requests = u64::from(engine::data::target::MAX_CREDITS) * TARGET_REQUEST_BYTES;
+    let requests = u64::from(xio::target::MAX_CREDITS) * TARGET_REQUEST_BYTES;
     let target = requests + table + module + scratch;
     Ok(match placement {
         Placement::Offload => PerPlace { target, dpu: buffers, host: RING_BYTES },

@@ -14,7 +14,7 @@ use xio::stage::{
     BlockError, BlockOp, BlockStages, Packing, Received, SCRATCH_BYTES, Stage, Tools, run,
 };
 
-use crate::exit::CliError;
+use super::PlanError;
 
 /// Reading from the page cache, for each byte of a token.
 pub const READ_S_PER_BYTE: f64 = 0.13;
@@ -89,7 +89,7 @@ impl Costs {
     ///
     /// # Errors
     /// When a token of the block cannot be delivered.
-    pub fn of(&self, dataset: usize, stages: &BlockStages) -> Result<Vec<Cost>, CliError> {
+    pub fn of(&self, dataset: usize, stages: &BlockStages) -> Result<Vec<Cost>, PlanError> {
         let Costs::Measured { blocks, table, action } = self else {
             return Ok(documented(stages));
         };
@@ -198,7 +198,7 @@ fn measured(
     stored: &[u8],
     table: &[u32],
     action: Option<&dyn TokenMap>,
-) -> Result<Vec<Cost>, CliError> {
+) -> Result<Vec<Cost>, PlanError> {
     let best: Kernels = kernels::best().0;
     let dtype = stages.target().stored();
     let tokens = stored.len() / dtype.bytes() as usize;
@@ -228,16 +228,15 @@ fn measured(
     Ok(costs)
 }
 
-fn refused(stage: &Stage<BlockOp>, error: &BlockError) -> CliError {
-    let what = match error {
+fn refused(stage: &Stage<BlockOp>, error: &BlockError) -> PlanError {
+    let why = match error {
         BlockError::Overflow { value, .. } => match stage.limit(*value) {
             Some(limit) => format!("a token is {value}: {limit}"),
             None => error.to_string(),
         },
         other => other.to_string(),
     };
-    CliError::check_failed(format_args!("{} cannot run on the data: {what}", name_of(&stage.op)))
-        .hint("a stream with this plan would end at this token; without --measure nothing is run")
+    PlanError::Token { stage: name_of(&stage.op), why }
 }
 
 /// What a stage over blocks is called: the action of the plan, or what undoes it.

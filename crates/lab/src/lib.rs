@@ -1,0 +1,26 @@
+//! What is tried out before it runs: networks and jobs in the simulator, plans of streams on paper.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`units`] | sizes, times, rates and shares as people write them |
+//! | [`input`] | files that are read as a whole |
+//! | [`topology`] | topologies by rule or from a file |
+//! | [`chart`] | curves as pictures |
+//! | [`trace`] | samples of congestion control, of a simulated and of a real wire |
+//! | [`scenario`] | simulations that a file describes |
+//! | [`proof`] | guarantees of admitted jobs, measured in the simulator |
+//! | [`profiling`] | captures and counters as samples of a job's traffic |
+//! | [`planning`] | where the stages of a plan run and what they cost |
+//!
+//! Nothing in here prints, knows the command line, or opens a socket: results are values, failures are
+//! [`service::Error`] or an enum of their module, and the commands give them words and exit codes.
+
+pub mod chart;
+pub mod input;
+pub mod planning;
+pub mod profiling;
+pub mod proof;
+pub mod scenario;
+pub mod topology;
+pub mod trace;
+pub mod units;
