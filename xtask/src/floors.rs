@@ -388,10 +388,12 @@ const FLOORS: &[(&str, &str)] = &[
         "crates/lab/src",
         "units
          input
+         workers
          chart
          topology: input units
          trace: chart
-         scenario: chart input topology units
+         scenario: chart input topology trace units workers
+         chaos: workers
          proof
          profiling
          planning",

@@ -4,10 +4,12 @@
 //! |---|---|
 //! | [`units`] | sizes, times, rates and shares as people write them |
 //! | [`input`] | files that are read as a whole |
+//! | `workers` | work on several threads |
 //! | [`topology`] | topologies by rule or from a file |
 //! | [`chart`] | curves as pictures |
 //! | [`trace`] | samples of congestion control, of a simulated and of a real wire |
 //! | [`scenario`] | simulations that a file describes |
+//! | [`chaos`] | random programs under faults, seed by seed |
 //! | [`proof`] | guarantees of admitted jobs, measured in the simulator |
 //! | [`profiling`] | captures and counters as samples of a job's traffic |
 //! | [`planning`] | where the stages of a plan run and what they cost |
@@ -15,6 +17,7 @@
 //! Nothing in here prints, knows the command line, or opens a socket: results are values, failures are
 //! [`service::Error`] or an enum of their module, and the commands give them words and exit codes.
 
+pub mod chaos;
 pub mod chart;
 pub mod input;
 pub mod planning;
@@ -24,3 +27,4 @@ pub mod scenario;
 pub mod topology;
 pub mod trace;
 pub mod units;
+mod workers;

@@ -7,6 +7,8 @@
 //! | [`faults`] | what fails, resolved to links and switches |
 //! | [`pictures`] | queues, slowdowns and links as SVG |
 //! | [`trace`] | flows from a file |
+//! | [`mod@run`] | running one to its end |
+//! | [`sweep`] | one with every combination of values |
 //! | [`result`] | what a run came to, as text and JSON |
 //!
 //! The simulation itself is in the crate `sim`. Nothing in here prints.
@@ -16,6 +18,8 @@ pub mod file;
 pub mod hosts;
 pub mod pictures;
 pub mod result;
+pub mod run;
+pub mod sweep;
 pub mod trace;
 
 use std::path::{Path, PathBuf};

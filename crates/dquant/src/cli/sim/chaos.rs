@@ -1,21 +1,17 @@
 //! `dquant sim chaos`: random programs under random faults, every completion and byte checked.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use ::topology::graph::{Capacity, Topology};
 use ::topology::shape::{Shape, ShapeError};
 use clap::Args;
+use lab::chaos::{self, Outcomes};
 use lab::units::Count;
 use serde::Serialize;
-use sim::chaos::{self, Options, Summary};
+use sim::chaos::{Options, Summary};
 use sim::faults::Fault;
 use sim::topology::separate_hosts;
 
@@ -92,9 +88,6 @@ fn parse_network(text: &str) -> Result<Network, String> {
     Ok(Network { shape, topology })
 }
 
-/// No machine benefits from more threads than this.
-const MAX_THREADS: usize = 1024;
-
 pub(super) fn parse_seeds(text: &str) -> Result<Range<u64>, String> {
     let number = |part: &str| part.trim().parse::<u64>().map_err(|error| error.to_string());
     match text.split_once("..") {
@@ -110,33 +103,16 @@ pub(super) fn parse_seeds(text: &str) -> Result<Range<u64>, String> {
     }
 }
 
-/// How one seed ended.
-struct Outcome {
-    seed: u64,
-    result: Result<Summary, String>,
-}
-
-/// What all seeds did, and those that failed.
-#[derive(Default)]
-struct Outcomes {
-    sum: Summary,
-    failures: BTreeMap<u64, String>,
-}
-
-impl Outcomes {
-    fn add(&mut self, Outcome { seed, result }: Outcome) {
-        match result {
-            Ok(summary) => self.sum.add(&summary),
-            Err(what) => drop(self.failures.insert(seed, what)),
-        }
-    }
-}
-
 impl Chaos {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
         let options = self.options();
         let started = Instant::now();
-        let outcomes = self.run_seeds(&options, console);
+        let total = self.seeds.end - self.seeds.start;
+        let outcomes = chaos::run(self.seeds.clone(), self.threads, &options, |done| {
+            if done.is_multiple_of(16) {
+                console.progress(format_args!("{done} of {total} seeds"));
+            }
+        });
         let report = ChaosReport::new(&self, outcomes, started.elapsed());
         for failure in &report.failures {
             console.note(format_args!("seed {}: {}", failure.seed, failure.what));
@@ -168,53 +144,6 @@ impl Chaos {
         let bug = "";
         format!("dquant sim chaos --seeds {seed}{sends}{topology}{bug}")
     }
-
-    /// Threads take the next seed each until there is none.
-    fn run_seeds(&self, options: &Options, console: &mut Console) -> Outcomes {
-        let next = AtomicU64::new(self.seeds.start);
-        let total = self.seeds.end - self.seeds.start;
-        let (sender, receiver) = mpsc::sync_channel::<Outcome>(64);
-        let mut outcomes = Outcomes::default();
-        let mut done = 0_u64;
-        thread::scope(|scope| {
-            for _ in 0..self.threads() {
-                let (sender, next, end) = (sender.clone(), &next, self.seeds.end);
-                scope.spawn(move || {
-                    let seeds = std::iter::from_fn(|| {
-                        let following = |seed: u64| (seed < end).then(|| seed + 1);
-                        next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, following).ok()
-                    });
-                    let mut outcomes = seeds.map(|seed| run_one(seed, options));
-                    // The receiver is dropped only after the last outcome.
-                    outcomes.all(|outcome| sender.send(outcome).is_ok())
-                });
-            }
-            drop(sender);
-            for outcome in receiver {
-                outcomes.add(outcome);
-                done += 1;
-                if done.is_multiple_of(16) {
-                    console.progress(format_args!("{done} of {total} seeds"));
-                }
-            }
-        });
-        outcomes
-    }
-
-    fn threads(&self) -> usize {
-        let cores = || thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        let seeds = usize::try_from(self.seeds.end - self.seeds.start).unwrap_or(usize::MAX);
-        self.threads.map_or_else(cores, NonZeroUsize::get).min(seeds).min(MAX_THREADS)
-    }
-}
-
-/// A panic of the transport is a failure of its seed, and the others still run.
-fn run_one(seed: u64, options: &Options) -> Outcome {
-    let result = match catch_unwind(AssertUnwindSafe(|| chaos::run(seed, options))) {
-        Ok(result) => result.map_err(|violation| violation.to_string()),
-        Err(_) => Err(String::from("panicked; the message is above")),
-    };
-    Outcome { seed, result }
 }
 
 /// The result of a range of seeds.
@@ -454,8 +383,8 @@ mod tests {
             bug: None,
         };
         let mut outcomes = Outcomes::default();
-        outcomes.add(Outcome { seed: 5, result: Err(String::from("lost")) });
-        outcomes.add(Outcome { seed: 4, result: Ok(Summary { seeds: 1, ..Summary::default() }) });
+        outcomes.add(5, Err(String::from("lost")));
+        outcomes.add(4, Ok(Summary { seeds: 1, ..Summary::default() }));
         let report = ChaosReport::new(&command, outcomes, Duration::from_secs(1));
         assert_eq!((report.seeds, report.failed), (2, 1));
         assert_eq!(

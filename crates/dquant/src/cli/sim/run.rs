@@ -1,15 +1,14 @@
 //! `dquant sim run`: the simulation that a file describes.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 use std::{fmt, fs, io};
 
 use clap::Args;
 use lab::scenario::pictures;
 use lab::scenario::result::RunResult;
+use lab::scenario::run::{Progress, Sampled, run, samples};
 use lab::scenario::{Prepared, Scenario, Setting};
-use lab::trace::{Recorder, file};
-use rustix::time::{ClockId, clock_gettime};
+use lab::trace::file;
 use serde::Serialize;
 use sim::traffic::Outcome;
 
@@ -69,14 +68,15 @@ impl RunCommand {
                 "--samples is for at most {MOST_SAMPLED} flows; this scenario has {flows}"
             )));
         }
-        let before = cpu_time();
         let sampled = match (&self.samples, &self.plot) {
             (Some(_), _) => Sampled::Flows,
             (None, Some(_)) => Sampled::Queues,
             (None, None) => Sampled::Nothing,
         };
-        let outcome = simulate(&prepared, sampled, |progress| console.progress(progress))?;
-        let result = RunResult::new(&prepared, &outcome, cpu_time() - before);
+        let (result, outcome) = run(&prepared, sampled, |Progress { now, left, flows }| {
+            let ms = now.as_nanos() as f64 / 1e6;
+            console.progress(format_args!("{ms:.3} ms simulated, {left} of {flows} flows left"));
+        })?;
         if let Some(folder) = &self.plot {
             draw(folder, &prepared, &outcome)?;
         }
@@ -105,64 +105,12 @@ fn draw(folder: &Path, prepared: &Prepared, outcome: &Outcome) -> Result<(), Cli
 
 /// Writes the samples of flows.
 fn write_samples(path: &Path, prepared: &Prepared, outcome: &Outcome) -> Result<(), CliError> {
-    let mut recorder = Recorder::new(prepared.network.mtu.bytes());
-    for (sample, paces) in outcome.samples.iter().zip(&outcome.paces) {
-        for (flow, pace) in paces {
-            recorder.take(sample.at, *flow, pace);
-        }
-    }
-    let text = file::write(&recorder.into_samples());
+    let text = file::write(&samples(prepared, outcome));
     fs::write(path, text).map_err(|error| cannot_write(path, &error))
 }
 
 pub(super) fn cannot_write(path: &Path, error: &io::Error) -> CliError {
     CliError::because(format_args!("cannot write {}", path.display()), error).hint(OUTPUT_HINT)
-}
-
-/// Processor time of this thread.
-pub(super) fn cpu_time() -> Duration {
-    let now = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
-}
-
-/// The first distance of samples of the queues; it grows with the run.
-const SAMPLE_EVERY: roce::Duration = roce::Duration::from_micros(1);
-
-/// Steps between two looks at the clock of the progress line.
-const STEPS: u32 = 100_000;
-
-/// What is sampled over time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sampled {
-    Nothing,
-    Queues,
-    /// Queues, and how far each flow has come.
-    Flows,
-}
-
-/// Runs a scenario to its end.
-pub(super) fn simulate(
-    prepared: &Prepared,
-    sampled: Sampled,
-    mut progress: impl FnMut(fmt::Arguments<'_>),
-) -> Result<Outcome, CliError> {
-    let mut runner = prepared.runner();
-    if sampled != Sampled::Nothing {
-        runner.sample_every(SAMPLE_EVERY);
-    }
-    if sampled == Sampled::Flows {
-        runner.sample_flows();
-    }
-    let mut steps = 0_u32;
-    while runner.advance(prepared.deadline).map_err(CliError::from_cause)? {
-        steps += 1;
-        if steps.is_multiple_of(STEPS) {
-            let ms = runner.now().as_nanos() as f64 / 1e6;
-            let (left, all) = (runner.left(), prepared.flows.len());
-            progress(format_args!("{ms:.3} ms simulated, {left} of {all} flows left"));
-        }
-    }
-    Ok(runner.outcome())
 }
 
 #[derive(Serialize)]

@@ -4,19 +4,17 @@ use std::fmt;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc;
-use std::thread;
 
 use clap::Args;
 use lab::scenario::result::RunResult;
-use lab::scenario::{Prepared, Scenario, Setting, pictures};
+use lab::scenario::sweep::{Choices, Row, Short, Sweep, SweepError};
+use lab::scenario::{Scenario, pictures};
 use serde::Serialize;
 use sim::traffic::Outcome;
 
 use super::super::{Console, Report};
 use super::chaos::parse_seeds;
-use super::run::{Sampled, cannot_write, cpu_time, simulate};
+use super::run::cannot_write;
 use crate::exit::{CliError, Exit};
 
 /// Run a scenario with every combination of values, and compare
@@ -55,63 +53,18 @@ pub(super) struct SweepCommand {
     plot: Option<PathBuf>,
 }
 
-/// Most runs of a sweep.
-const MAX_RUNS: usize = 10_000;
-
-/// A value and what it is to be in turn.
-#[derive(Clone, Debug)]
-struct Choices {
-    key: Vec<String>,
-    values: Vec<String>,
-}
-
-impl Choices {
-    fn parse(text: &str) -> Result<Choices, String> {
-        let Setting { key, .. } = Setting::parse(text)?;
-        let values = text.split_once('=').map_or("", |(_, values)| values);
-        Ok(Choices { key, values: values.split(',').map(str::to_owned).collect() })
-    }
-
-    fn settings(&self) -> impl Iterator<Item = Setting> + '_ {
-        let setting = |value: &String| Setting::new(self.key.clone(), value);
-        self.values.iter().map(setting)
-    }
-}
-
-/// One run to do: the place of its combination, and what is set.
-#[derive(Clone, Debug)]
-struct Job {
-    row: usize,
-    /// Whether its flows are drawn: of the first run of each combination.
-    is_drawn: bool,
-    settings: Vec<Setting>,
-}
-
-/// A combination, as people read it, and its runs.
-#[derive(Debug, Serialize)]
-struct Row {
-    values: Vec<String>,
-    runs: Vec<RunResult>,
-}
-
 impl SweepCommand {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
         let scenario = Scenario::read(&self.file)?;
-        self.check_keys()?;
-        let (mut rows, jobs) = self.jobs()?;
-        // What cannot be prepared is said before hours are spent on the others.
-        for job in &jobs {
-            prepared(&scenario, job)?;
-        }
+        let sweep = Sweep::of(&self.choices, self.seeds.clone()).map_err(refused)?;
+        sweep.check(&scenario)?;
         if let Some(path) = &self.plot {
             std::fs::write(path, "").map_err(|error| cannot_write(path, &error))?;
         }
-        let results = self.run_all(&scenario, &jobs, console)?;
-        let mut first: Vec<Option<Outcome>> = rows.iter().map(|_| None).collect();
-        for (job, (result, outcome)) in jobs.iter().zip(results) {
-            rows[job.row].runs.push(result);
-            first[job.row] = first[job.row].take().or(outcome);
-        }
+        let results = sweep.run(&scenario, self.threads, self.plot.is_some(), |done, all| {
+            console.progress(format_args!("{done} of {all} runs"));
+        })?;
+        let (rows, first): (Vec<Row>, Vec<Option<Outcome>>) = results.into_iter().unzip();
         let report = SweepReport {
             title: self.file.display().to_string(),
             keys: self.choices.iter().map(|choices| choices.key.join(".")).collect(),
@@ -133,112 +86,16 @@ impl SweepCommand {
         }
         Ok(if is_complete { Exit::Good } else { Exit::CheckFailed })
     }
-
-    /// A later value of a key would replace an earlier one, and rows would name values that no run had.
-    fn check_keys(&self) -> Result<(), CliError> {
-        let mut keys: Vec<String> =
-            self.choices.iter().map(|choices| choices.key.join(".")).collect();
-        keys.extend(self.seeds.is_some().then(|| "run.seed".to_owned()));
-        let twice = (1..keys.len()).find(|&at| keys[..at].contains(&keys[at]));
-        twice.map_or(Ok(()), |at| {
-            let key = &keys[at];
-            Err(CliError::usage(format_args!("{key} is given twice"))
-                .hint(format_args!("all its values belong in one option: --set {key}=A,B,C")))
-        })
-    }
-
-    /// Every combination, and the runs of all.
-    fn jobs(&self) -> Result<(Vec<Row>, Vec<Job>), CliError> {
-        let mut combinations: Vec<Vec<Setting>> = vec![Vec::new()];
-        for choices in &self.choices {
-            let with = |before: &Vec<Setting>| {
-                let one = |setting| before.iter().cloned().chain([setting]).collect();
-                choices.settings().map(one).collect::<Vec<Vec<Setting>>>()
-            };
-            combinations = combinations.iter().flat_map(with).collect();
-            if combinations.len() > MAX_RUNS {
-                return Err(CliError::usage(format_args!("more than {MAX_RUNS} runs")));
-            }
-        }
-        let seeds: Vec<Option<u64>> = match &self.seeds {
-            None => vec![None],
-            Some(seeds) => seeds.clone().take(MAX_RUNS + 1).map(Some).collect(),
-        };
-        if combinations.len() * seeds.len() > MAX_RUNS {
-            return Err(CliError::usage(format_args!("more than {MAX_RUNS} runs")));
-        }
-        let mut jobs = Vec::new();
-        for (row, settings) in combinations.iter().enumerate() {
-            for (number, &seed) in seeds.iter().enumerate() {
-                let key = || vec!["run".to_owned(), "seed".to_owned()];
-                let seed = seed.map(|seed| Setting::new(key(), &seed.to_string()));
-                let settings = settings.iter().cloned().chain(seed).collect();
-                let is_drawn = number == 0 && self.plot.is_some();
-                jobs.push(Job { row, is_drawn, settings });
-            }
-        }
-        let row = |settings: &Vec<Setting>| Row {
-            values: settings.iter().map(|setting| setting.text.clone()).collect(),
-            runs: Vec::new(),
-        };
-        Ok((combinations.iter().map(row).collect(), jobs))
-    }
-
-    /// Threads take the next job each until there is none.
-    fn run_all(
-        &self,
-        scenario: &Scenario,
-        jobs: &[Job],
-        console: &mut Console,
-    ) -> Result<Vec<(RunResult, Option<Outcome>)>, CliError> {
-        let cores = || thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        let threads = self.threads.map_or_else(cores, NonZeroUsize::get).min(jobs.len());
-        let next = AtomicUsize::new(0);
-        let (sender, receiver) = mpsc::sync_channel(threads);
-        let mut results: Vec<Option<(RunResult, Option<Outcome>)>> =
-            jobs.iter().map(|_| None).collect();
-        thread::scope(|scope| {
-            for _ in 0..threads {
-                let (sender, next) = (sender.clone(), &next);
-                scope.spawn(move || {
-                    while let Some((place, job)) = take(next, jobs) {
-                        // The receiver ends early only after an error.
-                        if sender.send((place, run_one(scenario, job))).is_err() {
-                            break;
-                        }
-                    }
-                });
-            }
-            drop(sender);
-            let mut done = 0;
-            for (place, result) in receiver {
-                results[place] = Some(result?);
-                done += 1;
-                console.progress(format_args!("{done} of {} runs", jobs.len()));
-            }
-            Ok::<(), CliError>(())
-        })?;
-        Ok(results.into_iter().flatten().collect())
-    }
 }
 
-fn take<'a>(next: &AtomicUsize, jobs: &'a [Job]) -> Option<(usize, &'a Job)> {
-    let place = next.fetch_add(1, Ordering::Relaxed);
-    Some((place, jobs.get(place)?))
-}
-
-fn prepared(scenario: &Scenario, job: &Job) -> Result<Prepared, CliError> {
-    let with = |scenario: Scenario, setting| scenario.with(setting);
-    Ok(job.settings.iter().try_fold(scenario.clone(), with)?.prepare()?)
-}
-
-/// The result of a run, and its flows where they are drawn.
-fn run_one(scenario: &Scenario, job: &Job) -> Result<(RunResult, Option<Outcome>), CliError> {
-    let prepared = prepared(scenario, job)?;
-    let before = cpu_time();
-    let outcome = simulate(&prepared, Sampled::Nothing, |_| {})?;
-    let result = RunResult::new(&prepared, &outcome, cpu_time() - before);
-    Ok((result, job.is_drawn.then_some(outcome)))
+fn refused(error: SweepError) -> CliError {
+    let refusal = CliError::usage(&error);
+    match error {
+        SweepError::Twice(key) => {
+            refusal.hint(format_args!("all its values belong in one option: --set {key}=A,B,C"))
+        }
+        SweepError::TooMany => refusal,
+    }
 }
 
 /// The result of a sweep.
@@ -253,36 +110,18 @@ impl Report for SweepReport {
     const SCHEMA: &'static str = "dquant.sim.sweep/1";
 }
 
-/// Short flows, as everywhere in the literature.
-const SHORT: Option<u64> = Some(100_000);
+/// A mean slowdown; none where no flow has one.
+fn slowdown(mean: Option<f64>) -> String {
+    mean.map_or("-".to_owned(), |mean| format!("{mean:.2}"))
+}
 
-impl Row {
-    fn mean(&self, value: impl Fn(&RunResult) -> f64) -> f64 {
-        self.runs.iter().map(value).sum::<f64>() / self.runs.len().max(1) as f64
-    }
-
-    /// The mean slowdown of flows of these sizes, over the runs that have some.
-    fn slowdown(&self, above: u64, up_to: Option<u64>) -> String {
-        let rows: Vec<f64> =
-            self.runs.iter().filter_map(|run| Some(run.row(above, up_to)?.mean)).collect();
-        match rows.len() {
-            0 => "-".to_owned(),
-            count => format!("{:.2}", rows.iter().sum::<f64>() / count as f64),
-        }
-    }
-
-    /// The 99th percentiles of short flows, over the runs that have some: their mean, and their range where there are
-    /// several.
-    fn short(&self) -> String {
-        let p99: Vec<f64> =
-            self.runs.iter().filter_map(|run| Some(run.row(0, SHORT)?.p99)).collect();
-        let mean = p99.iter().sum::<f64>() / p99.len().max(1) as f64;
-        let least = p99.iter().copied().fold(f64::INFINITY, f64::min);
-        let most = p99.iter().copied().fold(0.0, f64::max);
-        match p99.len() {
-            0 => "-".to_owned(),
-            1 => format!("{mean:.2}"),
-            _ => format!("{mean:.2} ({least:.2}-{most:.2})"),
+/// The mean of the 99th percentiles, and their range where there are several.
+fn short(p99: Option<Short>) -> String {
+    match p99 {
+        None => "-".to_owned(),
+        Some(Short { mean, runs: 1, .. }) => format!("{mean:.2}"),
+        Some(Short { mean, range: (least, most), .. }) => {
+            format!("{mean:.2} ({least:.2}-{most:.2})")
         }
     }
 }
@@ -321,10 +160,10 @@ impl fmt::Display for SweepReport {
                 f,
                 "{:>8.0}{:>11}{:>20}{:>10}{:>9}{:>10.1}{:>9.0}{:>9.0}{:>10.2}{:>10.0}",
                 row.mean(|run| run.flows as f64),
-                row.slowdown(0, SHORT),
-                row.short(),
-                row.slowdown(1_000_000, None),
-                row.slowdown(0, None),
+                slowdown(row.short_slowdown()),
+                short(row.short_p99()),
+                slowdown(row.slowdown(1_000_000, None)),
+                slowdown(row.slowdown(0, None)),
                 row.mean(|run| run.goodput_bps as f64 / 1e9),
                 row.mean(|run| run.queue_peak_bytes as f64 / 1e3),
                 row.mean(|run| run.dropped as f64),
