@@ -394,7 +394,7 @@ const FLOORS: &[(&str, &str)] = &[
          trace: chart
          scenario: chart input topology trace units workers
          chaos: workers
-         proof
+         proof: workers
          profiling
          planning",
     ),
@@ -407,6 +407,7 @@ const FLOORS: &[(&str, &str)] = &[
         "crates/lab/src/proof",
         "set
          admit: set
+         summary: admit
          picture
          violations: set
          interleave",

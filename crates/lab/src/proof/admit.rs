@@ -45,6 +45,16 @@ pub struct Admitted {
     pub refused: Vec<(Job, String)>,
 }
 
+/// Leaves the jobs that all of the sets have.
+pub fn keep_common(sets: &mut [&mut Admitted]) {
+    let has = |set: &Admitted, id| set.members.iter().any(|member| member.id == id);
+    let ids = sets.iter().flat_map(|set| &set.members).map(|member| member.id);
+    let common: Vec<u64> = ids.filter(|&id| sets.iter().all(|set| has(set, id))).collect();
+    for set in sets {
+        set.members.retain(|member| common.contains(&member.id));
+    }
+}
+
 /// More than any link carries.
 const UNLIMITED_BPS: u64 = 1 << 50;
 

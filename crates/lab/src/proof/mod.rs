@@ -14,6 +14,7 @@
 //! |---|---|
 //! | [`set`] | connections, promises and queues of jobs at their places |
 //! | [`admit`] | jobs one after the other by a way to place |
+//! | [`summary`] | the result with names, by job and link |
 //! | [`picture`] | the map of links |
 //! | [`violations`] | twelve tenants at one port, by schemes and numbers of queues |
 //! | [`interleave`] | jobs whose exchanges take turns on a link |
@@ -22,6 +23,7 @@ pub mod admit;
 pub mod interleave;
 pub mod picture;
 pub mod set;
+pub mod summary;
 #[cfg(test)]
 mod tests;
 pub mod violations;
@@ -203,9 +205,14 @@ impl JobProof {
 
     /// The time within which so many of a hundred iterations end.
     pub fn percentile(&self, percent: usize) -> Option<Duration> {
-        let last = self.iterations.len().checked_sub(1)?;
-        self.iterations.get((last * percent).div_ceil(100)).copied()
+        percentile(&self.iterations, percent)
     }
+}
+
+/// The time within which so many of a hundred sorted spans are.
+pub fn percentile(sorted: &[Duration], percent: usize) -> Option<Duration> {
+    let last = sorted.len().checked_sub(1)?;
+    sorted.get((last * percent).div_ceil(100)).copied()
 }
 
 /// A directed link in the proof.

@@ -18,6 +18,7 @@ use sim::tenants::{Pair, Tenants, Transport};
 
 use super::set::QueueRules;
 use super::{ProofError, WINDOW, WINDOWS, frame_bytes, queues};
+use crate::workers;
 
 /// Tenants at the port.
 const TENANTS: u64 = 12;
@@ -92,6 +93,25 @@ pub fn measure(scheme: Scheme, queues: u8, mix: Mix, effort: &Effort) -> Result<
         }
     }
     Ok(all)
+}
+
+/// The cells of a scheme for these numbers of queues, on all cores.
+///
+/// # Errors
+/// When a connection fails.
+pub fn measure_all(
+    scheme: Scheme,
+    queues: &[u8],
+    mix: Mix,
+    effort: &Effort,
+) -> Result<Vec<Count>, ProofError> {
+    let mut cells = vec![Count::default(); queues.len()];
+    let cell = |at: u64| measure(scheme, queues[at as usize], mix, effort);
+    workers::each(0..queues.len() as u64, None, cell, |at, count| {
+        cells[at as usize] = count?;
+        Ok::<(), ProofError>(())
+    })?;
+    Ok(cells)
 }
 
 /// Guarantees of 1 to 20 parts, which add up to 90 % of the port.

@@ -8,6 +8,7 @@ use clap::Args;
 use cluster::convert;
 use cluster::proto::Held;
 use lab::proof::set::Member;
+use lab::proof::summary::Summary;
 use lab::proof::{self, Options, picture};
 use lab::topology::own;
 use parfait::job::Job;
@@ -155,10 +156,10 @@ impl Submit {
                 CliError::because(format_args!("cannot write {}", path.display()), &error)
             })?;
         }
-        let report =
-            ProofReport::of("of the brain", ("windows", options.queues), &site.topology, &proof);
+        let how = ("windows", options.queues);
+        let report = ProofReport(Summary::of("of the brain", how, &site.topology, &proof));
         console.report(&report)?;
-        match report.is_kept {
+        match report.0.is_kept {
             true => Ok(since),
             false => Err(CliError::check_failed(
                 "not submitted: a pair would have less than its guarantee in the simulator",

@@ -3,10 +3,11 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use ::topology::graph::{Capacity, Topology};
+use ::topology::graph::Capacity;
 use clap::{Args, ValueEnum};
 use lab::proof::admit::{self, Admitted, Way};
-use lab::proof::{self, JobProof, Options, Proof, picture};
+use lab::proof::summary::Summary;
+use lab::proof::{self, Options, picture};
 use lab::{input, topology, units};
 use parfait::job::Job;
 use parfait::outage::Outage;
@@ -172,7 +173,8 @@ impl Prove {
             sets.push((way, admitted.map_err(CliError::from_cause)?));
         }
         if self.compare {
-            keep_common(&mut sets);
+            let mut all: Vec<&mut Admitted> = sets.iter_mut().map(|(_, set)| set).collect();
+            admit::keep_common(&mut all);
         }
         let (mut is_kept, mut is_any_admitted) = (true, false);
         for (way, admitted) in sets {
@@ -185,10 +187,11 @@ impl Prove {
                     CliError::because(format_args!("cannot write {}", path.display()), &error)
                 })?;
             }
-            let report = ProofReport::new(&self, way, &topology, &admitted, &proof);
-            is_kept &= way == Way::Locality || report.is_kept;
+            let how = (self.control.as_str(), self.queues);
+            let summary = Summary::of(way.name(), how, &topology, &proof).with_refused(&admitted);
+            is_kept &= way == Way::Locality || summary.is_kept;
             is_any_admitted |= !admitted.members.is_empty();
-            console.report(&report)?;
+            console.report(&ProofReport(summary))?;
         }
         if !is_any_admitted {
             return Err(CliError::check_failed("no job was admitted: there is nothing to prove").hint(
@@ -234,176 +237,10 @@ impl Prove {
     }
 }
 
-/// Jobs that all ways have admitted.
-fn keep_common(sets: &mut [(Way, Admitted)]) {
-    let has = |set: &Admitted, id| set.members.iter().any(|member| member.id == id);
-    let ids: Vec<u64> = sets.iter().flat_map(|(_, set)| &set.members).map(|one| one.id).collect();
-    let common: Vec<u64> =
-        ids.into_iter().filter(|&id| sets.iter().all(|(_, set)| has(set, id))).collect();
-    for (_, set) in sets {
-        set.members.retain(|member| common.contains(&member.id));
-    }
-}
-
-/// What the simulator says of a set of jobs.
+/// What the simulator says of a set of jobs, for people and programs.
 #[derive(Debug, Serialize)]
-pub(in crate::cli) struct ProofReport {
-    placement: &'static str,
-    topology: String,
-    control: String,
-    queues: u8,
-    jobs: Vec<JobRow>,
-    refused: Vec<Refused>,
-    worst: Option<Worst>,
-    /// Whether every pair had its guarantee on average.
-    pub(in crate::cli) is_kept: bool,
-    /// Share of windows of pairs that were below, in all.
-    below_percent: f64,
-    overbooked_ports: usize,
-    not_assured: usize,
-    dropped: u64,
-    events: u64,
-    links: Vec<LinkRow>,
-}
-
-#[derive(Debug, Serialize)]
-struct JobRow {
-    job: u64,
-    request: String,
-    dscp: u8,
-    pairs: usize,
-    local_pairs: usize,
-    worst_guaranteed_bps: Option<u64>,
-    worst_measured_bps: Option<u64>,
-    worst_window_bps: Option<u64>,
-    below_percent: f64,
-    iterations: usize,
-    iteration_p50_ns: Option<u64>,
-    iteration_p99_ns: Option<u64>,
-    iteration_promised_ns: u64,
-}
-
-#[derive(Debug, Serialize)]
-struct Refused {
-    request: String,
-    reason: String,
-}
-
-#[derive(Debug, Serialize)]
-struct Worst {
-    job: u64,
-    from: String,
-    to: String,
-    guaranteed_bps: u64,
-    measured_bps: u64,
-    percent: f64,
-}
-
-#[derive(Debug, Serialize)]
-struct LinkRow {
-    from: String,
-    to: String,
-    capacity_bps: u64,
-    promised_bps: u64,
-    used_bps: u64,
-}
-
-/// A pair that lacks less than this part of its guarantee on average has it: what was on its way at both ends of the time.
-const SLACK: f64 = 0.001;
-
-impl ProofReport {
-    fn new(
-        command: &Prove,
-        way: Way,
-        topology: &Topology,
-        admitted: &Admitted,
-        proof: &Proof,
-    ) -> ProofReport {
-        let refused = admitted.refused.iter();
-        let refused = refused
-            .map(|(job, reason)| Refused { request: job.to_string(), reason: reason.clone() });
-        let how = (command.control.as_str(), command.queues);
-        let refused = refused.collect();
-        ProofReport { refused, ..ProofReport::of(way.name(), how, topology, proof) }
-    }
-
-    /// Of jobs that have their places, by what put them there, congestion control and queues.
-    pub(in crate::cli) fn of(
-        placement: &'static str,
-        (control, queues): (&str, u8),
-        topology: &Topology,
-        proof: &Proof,
-    ) -> ProofReport {
-        let hosts: Vec<_> = topology.hosts().collect();
-        let name = |host: u32| topology.node(hosts[host as usize]).name().to_owned();
-        let worst = proof.worst().map(|(job, pair)| Worst {
-            job: job.id,
-            from: name(pair.hosts.0),
-            to: name(pair.hosts.1),
-            guaranteed_bps: pair.guaranteed_bps,
-            measured_bps: pair.measured_bps,
-            percent: 100.0 * pair.ratio(),
-        });
-        let pairs = || proof.jobs.iter().flat_map(|job| &job.pairs);
-        let windows: u64 = pairs().map(|pair| u64::from(pair.windows)).sum();
-        let below: u64 = pairs().map(|pair| u64::from(pair.below)).sum();
-        ProofReport {
-            placement,
-            topology: topology.to_string(),
-            control: control.to_owned(),
-            queues,
-            jobs: proof.jobs.iter().map(JobRow::new).collect(),
-            refused: Vec::new(),
-            worst,
-            is_kept: pairs().all(|pair| pair.ratio() >= 1.0 - SLACK),
-            below_percent: 100.0 * below as f64 / windows.max(1) as f64,
-            overbooked_ports: proof.overbooked_ports,
-            not_assured: proof.not_assured,
-            dropped: proof.dropped,
-            events: proof.events,
-            links: links(topology, proof),
-        }
-    }
-}
-
-fn links(topology: &Topology, proof: &Proof) -> Vec<LinkRow> {
-    let rows = topology.links().flat_map(|(id, link)| {
-        let of = move |side: usize| 2 * id.index() + side;
-        (0..2).filter_map(move |side| {
-            let own = proof.links.iter().find(|own| own.link as usize == of(side))?;
-            let name = |end: usize| topology.node(link.ends[end].node).name().to_owned();
-            Some(LinkRow {
-                from: name(side),
-                to: name(1 - side),
-                capacity_bps: own.capacity_bps,
-                promised_bps: own.promised_bps,
-                used_bps: own.used_bps,
-            })
-        })
-    });
-    rows.collect()
-}
-
-impl JobRow {
-    fn new(job: &JobProof) -> JobRow {
-        let worst = job.worst();
-        JobRow {
-            job: job.id,
-            request: job.request.clone(),
-            dscp: job.dscp,
-            pairs: job.pairs.len(),
-            local_pairs: job.local_pairs,
-            worst_guaranteed_bps: worst.map(|pair| pair.guaranteed_bps),
-            worst_measured_bps: worst.map(|pair| pair.measured_bps),
-            worst_window_bps: job.pairs.iter().map(|pair| pair.least_bps).min(),
-            below_percent: 100.0 * job.below(),
-            iterations: job.iterations.len(),
-            iteration_p50_ns: job.percentile(50).map(Duration::as_nanos),
-            iteration_p99_ns: job.percentile(99).map(Duration::as_nanos),
-            iteration_promised_ns: job.promised.as_nanos(),
-        }
-    }
-}
+#[serde(transparent)]
+pub(in crate::cli) struct ProofReport(pub(in crate::cli) Summary);
 
 impl Report for ProofReport {
     const SCHEMA: &'static str = "dquant.parfait.prove/1";
@@ -411,14 +248,15 @@ impl Report for ProofReport {
 
 impl fmt::Display for ProofReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ProofReport { placement, topology, queues, control, .. } = self;
+        let ProofReport(summary) = self;
+        let Summary { placement, topology, queues, control, .. } = summary;
         writeln!(f, "{topology}; placement {placement}, {queues} queues, {control}")?;
         writeln!(
             f,
             "  {:>3} {:<26} {:>5} {:>6} {:>16} {:>8} {:>24}",
             "job", "request", "pairs", "local", "worst pair Gb/s", "below", "iteration p50/p99 ms"
         )?;
-        for row in &self.jobs {
+        for row in &summary.jobs {
             let gbit =
                 |bps: Option<u64>| bps.map_or("-".into(), |bps| format!("{:.3}", bps as f64 / 1e9));
             let ms =
@@ -437,10 +275,10 @@ impl fmt::Display for ProofReport {
                 row.job, row.request, row.pairs, row.local_pairs, row.below_percent
             )?;
         }
-        for refused in &self.refused {
+        for refused in &summary.refused {
             writeln!(f, "      {:<26} refused: {}", refused.request, refused.reason)?;
         }
-        if let Some(worst) = &self.worst {
+        if let Some(worst) = &summary.worst {
             writeln!(
                 f,
                 "  worst pair  job {}, {} to {}: {:.3} of {:.3} Gb/s, {:.1} %",
@@ -455,7 +293,7 @@ impl fmt::Display for ProofReport {
         write!(
             f,
             "  in all      {:.2} % of windows below; {} ports promise too much, {} jobs at ports not assured; {} packets dropped",
-            self.below_percent, self.overbooked_ports, self.not_assured, self.dropped
+            summary.below_percent, summary.overbooked_ports, summary.not_assured, summary.dropped
         )
     }
 }

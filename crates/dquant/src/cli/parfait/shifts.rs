@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use clap::Args;
 use lab::proof::interleave::{self, Spans, Turn};
+use lab::proof::percentile;
 use lab::units;
 use parfait::shifts::{self, Burst, Limits, Shared, Use};
 use roce::Duration;
@@ -175,10 +176,8 @@ struct Iterations {
 
 impl Iterations {
     fn new(link: &str, job: &str, spans: &Spans) -> Iterations {
-        let at = |spans: &[Duration], percent: usize| {
-            let last = spans.len().saturating_sub(1);
-            spans.get((last * percent).div_ceil(100)).map_or(0, |span| span.as_nanos())
-        };
+        let at =
+            |spans: &[Duration], percent| percentile(spans, percent).map_or(0, Duration::as_nanos);
         let alone = at(&spans.alone, 50);
         let ratio = |span: u64| span as f64 / alone.max(1) as f64;
         let (together, shifted) = (at(&spans.together, 50), at(&spans.shifted, 50));

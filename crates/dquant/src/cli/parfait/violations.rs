@@ -1,11 +1,10 @@
 //! `dquant parfait violations`: how often guarantees are violated at a port, by schemes and numbers of queues.
 
 use std::fmt;
-use std::thread;
 
 use clap::Args;
+use lab::proof;
 use lab::proof::violations::{self, Count, Effort, Mix, SMALL};
-use lab::proof::{self, ProofError};
 use parfait::queues::Scheme;
 use roce::congestion::CongestionControl;
 use serde::Serialize;
@@ -78,24 +77,11 @@ impl Violations {
         };
         let mix = Mix { backlogged: self.backlogged.into(), flows: self.flows };
         for (scheme, name) in SCHEMES {
-            let cells = self.row(scheme, mix, &effort).map_err(CliError::from_cause)?;
+            let cells = violations::measure_all(scheme, &self.queues, mix, &effort)
+                .map_err(CliError::from_cause)?;
             console.report(&Row::new(&self, name, &cells))?;
         }
         Ok(Exit::Good)
-    }
-
-    /// The cells of a scheme, each in a thread of its own.
-    fn row(&self, scheme: Scheme, mix: Mix, effort: &Effort) -> Result<Vec<Count>, ProofError> {
-        thread::scope(|scope| {
-            let cell = |&queues: &u8| {
-                scope.spawn(move || violations::measure(scheme, queues, mix, effort))
-            };
-            let cells: Vec<_> = self.queues.iter().map(cell).collect();
-            let join = |cell: thread::ScopedJoinHandle<'_, Result<Count, ProofError>>| {
-                cell.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            };
-            cells.into_iter().map(join).collect()
-        })
     }
 }
 
