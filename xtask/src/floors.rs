@@ -117,6 +117,7 @@ const FLOORS: &[(&str, &str)] = &[
          levels: mad exchange discovery lids
          partitions: mad exchange discovery lids
          forwarding: mad lids
+         dump: lids forwarding
          transition: mad levels forwarding
          setup: mad exchange discovery lids levels partitions forwarding transition
          sm_info: mad
@@ -391,6 +392,7 @@ const FLOORS: &[(&str, &str)] = &[
          workers
          chart
          topology: input units
+         routing
          trace: chart
          scenario: chart input topology trace units workers
          chaos: workers

@@ -5,7 +5,8 @@
 //! | [`units`] | sizes, times, rates and shares as people write them |
 //! | [`input`] | files that are read as a whole |
 //! | `workers` | work on several threads |
-//! | [`topology`] | topologies by rule or from a file |
+//! | [`topology`] | topologies by rule or from a file, and written to one |
+//! | [`routing`] | routing engines beside each other |
 //! | [`chart`] | curves as pictures |
 //! | [`trace`] | samples of congestion control, of a simulated and of a real wire |
 //! | [`scenario`] | simulations that a file describes |
@@ -23,6 +24,7 @@ pub mod input;
 pub mod planning;
 pub mod profiling;
 pub mod proof;
+pub mod routing;
 pub mod scenario;
 pub mod topology;
 pub mod trace;

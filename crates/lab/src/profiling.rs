@@ -56,6 +56,17 @@ pub enum TrafficError {
     TooMany,
 }
 
+/// Samples of a file: a capture if it begins as one or is no text, else a table of counters.
+///
+/// # Errors
+/// When it is neither, with the place.
+pub fn read(bytes: &[u8], names: &Names) -> Result<Traffic, TrafficError> {
+    match std::str::from_utf8(bytes) {
+        Ok(text) if !capture::is_capture(bytes) => counters::read(text, names),
+        _ => capture::read(bytes, names),
+    }
+}
+
 /// Names for addresses.
 #[derive(Clone, Debug, Default)]
 pub struct Names {

@@ -13,6 +13,7 @@
 //! | [`levels`] | service levels of paths, and the lanes that ports map them to |
 //! | [`partitions`] | which ports may talk to which |
 //! | [`forwarding`] | tables by LID, and where packets go by them |
+//! | [`dump`] | the same as text, as opensm writes it |
 //! | [`transition`] | from one set of tables to another, safely |
 //! | [`sm_info`] | what managers tell each other, and notices |
 //! | [`setup`] | LIDs, tables and states of ports, written node by node |
@@ -27,6 +28,7 @@ extern crate std;
 
 pub mod administration;
 pub mod discovery;
+pub mod dump;
 pub mod exchange;
 pub mod forwarding;
 pub mod levels;

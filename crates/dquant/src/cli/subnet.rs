@@ -1,7 +1,6 @@
 //! `dquant subnet`: what a fabric of switches consists of, and how it is routed ([`mod@topology`], [`mod@::subnet`]).
 
 mod discover;
-mod dump;
 mod manage;
 mod plan;
 mod port;

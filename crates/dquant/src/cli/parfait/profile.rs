@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use lab::input;
-use lab::profiling::{Names, Traffic, capture, counters};
+use lab::profiling::{self, Names, Traffic};
 use lab::units;
 use parfait::pattern::Pattern;
 use parfait::profile::{Options, Profile, ProfileError, profile};
@@ -81,11 +81,7 @@ impl ProfileCommand {
             None => Names::default(),
         };
         let bytes = read(&self.file)?;
-        let traffic = match std::str::from_utf8(&bytes) {
-            Ok(text) if !capture::is_capture(&bytes) => counters::read(text, &names),
-            _ => capture::read(&bytes, &names),
-        };
-        let traffic = traffic
+        let traffic = profiling::read(&bytes, &names)
             .map_err(|error| CliError::because(self.file.display(), &error).hint(FORMAT_HINT))?;
         let ns = |time: Option<Duration>| time.map(Duration::as_nanos);
         let options = Options {

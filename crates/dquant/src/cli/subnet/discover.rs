@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use ::topology::graph::{Capacity, Topology};
 use clap::Args;
+use lab::topology::written;
 use serde::Serialize;
 use subnet::discovery::Discovery;
 use subnet::exchange::Requester;
@@ -51,7 +52,7 @@ pub(super) struct Discover {
 impl Discover {
     pub(super) fn run(self, console: &mut Console) -> Result<Exit, CliError> {
         if let Some(path) = &self.write {
-            plan::check_name(path)?;
+            written::check_name(path)?;
         }
         let started = Instant::now();
         let mut umad = self.port.open()?;

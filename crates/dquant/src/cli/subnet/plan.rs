@@ -2,22 +2,18 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use ::topology::channels::Channels;
-use ::topology::drawing;
 use ::topology::graph::{Capacity, Topology};
-use ::topology::htsim;
-use ::topology::judge::{Verdict, judge};
-use ::topology::lanes::{Lanes, MAX_LANES};
-use ::topology::routes::{Engine, RouteError, Tables};
-use ::topology::text;
+use ::topology::routes::Engine;
 use clap::{Args, ValueEnum};
+use lab::routing::Routed;
 use lab::topology;
+use lab::topology::written;
 use serde::Serialize;
+use subnet::dump;
 
 use super::super::{Console, Report};
-use super::dump;
 use crate::exit::{CliError, Exit, OUTPUT_HINT};
 
 /// Compute linear forwarding tables for a topology and judge them
@@ -141,124 +137,12 @@ fn write_tables(
     })
 }
 
-/// What a topology can be written as, by the end of the file's name.
-fn writer(path: &Path) -> Option<Writer> {
-    Some(match path.extension().and_then(|extension| extension.to_str())? {
-        "net" => Writer::Any(text::write_net),
-        "dot" => Writer::Any(text::write_dot),
-        "ns3" => Writer::Any(text::write_ns3),
-        "svg" => Writer::Any(drawing::write_svg),
-        "toml" => Writer::Any(topology::own::write),
-        "topo" => Writer::Htsim,
-        _ => return None,
-    })
-}
-
-/// A format of topologies.
-enum Writer {
-    /// It takes any.
-    Any(fn(&Topology) -> String),
-    /// It takes fat trees.
-    Htsim,
-}
-
-impl Writer {
-    fn text(self, topology: &Topology) -> Result<String, CliError> {
-        match self {
-            Writer::Any(write) => Ok(write(topology)),
-            Writer::Htsim => htsim::write(topology).map(|htsim| htsim.text).map_err(|error| {
-                CliError::because("csg-htsim cannot build this topology", &error)
-                    .hint("it has fat trees of two or three tiers; .ns3 and .net take any topology")
-            }),
-        }
-    }
-}
-
-/// Refuses names that say no format.
-pub(super) fn check_name(path: &Path) -> Result<(), CliError> {
-    let unknown = || {
-        CliError::usage(format_args!(
-            "{}: the name ends with .net, .toml, .dot, .ns3, .topo or .svg",
-            path.display()
-        ))
-    };
-    writer(path).map(drop).ok_or_else(unknown)
-}
-
 /// Writes a topology in the format that the name says.
 pub(super) fn write(topology: &Topology, path: &Path) -> Result<(), CliError> {
-    check_name(path)?;
-    let text = writer(path).map(|writer| writer.text(topology)).transpose()?.unwrap_or_default();
+    let text = written::text_for(path, topology)?;
     std::fs::write(path, text).map_err(|error| {
         CliError::because(format_args!("cannot write {}", path.display()), &error).hint(OUTPUT_HINT)
     })
-}
-
-/// What one engine's tables do.
-#[derive(Debug, Serialize)]
-struct Routed {
-    engine: String,
-    pairs: u64,
-    /// Pairs without a path, and with one that goes round.
-    lost: u64,
-    looping: u64,
-    /// Pairs with more hops than necessary.
-    longer: u64,
-    mean_hops: f64,
-    most_hops: u16,
-    most_load: u32,
-    mean_load: f64,
-    least_load: u32,
-    links_used: usize,
-    /// Virtual lanes that the paths need; none if more than there can be.
-    vls: Option<u8>,
-    /// On one VL: the switches of a credit loop.
-    credit_loop: Option<Vec<String>>,
-    wall_ns: u64,
-}
-
-impl Routed {
-    fn by(engine: Engine, topology: &Topology, channels: &Channels) -> Result<Routed, RouteError> {
-        let started = Instant::now();
-        let tables = engine.route(topology, channels)?;
-        let wall_ns = started.elapsed().as_nanos() as u64;
-        let verdict = judge(channels, &tables, &Lanes::one(channels));
-        Ok(Routed::new(engine, topology, channels, &tables, &verdict, wall_ns))
-    }
-
-    fn new(
-        engine: Engine,
-        topology: &Topology,
-        channels: &Channels,
-        tables: &Tables,
-        verdict: &Verdict,
-        wall_ns: u64,
-    ) -> Routed {
-        let name = |channel: &u32| {
-            let switch = channels.switches()[channels.get(*channel).from as usize];
-            topology.node(switch).name().to_owned()
-        };
-        let vls = match verdict.cycle {
-            None => Some(1),
-            Some(_) => Lanes::assign(channels, tables, MAX_LANES).ok().map(|lanes| lanes.count()),
-        };
-        Routed {
-            engine: engine.to_string(),
-            pairs: verdict.pairs,
-            lost: verdict.lost,
-            looping: verdict.looping,
-            longer: verdict.longer,
-            mean_hops: verdict.mean_hops_milli() as f64 / 1e3,
-            most_hops: verdict.most_hops,
-            most_load: verdict.most_load(),
-            mean_load: verdict.mean_load_tenths() as f64 / 10.0,
-            least_load: verdict.least_load(),
-            links_used: verdict.used(),
-            vls,
-            credit_loop: verdict.cycle.as_ref().map(|cycle| cycle.iter().map(name).collect()),
-            wall_ns,
-        }
-    }
 }
 
 /// See [`Plan`].
@@ -329,7 +213,7 @@ impl fmt::Display for PlanReport {
             )?;
         }
         for one in &self.engines {
-            one.describe_faults(f)?;
+            describe_faults(one, f)?;
         }
         for why in &self.unsuitable {
             writeln!(f, "\n{why}")?;
@@ -341,22 +225,20 @@ impl fmt::Display for PlanReport {
     }
 }
 
-impl Routed {
-    fn describe_faults(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Routed { engine, pairs, lost, looping, longer, .. } = self;
-        if lost + looping > 0 {
-            writeln!(
-                f,
-                "\n{engine}: {lost} of {pairs} pairs have no path, {looping} are in a forwarding loop"
-            )?;
-        }
-        if *longer > 0 {
-            writeln!(f, "\n{engine}: {longer} of {pairs} pairs pass more switches than they need")?;
-        }
-        if let Some(switches) = &self.credit_loop {
-            let first = switches.first().map_or("", String::as_str);
-            writeln!(f, "\n{engine}: credit loop on one VL: {} -> {first}", switches.join(" -> "))?;
-        }
-        Ok(())
+fn describe_faults(routed: &Routed, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let Routed { engine, pairs, lost, looping, longer, .. } = routed;
+    if lost + looping > 0 {
+        writeln!(
+            f,
+            "\n{engine}: {lost} of {pairs} pairs have no path, {looping} are in a forwarding loop"
+        )?;
     }
+    if *longer > 0 {
+        writeln!(f, "\n{engine}: {longer} of {pairs} pairs pass more switches than they need")?;
+    }
+    if let Some(switches) = &routed.credit_loop {
+        let first = switches.first().map_or("", String::as_str);
+        writeln!(f, "\n{engine}: credit loop on one VL: {} -> {first}", switches.join(" -> "))?;
+    }
+    Ok(())
 }

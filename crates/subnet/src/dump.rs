@@ -4,13 +4,18 @@
 //! 0x100000 on, one for the node and one for each of its ports; switches from 0x200000 on; LIDs from 1 in the order of
 //! GUIDs.
 
-use std::fmt::Write;
+use alloc::format;
+use alloc::string::String;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::fmt::Write;
 
-use ::topology::channels::Channels;
-use ::topology::graph::Topology;
-use ::topology::routes::{NO_ROUTE, Tables, up_down::Ranks};
-use subnet::forwarding::{Detour, Forwarding};
-use subnet::lids::Owner;
+use topology::channels::Channels;
+use topology::graph::Topology;
+use topology::routes::{NO_ROUTE, Tables, up_down::Ranks};
+
+use crate::forwarding::{Detour, Forwarding};
+use crate::lids::Owner;
 
 /// Who has a LID: what a line says of it.
 struct Ends {
@@ -23,7 +28,7 @@ struct Ends {
 }
 
 /// The tables of all switches; LIDs without a route are left out.
-pub(super) fn tables(topology: &Topology, channels: &Channels, tables: &Tables) -> String {
+pub fn tables(topology: &Topology, channels: &Channels, tables: &Tables) -> String {
     let ends = Ends::new(topology, channels);
     let ranks = Ranks::of(channels);
     let forwarding = Forwarding::new(channels, tables, &ranks, &ends.owners, Detour::Allowed);
