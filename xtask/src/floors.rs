@@ -165,6 +165,7 @@ const FLOORS: &[(&str, &str)] = &[
          slurm
          local
          view
+         explain: words view
          web: view
          brain: words proto convert keys handshake tls store kubernetes view web
          client: proto keys handshake tls view brain

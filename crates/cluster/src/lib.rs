@@ -16,10 +16,11 @@
 //! | [`kubernetes`] | what a Kubernetes scheduler extender answers |
 //! | [`slurm`] | a fabric as SLURM reads it |
 //! | [`view`] | the whole cluster at one moment, for people and programs that look |
+//! | [`mod@explain`] | what a job gets of its links, out of such a view |
 //! | [`brain`] | the daemon that leads or stands by |
 //! | [`agent`] | the daemon of a host or switch |
 //! | [`client`] | calls to whichever brain leads |
-//! | [`words`] | counts with their nouns |
+//! | [`words`] | counts with their nouns, rates with their units |
 //! | [`web`] | the brain's HTTP server: page, JSON, events, metrics |
 #![forbid(unsafe_code)]
 
@@ -28,6 +29,7 @@ pub mod brain;
 pub mod client;
 pub mod convert;
 pub mod enforce;
+pub mod explain;
 pub mod handshake;
 pub mod keys;
 pub mod kubernetes;

@@ -1,4 +1,4 @@
-//! Counts with their nouns, for people.
+//! Counts with their nouns and rates with their units, for people.
 
 use std::fmt::Display;
 
@@ -11,6 +11,15 @@ pub fn counted(count: impl TryInto<u64> + Display + Copy, noun: &str) -> String 
         false => "s",
     };
     format!("{count} {noun}{ending}")
+}
+
+/// A rate for people.
+pub fn rate(bps: u64) -> String {
+    match bps {
+        0..1_000_000 => format!("{} kbit/s", bps / 1000),
+        1_000_000..1_000_000_000 => format!("{:.1} Mbit/s", bps as f64 / 1e6),
+        _ => format!("{:.2} Gbit/s", bps as f64 / 1e9),
+    }
 }
 
 #[cfg(test)]
