@@ -27,6 +27,7 @@ const FLOORS: &[(&str, &str)] = &[
          wire
          planted: wire
          congestion: time wire
+         shaping: time
          verbs: rng time wire congestion
          memory: planted rng slab verbs
          io: time wire verbs memory

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | [`wire`] | every RoCEv2 header and opcode, checked views and legal-values-only representations, ICRC |
 //! | [`congestion`] | congestion control: controllers, pacing, round-trip times |
+//! | [`shaping`] | what a host may send of each DSCP: rate limits, transmission gates |
 //! | [`verbs`] | objects, work requests, completions, attributes, and the [`device::Device`] trait that programs use |
 //! | `memory` | regions, windows, scatter/gather lists: the check of every access |
 //! | `io` | the [`world::Wire`] and [`world::Memory`] seams |
@@ -45,6 +46,7 @@ pub mod planted;
 mod qp;
 pub mod report;
 mod rng;
+pub mod shaping;
 mod slab;
 mod srq;
 pub mod time;
