@@ -226,21 +226,21 @@ const FLOORS: &[(&str, &str)] = &[
          capture: clock
          local_files
          netlink
-         paces: clock local_files
+         rates: clock local_files
          interfaces: netlink sockaddr
          congestion: interfaces
          pool: clock
          driver: clock ready waiter
-         udp: capture clock interfaces netlink paces sockaddr waiter
+         udp: capture clock interfaces netlink rates sockaddr waiter
          packet: udp
          link: interfaces netlink
-         xdp: clock interfaces link paces udp
-         roce_v1: capture clock interfaces link paces udp
+         xdp: clock interfaces link rates udp
+         roce_v1: capture clock interfaces link rates udp
          mappings
          userfault
          movable: clock mappings skip userfault
          neighbours: clock fault interfaces movable peer pool udp
-         device: capture clock interfaces neighbours netlink paces packet ready skip udp waiter
+         device: capture clock interfaces neighbours netlink rates packet ready skip udp waiter
          doctor: device interfaces neighbours packet udp
          registrations: clock mappings pool seeds skip userfault
          loaded: abi clock

@@ -8,7 +8,7 @@
 //! | `xdp` | the UDP wire with a shorter way for small packets: AF_XDP (feature `xdp`) |
 //! | [`capture`] | what a wire sends and accepts, as a pcap file |
 //! | [`congestion`] | which congestion control a connection gets |
-//! | [`paces`] | what each job of this machine may send |
+//! | [`rates`] | what each job of this machine may send, and when |
 //! | [`packet`] | the RoCE packets on the interfaces of this machine, for captures |
 //! | [`interfaces`] | network interfaces and their addresses |
 //! | [`netlink`] | questions to the kernel about its network, and changes of it |
@@ -46,11 +46,11 @@ pub mod mappings;
 pub mod movable;
 pub mod neighbours;
 pub mod netlink;
-pub mod paces;
 pub mod packet;
 pub mod peer;
 pub mod pool;
 pub mod private;
+pub mod rates;
 pub mod ready;
 pub mod registrations;
 pub mod roce_v1;

@@ -7,8 +7,8 @@ use std::net::SocketAddr;
 use nic::capture::Capture;
 use nic::clock;
 use nic::fault::LossyWire;
-use nic::paces::{Exchanges, Gate, Pace, PaceTable};
 use nic::pool::{Pool, PoolRange};
+use nic::rates::{Exchanges, RateLimit, RateTable, TransmissionGate};
 use nic::udp::{UdpConfig, UdpWire};
 use nic::waiter::Waiter;
 use roce::Duration;
@@ -265,12 +265,12 @@ fn every_packet_has_the_dscp_of_its_queue_pair() {
 #[test]
 fn a_paced_job_sends_no_faster_and_everything_arrives() {
     let folder = std::env::temp_dir().join(format!("nic-paced-{}", std::process::id()));
-    let table = PaceTable::open(&folder).expect("a temporary folder");
+    let table = RateTable::open(&folder).expect("a temporary folder");
     for bps in [50_000_000, 200_000_000, 0] {
-        table.set([(DSCPS[0], Pace::of(bps))]);
+        table.set([(DSCPS[0], RateLimit::of(bps))]);
         let (mut a, mut b) = pair(bps == 0, 0, Reliability::Selective);
         for host in [&mut a, &mut b] {
-            host.wire.inner_mut().keep_paces(Some(folder.clone()));
+            host.wire.inner_mut().keep_rate_limits(Some(folder.clone()));
         }
         let before = table.sent_bytes(DSCPS[0]);
         let began = clock::now();
@@ -293,7 +293,7 @@ fn a_gate_opens_in_time_or_for_what_peers_have_begun() {
     const DSCP: u8 = 26;
     let folder =
         |side| std::env::temp_dir().join(format!("nic-gate-{side}-{}", std::process::id()));
-    let tables = ["a", "b"].map(|side| PaceTable::open(&folder(side)).expect("temporary"));
+    let tables = ["a", "b"].map(|side| RateTable::open(&folder(side)).expect("temporary"));
     let period_ns = 60_000_000_000;
     let mut soonest = u64::MAX;
     for round in 1..=5 {
@@ -304,7 +304,7 @@ fn a_gate_opens_in_time_or_for_what_peers_have_begun() {
         a.connect(&b, Reliability::GoBackN, DSCP);
         b.connect(&a, Reliability::GoBackN, DSCP);
         for (host, side) in [(&mut a, "a"), (&mut b, "b")] {
-            host.wire.inner_mut().keep_paces(Some(folder(side)));
+            host.wire.inner_mut().keep_rate_limits(Some(folder(side)));
         }
         let [(from_a, to_a), (from_b, to_b)] =
             [&mut a, &mut b].map(|host| (host.range(65_536), host.range(65_536)));
@@ -312,7 +312,10 @@ fn a_gate_opens_in_time_or_for_what_peers_have_begun() {
         for (table, later_ns) in tables.iter().zip([0, period_ns / 2]) {
             let shift_ns = (unix_ns() + 150_000_000 + later_ns) % period_ns;
             let (tolerance_ns, quiet_ns) = (1_000_000_000, 20_000_000);
-            table.set_gates([(DSCP, Gate { period_ns, shift_ns, tolerance_ns, quiet_ns })]);
+            table.set_gates([(
+                DSCP,
+                TransmissionGate { period_ns, shift_ns, tolerance_ns, quiet_ns },
+            )]);
         }
         a.post(1, SendOp::Write { remote_addr: to_b.addr, rkey: b.region.rkey }, from_a);
         b.post(2, SendOp::Write { remote_addr: to_a.addr, rkey: a.region.rkey }, from_b);
@@ -339,19 +342,19 @@ fn a_gate_opens_in_time_or_for_what_peers_have_begun() {
 fn a_gate_that_holds_retransmissions_back_uses_up_no_retry() {
     const DSCP: u8 = 26;
     let folder = std::env::temp_dir().join(format!("nic-gate-retry-{}", std::process::id()));
-    let table = PaceTable::open(&folder).expect("temporary");
+    let table = RateTable::open(&folder).expect("temporary");
     for (round, reliability) in (0..).zip([Reliability::Selective, Reliability::GoBackN]) {
         let (mut a, mut b) =
             (Host::new("127.9.3.1:0", 0, round), Host::new("127.9.3.2:0", 0, round + 10));
         a.connect(&b, reliability, DSCP);
         b.connect(&a, reliability, DSCP);
-        a.wire.inner_mut().keep_paces(Some(folder.clone()));
+        a.wire.inner_mut().keep_rate_limits(Some(folder.clone()));
         let (from, to) = (a.range(4096), b.range(4096));
         // Open now, and again after that: eight timeouts of 67 ms are over by then.
         let period_ns = 1_200_000_000;
         let shift_ns = unix_ns() % period_ns;
         let (tolerance_ns, quiet_ns) = (200_000_000, 1_000_000);
-        table.set_gates([(DSCP, Gate { period_ns, shift_ns, tolerance_ns, quiet_ns })]);
+        table.set_gates([(DSCP, TransmissionGate { period_ns, shift_ns, tolerance_ns, quiet_ns })]);
         let begun = clock::now();
         a.post(1, SendOp::Write { remote_addr: to.addr, rkey: b.region.rkey }, from);
         a.step(&mut BTreeMap::new());
@@ -372,16 +375,16 @@ fn a_gate_that_holds_retransmissions_back_uses_up_no_retry() {
 #[test]
 fn a_gate_holds_no_answer_back_to_another_job() {
     let folder = std::env::temp_dir().join(format!("nic-gate-answer-{}", std::process::id()));
-    let table = PaceTable::open(&folder).expect("temporary");
+    let table = RateTable::open(&folder).expect("temporary");
     let (mut a, mut b) = (Host::new("127.9.4.1:0", 0, 1), Host::new("127.9.4.2:0", 0, 11));
     a.connect(&b, Reliability::GoBackN, 26);
     b.connect(&a, Reliability::GoBackN, 27);
-    b.wire.inner_mut().keep_paces(Some(folder.clone()));
+    b.wire.inner_mut().keep_rate_limits(Some(folder.clone()));
     let (from, to) = (a.range(4096), b.range(4096));
     let period_ns = 60_000_000_000;
     let shift_ns = (unix_ns() + 30_000_000_000) % period_ns;
     let (tolerance_ns, quiet_ns) = (3_000_000_000, 20_000_000);
-    table.set_gates([(27, Gate { period_ns, shift_ns, tolerance_ns, quiet_ns })]);
+    table.set_gates([(27, TransmissionGate { period_ns, shift_ns, tolerance_ns, quiet_ns })]);
     a.post(1, SendOp::Write { remote_addr: to.addr, rkey: b.region.rkey }, from);
     run(&mut a, &mut b, 1);
     std::fs::remove_dir_all(folder).expect("it is ours");

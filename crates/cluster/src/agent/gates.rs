@@ -1,4 +1,5 @@
-//! When the exchanges of this machine's jobs may begin: gates of the transport ([`nic::paces`]), as the plan in force says.
+//! When the exchanges of this machine's jobs may begin: transmission gates of the transport
+//! ([`nic::rates`]), as the plan in force says.
 //!
 //! A gate can do harm. A job whose iterations take longer than it said misses each time by a little, and would then wait
 //! for the rest of a period in every iteration. So the agent looks at how long exchanges wait, and drops the gate of a job
@@ -7,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use nic::paces::{Exchanges, Gate, PaceTable, wait_is_too_long};
+use nic::rates::{Exchanges, Punctuality, RateTable, TransmissionGate};
 use parfait::agent::{Phase, Share};
 use parfait::ledger::JobId;
 use parfait::shifts::TOLERANCE_PARTS;
@@ -19,10 +20,7 @@ struct Timed {
     job: JobId,
     name: String,
     phase: Phase,
-    /// What was counted when it was judged last.
-    judged: Exchanges,
-    /// Whether it waited too long then. Twice in a row is not by chance.
-    waits: bool,
+    punctuality: Punctuality,
     /// How long its exchanges waited on average, in nanoseconds, when its gate was dropped.
     dropped: Option<u64>,
 }
@@ -36,9 +34,9 @@ impl Timed {
         }
     }
 
-    fn gate(&self) -> Gate {
+    fn gate(&self) -> TransmissionGate {
         let Phase { period_ns, shift_ns, exchange_ns } = self.phase;
-        Gate {
+        TransmissionGate {
             period_ns,
             shift_ns,
             tolerance_ns: period_ns / TOLERANCE_PARTS,
@@ -50,7 +48,7 @@ impl Timed {
 /// See the module's text. Gates stay in force when it is dropped.
 #[derive(Debug)]
 pub(super) struct Gates {
-    table: Arc<PaceTable>,
+    table: Arc<RateTable>,
     /// By DSCP.
     timed: BTreeMap<u8, Timed>,
     /// The counters have another size and cannot be replaced.
@@ -58,7 +56,7 @@ pub(super) struct Gates {
 }
 
 impl Gates {
-    pub(super) fn new(table: Arc<PaceTable>) -> Gates {
+    pub(super) fn new(table: Arc<RateTable>) -> Gates {
         Gates { table, timed: BTreeMap::new(), is_blind: false }
     }
 
@@ -80,8 +78,7 @@ impl Gates {
                 job,
                 name: name(job),
                 phase,
-                judged: self.table.exchanges(dscp),
-                waits: false,
+                punctuality: Punctuality::since(self.table.exchanges(dscp)),
                 dropped: None,
             };
             timed.insert(dscp, before.unwrap_or_else(new));
@@ -100,7 +97,7 @@ impl Gates {
 
     /// Replaces counters that somebody truncated, and says so.
     fn mend(&mut self) {
-        let mended = self.table.mend();
+        let mended = self.table.repair();
         match &mended {
             Ok(true) => log::line(
                 "paces: 'buckets' had another size, and is replaced: see who is in the folder's group",
@@ -116,16 +113,8 @@ impl Gates {
     fn judge(&mut self, counted: impl Fn(u8) -> Exchanges) {
         let mut is_changed = false;
         for (dscp, timed) in &mut self.timed {
-            let now = counted(*dscp);
-            let Some(recent) = now.since(timed.judged) else {
-                timed.judged = now;
-                continue;
-            };
-            let Some(mean_ns) = recent.mean_wait_ns() else { continue };
-            timed.judged = now;
-            let waited = timed.waits;
-            timed.waits = wait_is_too_long(mean_ns, timed.phase.period_ns);
-            if timed.dropped.is_none() && waited && timed.waits {
+            let late = timed.punctuality.judge(counted(*dscp), timed.phase.period_ns);
+            if let Some(mean_ns) = late.filter(|_| timed.dropped.is_none()) {
                 timed.dropped = Some(mean_ns);
                 is_changed = true;
                 log::line(complaint(timed, mean_ns));
@@ -163,7 +152,7 @@ fn complaint(timed: &Timed, mean_ns: u64) -> String {
 mod tests {
     use std::path::PathBuf;
 
-    use nic::paces::JUDGED_EXCHANGES;
+    use nic::rates::JUDGED_EXCHANGES;
     use parfait::job::Latency;
     use parfait::queues::Dscp;
 
@@ -174,7 +163,7 @@ mod tests {
 
     struct Lab {
         folder: PathBuf,
-        table: Arc<PaceTable>,
+        table: Arc<RateTable>,
         gates: Gates,
         counted: Exchanges,
     }
@@ -182,7 +171,7 @@ mod tests {
     impl Lab {
         fn new(name: &str) -> Lab {
             let folder = std::env::temp_dir().join(format!("gates-{name}-{}", std::process::id()));
-            let table = Arc::new(PaceTable::open(&folder).expect("a temporary folder"));
+            let table = Arc::new(RateTable::open(&folder).expect("a temporary folder"));
             let gates = Gates::new(Arc::clone(&table));
             Lab { folder, table, gates, counted: Exchanges::default() }
         }
@@ -225,7 +214,7 @@ mod tests {
             share(2, 5, 29, None),
             share(3, 6, 28, Some(later)),
         ]);
-        let gate = Gate {
+        let gate = TransmissionGate {
             period_ns: 200_000_000,
             shift_ns: 30_000_000,
             tolerance_ns: 10_000_000,

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use nic::paces::PaceTable;
+use nic::rates::RateTable;
 use parfait::agent::{self as machine, Measure, Reply, Share, Step};
 use parfait::queues::rebinding::renamed;
 use parfait::queues::{Guarantee, Plan, Port, Scheme};
@@ -100,7 +100,7 @@ pub struct Config {
     /// How jobs are given queues.
     pub scheme: Scheme,
     /// What wires of this machine read; times of jobs are not kept without.
-    pub paces: Option<Arc<PaceTable>>,
+    pub paces: Option<Arc<RateTable>>,
     /// What the enforcer is called, for people.
     pub enforcer: String,
 }

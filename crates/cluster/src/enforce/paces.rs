@@ -1,5 +1,5 @@
 //! Paces of what this machine sends, kept by the senders themselves: the table that every wire of the transport reads
-//! ([`nic::paces`]), also where packets pass no queue of the kernel, as over AF_XDP.
+//! ([`nic::rates`]), also where packets pass no queue of the kernel, as over AF_XDP.
 //!
 //! A wire knows the DSCP of a packet and not its port. So a job has one pace for its machine: the sum of its paces at the ports,
 //! or none where one of them lets it send what it can.
@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use nic::paces::{Pace, PaceTable};
+use nic::rates::{RateLimit, RateTable};
 use parfait::ledger::JobId;
 
 use super::{EnforceError, Enforcer, PortPlan, Sent};
@@ -25,13 +25,13 @@ struct Member {
 /// See the module's text. Paces stay in force when it is dropped.
 #[derive(Debug)]
 pub struct Paces {
-    table: Arc<PaceTable>,
+    table: Arc<RateTable>,
     members: BTreeMap<JobId, Member>,
 }
 
 impl Paces {
-    /// Sets the paces of this table, usually that in [`nic::paces::FOLDER`].
-    pub fn new(table: Arc<PaceTable>) -> Paces {
+    /// Sets the paces of this table, usually that in [`nic::rates::FOLDER`].
+    pub fn new(table: Arc<RateTable>) -> Paces {
         Paces { table, members: BTreeMap::new() }
     }
 }
@@ -39,14 +39,14 @@ impl Paces {
 impl Enforcer for Paces {
     /// Never fails: a table can be written once it is open.
     fn apply(&mut self, ports: &[PortPlan]) -> Result<(), EnforceError> {
-        let mut paces: BTreeMap<u8, Option<Pace>> = BTreeMap::new();
+        let mut paces: BTreeMap<u8, Option<RateLimit>> = BTreeMap::new();
         let mut members = BTreeMap::new();
         let all =
             ports.iter().flat_map(|port| port.plan.bindings().iter().map(move |own| (port, own)));
         for (port, binding) in all {
             let (job, dscp) = (binding.guarantee.job, binding.guarantee.dscp.value());
-            let sum = paces.entry(dscp).or_insert(Some(Pace::default()));
-            *sum = sum.zip(binding.pace_bps).map(|(sum, own)| Pace {
+            let sum = paces.entry(dscp).or_insert(Some(RateLimit::default()));
+            *sum = sum.zip(binding.pace_bps).map(|(sum, own)| RateLimit {
                 bps: sum.bps.saturating_add(own),
                 burst_bytes: sum.burst_bytes.saturating_add(binding.guarantee.burst_bytes),
             });
@@ -59,7 +59,7 @@ impl Enforcer for Paces {
             });
         }
         // A pace of 0 would be none.
-        let least = |pace: Pace| Pace { bps: pace.bps.max(1), ..pace };
+        let least = |pace: RateLimit| RateLimit { bps: pace.bps.max(1), ..pace };
         self.table.set(paces.into_iter().filter_map(|(dscp, sum)| Some((dscp, least(sum?)))));
         self.members = members;
         Ok(())
@@ -125,7 +125,7 @@ mod tests {
         }
 
         fn paces(&self) -> Paces {
-            Paces::new(Arc::new(PaceTable::open(&self.0).expect("a temporary folder")))
+            Paces::new(Arc::new(RateTable::open(&self.0).expect("a temporary folder")))
         }
     }
 

@@ -16,7 +16,7 @@ use cluster::local::{self, Membership, Refusal};
 use cluster::words::counted;
 use lab::units;
 use nic::local_files::make_shared_folder;
-use nic::paces::PaceTable;
+use nic::rates::RateTable;
 use parfait::queues::Scheme;
 use serde::Serialize;
 use service::error::Error;
@@ -174,7 +174,7 @@ impl Choice {
     fn open(
         self,
         replace: bool,
-        paces: Option<Arc<PaceTable>>,
+        paces: Option<Arc<RateTable>>,
     ) -> Result<Box<dyn Enforcer>, EnforceError> {
         let others = paces.clone().filter(|_| matches!(self, Choice::Htb | Choice::None));
         let enforcer: Box<dyn Enforcer> = match (self, paces.map(Paces::new)) {
@@ -201,15 +201,15 @@ impl Choice {
     }
 
     /// The table that senders read. A folder that is named, or needed, has to be there; the usual one is kept where it can be.
-    fn table(self, named: Option<&Path>) -> Result<Option<Arc<PaceTable>>, CliError> {
-        let folder = named.unwrap_or(Path::new(nic::paces::FOLDER));
+    fn table(self, named: Option<&Path>) -> Result<Option<Arc<RateTable>>, CliError> {
+        let folder = named.unwrap_or(Path::new(nic::rates::FOLDER));
         let needs_it = self == Choice::Paces;
         if folder.as_os_str().is_empty() {
             let why = "--enforce paces has senders keep paces, and there is no folder to tell them";
             let unusable = || CliError::usage(why).hint("name one by --paces");
             return if needs_it { Err(unusable()) } else { Ok(None) };
         }
-        let error = match PaceTable::open(folder) {
+        let error = match RateTable::open(folder) {
             Ok(table) => return Ok(Some(Arc::new(table))),
             Err(error) => error,
         };
@@ -419,7 +419,7 @@ mod tests {
     fn paces_of_an_agent_before_end_with_another_way_to_enforce() {
         let folder = std::env::temp_dir().join(format!("agent-before-{}", std::process::id()));
         let table = Choice::Paces.table(Some(&folder)).expect("a folder").expect("a table");
-        table.set([(26, nic::paces::Pace::of(7_000_000))]);
+        table.set([(26, nic::rates::RateLimit::of(7_000_000))]);
         Choice::Paces.open(false, Some(Arc::clone(&table))).expect("it needs no privilege");
         assert_eq!(table.bps(26), 7_000_000, "the plan of its state is put into force first");
         Choice::None.open(false, Some(Arc::clone(&table))).expect("it needs no privilege");

@@ -4,7 +4,7 @@ use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use nic::paces::{Pace, PaceTable};
+use nic::rates::{RateLimit, RateTable};
 use serde_json::Value;
 
 use super::{Folder, Ran};
@@ -106,8 +106,8 @@ fn a_phase_in_steps_carries_the_same() {
 fn processes_of_a_paced_job_keep_its_pace_together() {
     let folder = Folder::new("replay-paced");
     let paces = folder.0.join("paces");
-    let table = PaceTable::open(&paces).expect("the folder is ours");
-    table.set([(26, Pace::of(100_000_000))]);
+    let table = RateTable::open(&paces).expect("the folder is ours");
+    table.set([(26, RateLimit::of(100_000_000))]);
     let peers = format!("127.78.5.1:{},127.78.5.2", free_port());
     let rank = |rank: &str| {
         let mut command = folder.command(&[

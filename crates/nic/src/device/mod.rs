@@ -48,8 +48,8 @@ use rustix::net::{SendFlags, sendto};
 use crate::capture::Capture;
 use crate::interfaces;
 use crate::neighbours::Doorbell;
-use crate::paces::{Paces, receive_watched};
 use crate::packet::PacketTap;
+use crate::rates::{RateLimits, receive_watched};
 use crate::udp::receive::Receiver;
 use crate::udp::send::{Route, Sender};
 use crate::udp::socket::Socket;
@@ -152,7 +152,7 @@ pub struct DeviceWire {
     receiver: Receiver,
     counters: UdpCounters,
     capture: Option<Capture>,
-    paces: Paces,
+    limits: RateLimits,
 }
 
 impl DeviceWire {
@@ -180,7 +180,7 @@ impl DeviceWire {
             receiver: Receiver::new(),
             counters: UdpCounters::default(),
             capture: None,
-            paces: Paces::from_environment(),
+            limits: RateLimits::from_environment(),
             config: config.clone(),
         })
     }
@@ -368,14 +368,14 @@ impl DeviceWire {
 impl Wire for DeviceWire {
     fn send(&mut self, now: Time, frames: &[TxFrame<'_>], memory: &dyn Memory) {
         self.locality.refresh(now);
-        self.paces.sent(now, frames);
+        self.limits.sent(now, frames);
         for run in frames.chunk_by(|a, b| a.path.source == b.path.source) {
             self.send_from(run[0].path.source, run, memory);
         }
         self.backlog.next_burst();
     }
 
-    /// As many as the pace of the job allows and fit the buffer of a local process; no limit for other destinations.
+    /// As many as the limits of the job allow and fit the buffer of a local process; no limit for other destinations.
     fn admits(
         &mut self,
         now: Time,
@@ -384,7 +384,7 @@ impl Wire for DeviceWire {
         service: Transport,
         packets: usize,
     ) -> usize {
-        let packets = self.paces.admits(now, path, packets);
+        let packets = self.limits.admits(now, path, packets);
         let DeviceWire { config, ports, locality, backlog, counters, .. } = self;
         let Some(socket) = ports.sending(path.source).filter(|_| packets > 0) else {
             return packets;
@@ -399,16 +399,16 @@ impl Wire for DeviceWire {
     }
 
     fn next_wakeup(&self) -> Option<Time> {
-        self.backlog.next_look().into_iter().chain(self.paces.next_wakeup()).min()
+        self.backlog.next_look().into_iter().chain(self.limits.next_wakeup()).min()
     }
 
     fn receive(&mut self, now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
-        receive_watched(self, now, sink, |wire| &mut wire.paces, DeviceWire::receive_packets)
+        receive_watched(self, now, sink, |wire| &mut wire.limits, DeviceWire::receive_packets)
     }
 
     /// Local processes are recognised as stalled by the occupancy of their buffers.
     fn is_stalled(&mut self, path: &Path, dest: Qpn) -> bool {
-        if self.paces.holds_back(path) {
+        if self.limits.holds_back(path) {
             return true;
         }
         let DeviceWire { config, ports, locality, backlog, .. } = self;

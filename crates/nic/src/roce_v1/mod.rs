@@ -37,7 +37,7 @@ use crate::capture::Capture;
 use crate::clock;
 use crate::interfaces::Interface;
 use crate::link::{self, ETHERNET_BYTES, Hop, Neighbours, NextHop};
-use crate::paces::{Paces, receive_watched};
+use crate::rates::{RateLimits, receive_watched};
 use crate::udp::send::SendDeadline;
 use crate::udp::{SocketWire, socket as options};
 use frames::{Burst, Refused, open};
@@ -167,7 +167,7 @@ pub struct RoceV1Wire {
     gone: Option<String>,
     counters: RoceV1Counters,
     capture: Option<Capture>,
-    paces: Paces,
+    limits: RateLimits,
 }
 
 impl RoceV1Wire {
@@ -205,7 +205,7 @@ impl RoceV1Wire {
             gone: None,
             counters: RoceV1Counters::default(),
             capture: None,
-            paces: Paces::from_environment(),
+            limits: RateLimits::from_environment(),
         })
     }
 
@@ -286,7 +286,7 @@ impl RoceV1Wire {
         }
     }
 
-    /// Receives without telling the paces.
+    /// Receives without telling the rate limits.
     fn receive_packets(&mut self, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
         let RoceV1Wire { socket, local, interface, gone, counters, capture, .. } = self;
         let rx = &mut counters.rx;
@@ -361,7 +361,7 @@ fn prober(local: IpAddr, ifindex: u32) -> io::Result<OwnedFd> {
 
 impl Wire for RoceV1Wire {
     fn send(&mut self, now: Time, frames: &[TxFrame<'_>], memory: &dyn Memory) {
-        self.paces.sent(now, frames);
+        self.limits.sent(now, frames);
         let mut deadline = SendDeadline::new();
         for tx in frames {
             let peer = tx.path.remote.ip();
@@ -385,7 +385,7 @@ impl Wire for RoceV1Wire {
     }
 
     fn receive(&mut self, now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
-        receive_watched(self, now, sink, |wire| &mut wire.paces, RoceV1Wire::receive_packets)
+        receive_watched(self, now, sink, |wire| &mut wire.limits, RoceV1Wire::receive_packets)
     }
 
     /// Receive buffers are not queried: frames that do not fit are lost and retransmitted.
@@ -397,17 +397,17 @@ impl Wire for RoceV1Wire {
         _service: Transport,
         packets: usize,
     ) -> usize {
-        self.paces.admits(now, path, packets)
+        self.limits.admits(now, path, packets)
     }
 
     fn next_wakeup(&self) -> Option<Time> {
-        self.paces.next_wakeup()
+        self.limits.next_wakeup()
     }
 
     /// Peers are on other machines.
     /// By a gate of this side: receive buffers are not queried.
     fn is_stalled(&mut self, path: &Path, _dest: Qpn) -> bool {
-        self.paces.holds_back(path)
+        self.limits.holds_back(path)
     }
 }
 
@@ -472,8 +472,8 @@ impl SocketWire for RoceV1Wire {
 
     fn counts(&self, tell: &mut dyn FnMut(&str, u64)) {
         self.counters.named().into_iter().for_each(|(name, value)| tell(name, value));
-        tell("roce_v1.pace_waits", self.paces.held());
-        tell("roce_v1.gate_waits", self.paces.gate_held());
+        tell("roce_v1.pace_waits", self.limits.shaper().held());
+        tell("roce_v1.gate_waits", self.limits.shaper().gate_held());
     }
 }
 

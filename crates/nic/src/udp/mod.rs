@@ -46,7 +46,7 @@ use send::{Route, Sender};
 use socket::{Plan, Socket};
 
 use crate::capture::Capture;
-use crate::paces::{Paces, receive_watched};
+use crate::rates::{RateLimits, receive_watched};
 
 /// How long one call of `send` waits for room in the socket buffer, in total.
 pub const SEND_WAIT: Duration = Duration::from_millis(2);
@@ -191,7 +191,7 @@ pub struct UdpWire {
     receiver: Receiver,
     counters: UdpCounters,
     capture: Option<Capture>,
-    paces: Paces,
+    limits: RateLimits,
 }
 
 impl UdpWire {
@@ -208,7 +208,7 @@ impl UdpWire {
             receiver: Receiver::new(),
             counters: UdpCounters::default(),
             capture: None,
-            paces: Paces::from_environment(),
+            limits: RateLimits::from_environment(),
         })
     }
 
@@ -217,14 +217,14 @@ impl UdpWire {
         self.capture = capture;
     }
 
-    /// Keeps the paces in this folder from now on, instead of those that the environment names.
-    pub fn keep_paces(&mut self, folder: Option<PathBuf>) {
-        self.paces = Paces::of(folder);
+    /// Keeps the rate limits and gates in this folder from now on, instead of those that the environment names.
+    pub fn keep_rate_limits(&mut self, folder: Option<PathBuf>) {
+        self.limits = RateLimits::of(folder);
     }
 
-    /// The paces that this wire keeps.
-    pub(crate) fn paces(&mut self) -> &mut Paces {
-        &mut self.paces
+    /// The rate limits and gates that this wire keeps.
+    pub(crate) fn limits(&mut self) -> &mut RateLimits {
+        &mut self.limits
     }
 
     /// Sends frames that are accounted for.
@@ -233,7 +233,7 @@ impl UdpWire {
         sender.send(socket, frames, memory, &mut counters.tx, capture.as_mut());
     }
 
-    /// Receives without telling the paces.
+    /// Receives without telling the rate limits.
     pub(crate) fn receive_packets(&mut self, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
         let UdpWire { socket, check, receiver, counters, capture, .. } = self;
         let accepted = receiver.receive(&socket.fd, &mut counters.rx, |run, counters| {
@@ -356,19 +356,19 @@ impl SocketWire for UdpWire {
     fn counts(&self, tell: &mut dyn FnMut(&str, u64)) {
         self.counters.named().for_each(|(name, value)| tell(name, value));
         tell("udp.ip_udp_header_bytes", self.ip_udp_header_bytes());
-        tell("udp.pace_waits", self.paces.held());
-        tell("udp.gate_waits", self.paces.gate_held());
+        tell("udp.pace_waits", self.limits.shaper().held());
+        tell("udp.gate_waits", self.limits.shaper().gate_held());
     }
 }
 
 impl Wire for UdpWire {
     fn send(&mut self, now: Time, frames: &[TxFrame<'_>], memory: &dyn Memory) {
-        self.paces.sent(now, frames);
+        self.limits.sent(now, frames);
         self.send_booked(frames, memory);
     }
 
     fn receive(&mut self, now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
-        receive_watched(self, now, sink, UdpWire::paces, UdpWire::receive_packets)
+        receive_watched(self, now, sink, UdpWire::limits, UdpWire::receive_packets)
     }
 
     /// Receive buffers are not queried: packets that do not fit are lost and retransmitted.
@@ -380,18 +380,18 @@ impl Wire for UdpWire {
         _service: Transport,
         packets: usize,
     ) -> usize {
-        self.paces.admits(now, path, packets)
+        self.limits.admits(now, path, packets)
     }
 
     fn next_wakeup(&self) -> Option<Time> {
-        self.paces.next_wakeup()
+        self.limits.next_wakeup()
     }
 
     /// Not checked: users with a port of their own re-establish lost connections themselves (streams
     /// do).
     /// By a gate of this side: receive buffers are not queried.
     fn is_stalled(&mut self, path: &Path, _dest: Qpn) -> bool {
-        self.paces.holds_back(path)
+        self.limits.holds_back(path)
     }
 }
 

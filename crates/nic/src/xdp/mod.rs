@@ -35,7 +35,7 @@ use roce::{Duration, Time};
 
 use crate::interfaces::Interface;
 use crate::link::{self, ETHERNET_BYTES, Hop, Neighbours};
-use crate::paces::receive_watched;
+use crate::rates::receive_watched;
 use crate::udp::staging::Staging;
 use crate::udp::{SocketWire, UdpConfig, UdpError, UdpWire};
 use ethernet::{build, open};
@@ -254,7 +254,7 @@ impl XdpWire {
         true
     }
 
-    /// Receives without telling the paces.
+    /// Receives without telling the rate limits.
     fn receive_packets(&mut self, now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
         // Nothing else sends them if no packet follows.
         if self.retry_at.is_some_and(|at| now >= at) {
@@ -290,7 +290,7 @@ impl XdpWire {
 
 impl Wire for XdpWire {
     fn send(&mut self, now: Time, frames: &[TxFrame<'_>], memory: &dyn Memory) {
-        self.udp.paces().sent(now, frames);
+        self.udp.limits().sent(now, frames);
         // Frames in front of this one are queued, or handed to the UDP wire.
         let mut first = 0;
         for (at, frame) in frames.iter().enumerate() {
@@ -311,7 +311,7 @@ impl Wire for XdpWire {
         let receive = |wire: &mut XdpWire, sink: &mut dyn FnMut(&RxFrame<'_>)| {
             wire.receive_packets(now, sink)
         };
-        receive_watched(self, now, sink, |wire| wire.udp.paces(), receive)
+        receive_watched(self, now, sink, |wire| wire.udp.limits(), receive)
     }
 
     fn admits(
