@@ -57,8 +57,8 @@ const FLOORS: &[(&str, &str)] = &[
          memory: chance
          packet: faults
          pressure: chance faults
-         paces: link
-         port: faults packet paces pressure
+         rates
+         port: faults packet pressure rates
          fabric: *
          chaos: buffer chance credits fabric faults graph link memory pressure topology
          streams: buffer fabric faults graph link memory queues

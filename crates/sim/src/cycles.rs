@@ -187,6 +187,7 @@ impl Run<'_> {
 #[cfg(test)]
 mod tests {
     use roce::congestion::CongestionControl;
+    use roce::shaping::{Exchanges, TransmissionGate};
     use roce::verbs::{Mtu, Reliability};
 
     use super::*;
@@ -203,6 +204,11 @@ mod tests {
 
     /// Two jobs into one host, each 8 MB in 24 ms, which is 6.7 ms alone at 10 Gbit/s.
     fn iterations(shifts: Option<[u64; 2]>) -> Vec<Vec<Duration>> {
+        let mut tenants = network();
+        iterations_on(&mut tenants, shifts)
+    }
+
+    fn network() -> Tenants {
         let link = LinkConfig::new(10_000_000_000, Duration::from_micros(1));
         let transport = Transport {
             mtu: Mtu::M4096,
@@ -210,8 +216,10 @@ mod tests {
             reliability: Reliability::Selective,
             congestion: CongestionControl::Off,
         };
-        let mut tenants =
-            Tenants::new(&FabricConfig::new(Graph::star(3, link, link), 1), transport);
+        Tenants::new(&FabricConfig::new(Graph::star(3, link, link), 1), transport)
+    }
+
+    fn iterations_on(tenants: &mut Tenants, shifts: Option<[u64; 2]>) -> Vec<Vec<Duration>> {
         let programs = [1, 2].map(|from| {
             let line = tenants.connect(Pair { from, to: 0, dscp: 8 }).unwrap();
             let shift = shifts.map(|shifts| ms(shifts[from as usize - 1]));
@@ -219,7 +227,7 @@ mod tests {
             let phases = alloc::vec![Vec::new(), alloc::vec![Send { line, bytes: 8_000_000 }]];
             Program { phases, compute: ms(17), start: Time::ZERO, grid }
         });
-        run(&mut tenants, programs.into(), Time::from_nanos(480 * MS)).unwrap()
+        run(tenants, programs.into(), Time::from_nanos(480 * MS)).unwrap()
     }
 
     #[test]
@@ -239,6 +247,36 @@ mod tests {
             assert!(own.len() >= 18, "{own:?}");
             assert!(own[1..].iter().all(|span| (ms(23)..ms(25)).contains(span)), "{own:?}");
         }
+    }
+
+    /// As above, but the jobs know nothing of their times: their hosts hold the exchanges back.
+    #[test]
+    fn jobs_behind_transmission_gates_do_not_meet() {
+        let mut tenants = network();
+        for (host, shift) in [(1, 0), (2, 12)] {
+            let gate = TransmissionGate {
+                period_ns: 24 * MS,
+                shift_ns: shift * MS,
+                tolerance_ns: MS,
+                quiet_ns: 8 * MS,
+            };
+            tenants.fabric().set_gate(host, 8, Some(gate));
+        }
+        let spans = iterations_on(&mut tenants, None);
+        let timed = iterations(Some([0, 12]));
+        for (host, (own, timed)) in (1..).zip(spans.iter().zip(&timed)) {
+            assert!(own.len() >= 18, "{own:?}");
+            assert!(own[1..].iter().all(|span| (ms(23)..ms(25)).contains(span)), "{own:?}");
+            assert!(
+                own.len().abs_diff(timed.len()) <= 1,
+                "as jobs that keep their times themselves"
+            );
+            let Exchanges { begun, waited_ns, .. } = tenants.fabric().exchanges(host, 8);
+            assert!(begun.abs_diff(own.len() as u64) <= 1, "{begun} exchanges");
+            // Each is ready after 23.7 ms of a period of 24.
+            assert!((MS..begun * MS + 12 * MS).contains(&waited_ns), "{waited_ns} ns");
+        }
+        assert_eq!(tenants.fabric().exchanges(0, 8), Exchanges::default(), "it has no gate");
     }
 
     #[test]

@@ -46,7 +46,7 @@ use crate::packet::{Addressing, GROUP, Marks};
 pub use crate::packet::{Direction, Packet, Sighting, Stamps};
 use crate::paths::{Paths, Spread};
 use crate::port::{Body, NEVER, Port, Room};
-use crate::pressure::{Gate, Pressure};
+use crate::pressure::{BackPressure, Pressure};
 pub use air::MAX_DELAY_NS;
 use air::{Flow, Pool};
 use failures::Failures;
@@ -499,9 +499,9 @@ impl<M: NodeMemory> Fabric<M> {
     /// Makes every destination exert back-pressure on every node, or none.
     pub fn set_pressure(&mut self, pressure: Option<Pressure>) {
         for (index, node) in (0..).zip(&mut self.nodes) {
-            let gate = pressure.map(|pressure| Gate::new(pressure, index));
-            if gate.is_some() || node.port.brakes.is_some() {
-                node.port.brakes.get_or_insert_default().gate = gate;
+            let pressure = pressure.map(|pressure| BackPressure::new(pressure, index));
+            if pressure.is_some() || node.port.brakes.is_some() {
+                node.port.brakes.get_or_insert_default().pressure = pressure;
             }
         }
     }
@@ -744,9 +744,9 @@ impl<M: NodeMemory> Fabric<M> {
             is_busy |= !progress.is_idle();
             // Fewer packets than a burst: nothing more can be sent now.
             let is_done = port.inbox.is_empty() && progress.sent < BURST_PACKETS;
-            let gate = port.brakes.as_mut().and_then(|brakes| brakes.gate.as_mut());
-            if let Some(gate) = gate.filter(|_| is_done) {
-                gate.judge(endpoint, self.now, &mut port.effects);
+            let pressure = port.brakes.as_mut().and_then(|brakes| brakes.pressure.as_mut());
+            if let Some(pressure) = pressure.filter(|_| is_done) {
+                pressure.judge(endpoint, self.now, &mut port.effects);
             }
             if !self.holds {
                 self.release(node, |_, _| {});

@@ -15,6 +15,7 @@
 //! | [`credits`] | the other way to lose nothing: InfiniBand's credits |
 //! | [`link`] | one direction of a cable: rate, delay, queues, marking, statistics |
 //! | [`queues`] | queues of a port by DSCP, with weights |
+//! | [`rates`] | rate limits and transmission gates of hosts |
 //! | [`memory`] | a node's memory: real bytes with every access checked, or phantom bytes |
 //! | [`faults`] | the faults of the network, their rates, and whether they made a difference |
 //! | [`chaos`] | random programs under faults, then healing; every completion and byte checked |
@@ -50,12 +51,12 @@ pub mod incast;
 pub mod link;
 pub mod memory;
 pub mod neighbour;
-mod paces;
 mod packet;
 mod paths;
 mod port;
 pub mod pressure;
 pub mod queues;
+pub mod rates;
 mod streams;
 pub mod tenants;
 pub mod topology;

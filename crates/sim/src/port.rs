@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 use core::net::IpAddr;
 
 use roce::Time;
+use roce::shaping::Arrivals;
 use roce::verbs::{Qpn, Transport};
 use roce::wire::icrc;
 use roce::wire::telemetry::Report;
@@ -13,9 +14,9 @@ use roce::wire::{Headers, ICRC_BYTES};
 use roce::world::{Memory, MemoryKind, Origin, Path, RxFrame, Telemetry, TxFrame, Wire};
 
 use crate::faults::{Fault, FaultCounts};
-use crate::paces::Paces;
 use crate::packet::{Addressing, Direction, Marks, Packet, Sighting, Stamps};
-use crate::pressure::Gate;
+use crate::pressure::BackPressure;
+use crate::rates::HostLimits;
 
 /// Payload of phantom packets.
 pub(crate) static ZEROS: [u8; 8192] = [0; 8192];
@@ -87,9 +88,9 @@ impl Room {
 #[derive(Debug, Default)]
 pub(crate) struct Brakes {
     /// Back-pressure, if its destinations exert any.
-    pub(crate) gate: Option<Gate>,
-    /// Paces by DSCP.
-    pub(crate) paces: Paces,
+    pub(crate) pressure: Option<BackPressure>,
+    /// Rate limits and gates by DSCP, if there are any.
+    pub(crate) limits: Option<Box<HostLimits>>,
 }
 
 /// When a wire that refused a packet admits one, as far as it knows: its node is told.
@@ -292,10 +293,21 @@ impl Port {
         }
     }
 
-    fn lapse(&mut self) {
+    fn receive_packets(&mut self, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+        let count = self.batch.min(self.inbox.len());
+        for _ in 0..count {
+            if let Some(packet) = self.inbox.pop_front() {
+                self.accept(&packet, sink);
+                self.recycle(packet.bytes);
+            }
+        }
+        count
+    }
+
+    fn lapse(&mut self, now: Time) {
         if let Some(brakes) = &mut self.brakes {
-            brakes.paces.lapse();
-            brakes.gate.iter_mut().for_each(Gate::lapse);
+            brakes.limits.iter_mut().for_each(|limits| limits.shaper.lapse(now));
+            brakes.pressure.iter_mut().for_each(BackPressure::lapse);
         }
         if let Some(room) = &mut self.room {
             room.lapse();
@@ -304,12 +316,18 @@ impl Port {
 }
 
 impl Wire for Port {
-    fn send(&mut self, _now: Time, frames: &[TxFrame<'_>], memory: &dyn Memory) {
+    fn send(&mut self, now: Time, frames: &[TxFrame<'_>], memory: &dyn Memory) {
+        if let Some(limits) = self.brakes.as_mut().and_then(|brakes| brakes.limits.as_mut()) {
+            let HostLimits { table, shaper } = &mut **limits;
+            let bytes_of = |frame: &TxFrame<'_>| {
+                self.addressing.frame_bytes(frame.udp_payload_len() as u32).into()
+            };
+            shaper.sent(table, now, frames.iter().map(|frame| (frame.path.dscp, bytes_of(frame))));
+        }
         for frame in frames {
-            if let Some(brakes) = &mut self.brakes {
-                let bytes = self.addressing.frame_bytes(frame.udp_payload_len() as u32);
-                brakes.paces.sends(frame.path.dscp, bytes);
-                brakes.gate.iter_mut().for_each(|gate| gate.sends(frame.path.remote.ip()));
+            if let Some(pressure) = self.brakes.as_mut().and_then(|brakes| brakes.pressure.as_mut())
+            {
+                pressure.sends(frame.path.remote.ip());
             }
             if let Some(room) = &mut self.room {
                 room.sends();
@@ -321,17 +339,22 @@ impl Wire for Port {
             }
             self.outbox.push(packet);
         }
-        self.lapse();
+        self.lapse(now);
     }
 
-    fn receive(&mut self, _now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
-        self.lapse();
-        let count = self.batch.min(self.inbox.len());
-        for _ in 0..count {
-            if let Some(packet) = self.inbox.pop_front() {
-                self.accept(&packet, sink);
-                self.recycle(packet.bytes);
-            }
+    fn receive(&mut self, now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
+        self.lapse(now);
+        let limits = self.brakes.as_ref().and_then(|brakes| brakes.limits.as_ref());
+        if !limits.is_some_and(|limits| limits.watches()) {
+            return self.receive_packets(sink);
+        }
+        let mut arrivals = Arrivals::default();
+        let count = self.receive_packets(&mut |frame| {
+            arrivals.note(frame.origin.dscp, frame.origin.source.ip());
+            sink(frame);
+        });
+        if let Some(limits) = self.brakes.as_mut().and_then(|brakes| brakes.limits.as_mut()) {
+            limits.received(now, &arrivals);
         }
         count
     }
@@ -347,15 +370,22 @@ impl Wire for Port {
         let Some(brakes) = &mut self.brakes else {
             return self.room.as_mut().map_or(packets, |room| room.admits(packets));
         };
-        // Paces first: what they refuse takes no room from others.
-        let packets = brakes.paces.admits(now, path.dscp, packets);
+        let ip = path.remote.ip();
+        // Rate limits and gates first: what they refuse takes no room from others.
+        let packets = match &mut brakes.limits {
+            Some(limits) => {
+                let HostLimits { table, shaper } = &mut **limits;
+                shaper.admits(table, now, (path.dscp, ip), packets)
+            }
+            None => packets,
+        };
         let packets = match &mut self.room {
             Some(room) if packets > 0 => room.admits(packets),
             _ => packets,
         };
-        let (ip, counts) = (path.remote.ip(), &mut self.effects);
-        match &mut brakes.gate {
-            Some(gate) if packets > 0 => gate.admits(now, ip, packets, counts),
+        let counts = &mut self.effects;
+        match &mut brakes.pressure {
+            Some(pressure) if packets > 0 => pressure.admits(now, ip, packets, counts),
             _ => packets,
         }
     }
@@ -366,12 +396,16 @@ impl Wire for Port {
         let Some(brakes) = &self.brakes else {
             return room;
         };
-        let gate = brakes.gate.as_ref().and_then(|gate| gate.next_wakeup(self.now));
-        let pace = brakes.paces.next_wakeup(self.now);
-        [gate.or(room), pace].into_iter().flatten().min()
+        let pressure = brakes.pressure.as_ref().and_then(|own| own.next_wakeup(self.now));
+        let limits = brakes.limits.as_ref().and_then(|limits| limits.shaper.next_wakeup());
+        [pressure.or(room), limits].into_iter().flatten().min()
     }
 
+    /// Its node leaves packets unread, or the gate of this side holds them back.
     fn is_stalled(&mut self, path: &Path, _dest: Qpn) -> bool {
-        self.stalled == Some(path.remote.ip())
+        let (now, flow) = (self.now, (path.dscp, path.remote.ip()));
+        let limits = self.brakes.as_ref().and_then(|brakes| brakes.limits.as_ref());
+        let is_held = limits.is_some_and(|own| own.shaper.holds_back(&own.table, now, flow));
+        is_held || self.stalled == Some(path.remote.ip())
     }
 }

@@ -29,7 +29,7 @@ pub struct Pressure {
 
 /// The back-pressure that one node's wire exerts.
 #[derive(Debug)]
-pub(crate) struct Gate {
+pub(crate) struct BackPressure {
     pressure: Pressure,
     chance: Chance,
     destinations: Vec<Destination>,
@@ -51,10 +51,10 @@ struct Destination {
     is_felt: bool,
 }
 
-impl Gate {
-    pub(crate) fn new(pressure: Pressure, node: u32) -> Gate {
+impl BackPressure {
+    pub(crate) fn new(pressure: Pressure, node: u32) -> BackPressure {
         let chance = Chance::new(pressure.seed ^ u64::from(node));
-        Gate { pressure, chance, destinations: Vec::new(), unadmitted: 0, neglected: 0 }
+        BackPressure { pressure, chance, destinations: Vec::new(), unadmitted: 0, neglected: 0 }
     }
 
     fn find(&mut self, ip: IpAddr) -> usize {
@@ -76,7 +76,7 @@ impl Gate {
         counts: &mut FaultCounts,
     ) -> usize {
         let place = self.find(ip);
-        let Gate { pressure, chance, destinations, .. } = self;
+        let BackPressure { pressure, chance, destinations, .. } = self;
         let dest = &mut destinations[place];
         if dest.refuses_until > now {
             return 0;

@@ -4,6 +4,7 @@
 //! then sends what its burst has, at its rate. With shifts, its exchange begins at its times only, as an agent enforces them.
 
 use parfait::shifts::{Burst, Shifts, TOLERANCE_PARTS};
+use roce::shaping::Limiter;
 use roce::{Duration, Time};
 use sim::buffer::BufferConfig;
 use sim::cycles::{self, Grid, Program, Send};
@@ -73,7 +74,11 @@ fn run(
         let line = tenants.connect(Pair { from: place, to, dscp: DSCP })?;
         if turn.burst.bps < capacity_bps {
             let burst = 4 * u64::from(frame_bytes(WINDOWS.mtu));
-            tenants.fabric().set_pace(place, DSCP, Some((turn.burst.bps, burst)));
+            tenants.fabric().set_rate_limit(
+                place,
+                DSCP,
+                Some(Limiter::exact(turn.burst.bps, burst)),
+            );
         }
         programs.push(program(turn, line, capacity_bps, shifts));
     }

@@ -35,6 +35,7 @@ use parfait::outage::Outage;
 use parfait::queues::Scheme;
 use parfait::spread::DirectedLink;
 use roce::congestion::CongestionControl;
+use roce::shaping::Limiter;
 use roce::verbs::{Mtu, Reliability};
 use roce::{Duration, Time};
 use sim::StreamError;
@@ -434,7 +435,8 @@ impl Site<'_> {
         for own in plan.bindings() {
             if let Some(bps) = own.pace_bps {
                 let burst = 4 * u64::from(frame_bytes(self.options.transport.mtu));
-                tenants.fabric().set_pace(node, own.guarantee.dscp.value(), Some((bps, burst)));
+                let limiter = Limiter::exact(bps, burst);
+                tenants.fabric().set_rate_limit(node, own.guarantee.dscp.value(), Some(limiter));
             }
         }
     }

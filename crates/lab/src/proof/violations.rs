@@ -8,6 +8,7 @@ use parfait::job::Latency;
 use parfait::queues::{Dscp, Guarantee, Plan, Scheme};
 use rand_pcg::Pcg32;
 use rand_pcg::rand_core::Rng;
+use roce::shaping::Limiter;
 use roce::verbs::Mtu;
 use roce::{Duration, Time};
 use sim::buffer::BufferConfig;
@@ -205,8 +206,8 @@ impl Run {
         let burst = PACE_FRAMES * u64::from(frame_bytes(self.transport.mtu));
         for tenant in &self.all {
             let own = self.plan.binding(tenant.guarantee.job);
-            let pace = own.and_then(|own| own.pace_bps).map(|bps| (bps, burst));
-            fabric.set_pace(tenant.node, tenant.guarantee.dscp.value(), pace);
+            let pace = own.and_then(|own| own.pace_bps).map(|bps| Limiter::exact(bps, burst));
+            fabric.set_rate_limit(tenant.node, tenant.guarantee.dscp.value(), pace);
         }
     }
 

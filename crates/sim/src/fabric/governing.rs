@@ -1,9 +1,13 @@
-//! What an agent enforces: queues of ports by DSCP, and paces of hosts.
+//! What an agent enforces: queues of ports by DSCP, rate limits and transmission
+//! gates of hosts.
+
+use roce::shaping::{Exchanges, Limiter, TransmissionGate};
 
 use super::Fabric;
 use crate::link::{Link, Vertex};
 use crate::memory::NodeMemory;
 use crate::queues::Queues;
+use crate::rates::CellTable;
 
 impl<M: NodeMemory> Fabric<M> {
     /// Gives the ports by which packets leave `from` for `to` queues by DSCP, from now on; what waits stays where it is. Marking
@@ -16,13 +20,29 @@ impl<M: NodeMemory> Fabric<M> {
         links.filter_map(|link| link.set_queues(*queues).then_some(())).count()
     }
 
-    /// Paces what a node sends with this DSCP to so many bits per second on the wire, with so many bytes at once; `None` for no
-    /// pace any more.
-    pub fn set_pace(&mut self, node: u32, dscp: u8, pace: Option<(u64, u64)>) {
+    /// Limits what a node sends with this DSCP, or no longer.
+    pub fn set_rate_limit(&mut self, node: u32, dscp: u8, limiter: Option<Limiter>) {
+        self.set_limits(node, |table| table.set_limiter(dscp, limiter));
+    }
+
+    /// Gives what a node sends with this DSCP a gate, or takes it away.
+    pub fn set_gate(&mut self, node: u32, dscp: u8, gate: Option<TransmissionGate>) {
+        self.set_limits(node, |table| table.set_gate(dscp, gate));
+    }
+
+    /// How exchanges of a node with this DSCP have begun since it has had a gate.
+    pub fn exchanges(&self, node: u32, dscp: u8) -> Exchanges {
+        let brakes = self.nodes[node as usize].port.brakes.as_ref();
+        let limits = brakes.and_then(|brakes| brakes.limits.as_ref());
+        limits.map_or_else(Exchanges::default, |limits| limits.table.counted(dscp))
+    }
+
+    fn set_limits(&mut self, node: u32, set: impl FnOnce(&mut CellTable)) {
         let now = self.now;
         let entry = self.node_mut(node);
-        entry.port.brakes.get_or_insert_default().paces.set(now, dscp, pace);
-        // Whoever waits for the old pace queries the new one.
+        let brakes = entry.port.brakes.get_or_insert_default();
+        set(&mut brakes.limits.get_or_insert_default().table);
+        // Whoever waits for what was set before queries what is set now.
         entry.endpoint.readmit(now);
     }
 }

@@ -15,7 +15,7 @@ use super::neighbours::{Board, Mailbox};
 use crate::memory::NodeMemory;
 use crate::packet::Packet;
 use crate::port::Port;
-use crate::pressure::Gate;
+use crate::pressure::BackPressure;
 
 /// One machine.
 #[derive(Debug)]
@@ -134,18 +134,18 @@ impl<M: NodeMemory> Node<M> {
         self.port.refused_intact
     }
 
-    fn gate(&self) -> Option<&Gate> {
-        self.port.brakes.as_ref()?.gate.as_ref()
+    fn pressure(&self) -> Option<&BackPressure> {
+        self.port.brakes.as_ref()?.pressure.as_ref()
     }
 
     /// Packets sent although their destination had not admitted them: always a bug.
     pub fn unadmitted(&self) -> u64 {
-        self.gate().map_or(0, |gate| gate.unadmitted)
+        self.pressure().map_or(0, |pressure| pressure.unadmitted)
     }
 
     /// How often it came to rest with packets for a destination that did not refuse them: always a bug.
     pub fn neglected(&self) -> u64 {
-        self.gate().map_or(0, |gate| gate.neglected)
+        self.pressure().map_or(0, |pressure| pressure.neglected)
     }
 
     /// Damaged packets accepted because the ICRC does not cover the damage.

@@ -4,6 +4,7 @@ use alloc::vec::Vec;
 
 use roce::Duration;
 use roce::endpoint::EndpointConfig;
+use roce::shaping::Limiter;
 
 use super::{Stream, run_until};
 use crate::buffer::BufferConfig;
@@ -80,13 +81,13 @@ fn a_pace_of_a_host_holds_for_all_its_queue_pairs_of_a_dscp() {
     let mut fabric = fabric();
     let mut streams = open(&mut fabric);
     streams.extend(open(&mut fabric));
-    fabric.set_pace(0, 8, Some((2_000_000_000, 16_000)));
+    fabric.set_rate_limit(0, 8, Some(Limiter::exact(2_000_000_000, 16_000)));
     rates(&mut fabric, &mut streams);
     let got = rates(&mut fabric, &mut streams);
     let paced = got[0] + got[2];
     assert!((1_800_000_000..=2_000_000_000).contains(&paced), "{got:?}");
     assert!(got[1] + got[3] > 7_000_000_000, "the others use the rest: {got:?}");
-    fabric.set_pace(0, 8, None);
+    fabric.set_rate_limit(0, 8, None);
     rates(&mut fabric, &mut streams);
     let got = rates(&mut fabric, &mut streams);
     assert!(got[0] + got[2] > 4_000_000_000, "{got:?}");

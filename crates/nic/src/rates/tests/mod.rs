@@ -1,5 +1,6 @@
 //! Tests of rate limits and gates over the shared files, with several processes in one.
 
+mod agreement;
 mod files;
 mod gates;
 mod limits;
