@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Draws the table of admitted jobs in docs/parfait.md as a picture: at 90 % load, for each topology and way, mean and interval.
+"""Draws the table of admitted jobs in docs/parfait-placement.md as a picture: at 90 % load, for each topology and way, mean and interval.
 
-    python3 interop/acceptance_picture.py [docs/parfait.md] [-o docs/pictures/acceptance.svg]
+    python3 interop/acceptance_picture.py [docs/parfait-placement.md] [-o docs/pictures/acceptance.svg]
 
 The table is what `cargo run --release -p parfait --example acceptance` prints.
 """
@@ -69,7 +69,7 @@ def picture(found):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("page", nargs="?", default=ROOT / "docs" / "parfait.md", type=pathlib.Path)
+    parser.add_argument("page", nargs="?", default=ROOT / "docs" / "parfait-placement.md", type=pathlib.Path)
     parser.add_argument("-o", "--output", default=ROOT / "docs" / "pictures" / "acceptance.svg", type=pathlib.Path)
     options = parser.parse_args()
     found = rows(options.page.read_text())

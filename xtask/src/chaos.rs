@@ -16,7 +16,7 @@ pub(crate) const COMMAND: Command = Command {
 Usage: cargo xtask chaos [--seeds FIRST..END]
 
 Runs the transport in virtual time through these seeds: random programs, random faults, every completion and byte
-checked. Does the same with brains and agents (docs/parfait.md). Then plants known bugs one at a time and counts the
+checked. Does the same with brains and agents (docs/parfait-brain.md). Then plants known bugs one at a time and counts the
 seeds until each is found. docs/simulation.md says what is checked. A seed that fails is printed with the command that replays it.
 
 Options:

@@ -1,4 +1,4 @@
-//! How often a guarantee is violated, by scheme and number of queues: the table of docs/parfait.md. What a run did besides
+//! How often a guarantee is violated, by scheme and number of queues: the table of docs/parfait-queues.md. What a run did besides
 //! goes to stderr.
 //!
 //! `cargo run --release -p parfait --example queue_violations [SEEDS [WINDOWS [UNITS]]]`

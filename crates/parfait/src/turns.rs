@@ -35,7 +35,7 @@ use crate::shifts::{self, Burst, LeftAlone, Limits, MAX_PERIOD_NS, Part, Shared,
 /// early misses its time in the end.
 const SLACK_PARTS: u64 = 50;
 
-/// What the brain may spend on shifts while it decides on nothing else: about 50 ms (docs/parfait.md, "Time").
+/// What the brain may spend on shifts while it decides on nothing else: about 50 ms (docs/parfait-turns.md).
 pub const LIMITS: Limits = Limits {
     jobs: 32,
     links: 64,

@@ -1,4 +1,4 @@
-//! The table of gains in `docs/parfait.md`, computed anew.
+//! The table of gains in `docs/parfait-demands.md`, computed anew.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -56,8 +56,8 @@ fn table() -> String {
 
 #[test]
 fn the_documented_gains_are_those_computed() {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/parfait.md");
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/parfait-demands.md");
     let page = std::fs::read_to_string(page).expect("the page");
     let table = table();
-    assert!(page.contains(&table), "docs/parfait.md needs this table:\n{table}");
+    assert!(page.contains(&table), "docs/parfait-demands.md needs this table:\n{table}");
 }

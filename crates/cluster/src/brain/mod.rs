@@ -75,7 +75,7 @@ const STORAGE_TIMEOUT: Duration = Duration::from_secs(3);
 /// Bytes of the log after which a snapshot is made.
 const SNAPSHOT_BYTES: u64 = 1 << 20;
 
-/// Iterations of the search for a placement: what the tables of docs/parfait.md were measured with.
+/// Iterations of the search for a placement: what the tables of docs/parfait-placement.md were measured with.
 pub const ITERATIONS: u32 = 600;
 
 /// How often an idle connection is probed.

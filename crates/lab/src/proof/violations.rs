@@ -2,7 +2,7 @@
 //!
 //! Each tenant is a host of its own behind a lossless switch, and all send to one receiver, whose port has the queues. Flows
 //! are connections of the real transport. Tenants are backlogged, or alternate between backlogged and silent; a window counts
-//! for a tenant as far as it has something to send. `docs/parfait.md` has the same for a model of a port, packet by packet.
+//! for a tenant as far as it has something to send. `docs/parfait-queues.md` has the same for a model of a port, packet by packet.
 
 use parfait::job::Latency;
 use parfait::queues::{Dscp, Guarantee, Plan, Scheme};

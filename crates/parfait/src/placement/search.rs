@@ -32,7 +32,7 @@ use crate::runs::Run;
 /// Most moves of a decision.
 pub const MOVES: usize = 8;
 
-/// Most effort of a search, in runs whose cost is computed. So many take about 0.1 s on one core (docs/parfait.md); a search
+/// Most effort of a search, in runs whose cost is computed. So many take about 0.1 s on one core (docs/parfait-brain.md); a search
 /// that has found nothing yet may take twice as much.
 pub const MOST_EFFORT: u64 = 1 << 20;
 
