@@ -33,6 +33,7 @@ mod tokenize_ids;
 mod tokenize_inputs;
 mod tokenize_resume;
 mod top;
+mod tutorials;
 mod verbs_kit;
 mod wild;
 
