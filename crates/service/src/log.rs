@@ -71,8 +71,9 @@ fn write(limit: &Mutex<RateLimit>, text: impl Display) {
     let Some(Missed { repeated, suppressed }) = admitted else {
         return SUPPRESSED.count();
     };
-    let mut out = std::io::stderr().lock();
-    // A daemon continues when nobody reads its standard error.
+    // All of it in one call: daemons that share a terminal or a file would otherwise write into each
+    // other's lines.
+    let mut out = Vec::new();
     if repeated > 0 {
         let _ = writeln!(out, "dquant: the {what} before was repeated {repeated} times");
     }
@@ -80,6 +81,8 @@ fn write(limit: &Mutex<RateLimit>, text: impl Display) {
         let _ = writeln!(out, "dquant: {suppressed} more {what}s were suppressed");
     }
     let _ = writeln!(out, "dquant: {text}");
+    // A daemon continues when nobody reads its standard error.
+    let _ = std::io::stderr().write_all(&out);
 }
 
 /// A single line, whatever text of a peer it contains.
