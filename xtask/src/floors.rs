@@ -242,7 +242,6 @@ const FLOORS: &[(&str, &str)] = &[
          neighbours: clock fault interfaces movable peer pool udp
          device: capture clock interfaces neighbours netlink rates packet ready skip udp waiter
          doctor: device interfaces neighbours packet udp
-         registrations: clock mappings pool seeds skip userfault
          loaded: abi clock
          umad",
     ),
@@ -261,8 +260,12 @@ const FLOORS: &[(&str, &str)] = &[
     ),
     (
         "crates/adapter/src",
-        "software
+        "seeds
+         skip
+         registrations: seeds skip
+         software
          owned: software
+         connect: owned software
          shared: software",
     ),
     (

@@ -12,12 +12,12 @@ use std::path::Path as FilePath;
 use std::sync::Arc;
 
 use adapter::owned::{Adapter, Loaded};
+use adapter::registrations::watch::Watch;
+use adapter::registrations::{Limits, Reach, Registrar, Use, Way};
 use arrayvec::ArrayVec;
 use nic::clock;
 use nic::loaded::{Library, LoadedDevice};
 use nic::pool::Pool;
-use nic::registrations::watch::Watch;
-use nic::registrations::{Limits, Reach, Registrar, Use, Way};
 use roce::device::{self, Device};
 use roce::endpoint::{Connect, QpConfig};
 use roce::verbs::{Access, Completion, CqId, PdId, Qpn, SendOp, SendWr, SgList, Sge, WcStatus};

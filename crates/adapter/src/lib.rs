@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`software`] | our endpoint with the path through shared memory to local peers |
 //! | [`owned`] | the face for one thread that drives a device for many clients: target, DPU, benchmarks |
+//! | [`registrations`] | buffers of a program: a registration cache, bounce blocks |
 //! | [`connect`] | queue pairs: described, exchanged, connected |
 //! | [`shared`] | the face for a program whose threads share a device behind a lock: `libibverbs` |
 //!
@@ -12,5 +13,13 @@
 
 pub mod connect;
 pub mod owned;
+pub mod registrations;
 pub mod shared;
 pub mod software;
+
+#[cfg(test)]
+#[path = "../../../testing/seeds.rs"]
+mod seeds;
+#[cfg(test)]
+#[path = "../../../testing/skip.rs"]
+mod skip;

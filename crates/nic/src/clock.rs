@@ -72,7 +72,7 @@ pub fn resident_bytes() -> Option<u64> {
 }
 
 /// Size of a base page in bytes.
-pub(crate) fn page_bytes() -> u64 {
+pub fn page_bytes() -> u64 {
     // SAFETY: sysconf takes no pointers.
     let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     u64::try_from(bytes).unwrap_or(4096)

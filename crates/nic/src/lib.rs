@@ -22,8 +22,7 @@
 //! | [`private`] | the user's private directory |
 //! | [`pool`] | registered memory: one pre-faulted region |
 //! | [`movable`] | memory of the program, moved to where neighbours can map it |
-//! | [`mappings`] | what this process has mapped |
-//! | [`registrations`] | buffers of the program: a registration cache, bounce blocks |
+//! | [`mappings`], [`userfault`] | what this process has mapped; who learns of faults in it |
 //! | [`waiter`], [`clock`] | sleeping and waking; time, CPU time, resident memory |
 //!
 //! Protocol decisions do not belong here: they are in `roce`, which sees the machine only through the
@@ -52,19 +51,15 @@ pub mod pool;
 pub mod private;
 pub mod rates;
 pub mod ready;
-pub mod registrations;
 pub mod roce_v1;
 mod sockaddr;
 pub mod udp;
 pub mod umad;
-mod userfault;
+pub mod userfault;
 pub mod waiter;
 #[cfg(feature = "xdp")]
 pub mod xdp;
 
-#[cfg(test)]
-#[path = "../../../testing/seeds.rs"]
-mod seeds;
 #[cfg(test)]
 #[path = "../../../testing/skip.rs"]
 mod skip;

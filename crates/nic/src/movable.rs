@@ -16,7 +16,7 @@
 //! file in that way (`process_vm_writev`), so pages never move while a region that neighbours know lies on them.
 //!
 //! Only private anonymous memory moves, and neither heaps of libc nor stacks: a heap that shrinks and grows again relies on
-//! clear pages, and a child needs both. [`registrations`](crate::registrations) watches memory; nothing here does. Keys and rights
+//! clear pages, and a child needs both. The registration cache (`adapter::registrations`) watches memory; nothing here does. Keys and rights
 //! do not belong here.
 
 use std::io;

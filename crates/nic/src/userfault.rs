@@ -9,21 +9,33 @@ use libc::{c_int, c_ulong};
 const USER_MODE_ONLY: c_int = 1;
 const VERSION: u64 = 0xaa;
 
-pub(crate) const FEATURE_REMAP: u64 = 1 << 2;
-pub(crate) const FEATURE_REMOVE: u64 = 1 << 3;
-pub(crate) const FEATURE_UNMAP: u64 = 1 << 6;
-pub(crate) const FEATURE_MINOR_SHMEM: u64 = 1 << 10;
+/// Moved mappings are reported.
+pub const FEATURE_REMAP: u64 = 1 << 2;
+/// Discarded pages are reported.
+pub const FEATURE_REMOVE: u64 = 1 << 3;
+/// Unmapped ranges are reported.
+pub const FEATURE_UNMAP: u64 = 1 << 6;
+/// Faults on shared memory whose page exists.
+pub const FEATURE_MINOR_SHMEM: u64 = 1 << 10;
 
-pub(crate) const MODE_MISSING: u64 = 1;
-pub(crate) const MODE_WRITE_PROTECT: u64 = 1 << 1;
-pub(crate) const MODE_MINOR: u64 = 1 << 2;
+/// Faults where there is no page.
+pub const MODE_MISSING: u64 = 1;
+/// Faults on write-protected pages.
+pub const MODE_WRITE_PROTECT: u64 = 1 << 1;
+/// Faults where the page exists and is not mapped.
+pub const MODE_MINOR: u64 = 1 << 2;
 
 const API: c_ulong = request(3, 3, 0x3f);
-pub(crate) const REGISTER: c_ulong = request(3, 4, 0);
-pub(crate) const UNREGISTER: c_ulong = request(2, 2, 1);
-pub(crate) const WAKE: c_ulong = request(2, 2, 2);
-pub(crate) const COPY: c_ulong = request(3, 5, 3);
-pub(crate) const WRITE_PROTECT: c_ulong = request(3, 3, 6);
+/// Watches a range.
+pub const REGISTER: c_ulong = request(3, 4, 0);
+/// Watches it no longer.
+pub const UNREGISTER: c_ulong = request(2, 2, 1);
+/// Wakes threads that wait in faults.
+pub const WAKE: c_ulong = request(2, 2, 2);
+/// Fills a page that has none.
+pub const COPY: c_ulong = request(3, 5, 3);
+/// Protects pages, or ends that.
+pub const WRITE_PROTECT: c_ulong = request(3, 3, 6);
 
 /// Direction, words of its structure, number.
 const fn request(direction: c_ulong, words: usize, number: c_ulong) -> c_ulong {
@@ -34,7 +46,7 @@ const fn request(direction: c_ulong, words: usize, number: c_ulong) -> c_ulong {
 ///
 /// # Errors
 /// The call that failed, and why.
-pub(crate) fn open(flags: c_int, features: u64) -> Result<OwnedFd, (&'static str, io::Error)> {
+pub fn open(flags: c_int, features: u64) -> Result<OwnedFd, (&'static str, io::Error)> {
     // SAFETY: no arguments but numbers.
     let fd =
         unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | USER_MODE_ONLY | flags) };
@@ -52,7 +64,7 @@ pub(crate) fn open(flags: c_int, features: u64) -> Result<OwnedFd, (&'static str
 ///
 /// # Errors
 /// The error number.
-pub(crate) fn control<const N: usize>(
+pub fn control<const N: usize>(
     fd: RawFd,
     request: c_ulong,
     words: &mut [u64; N],

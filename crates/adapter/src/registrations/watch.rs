@@ -28,9 +28,9 @@ use std::thread::{self, JoinHandle};
 use libc::{c_int, c_void};
 use thiserror::Error;
 
-use crate::clock::page_bytes;
-use crate::mappings::Mappings;
-use crate::userfault::{self, control};
+use nic::clock::page_bytes;
+use nic::mappings::Mappings;
+use nic::userfault::{self, control};
 
 /// Most ranges watched at a time.
 pub const MAX_WATCHED: usize = 1024;

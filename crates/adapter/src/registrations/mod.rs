@@ -11,7 +11,7 @@
 //! Bounce blocks have one size and their number is fixed. Keys that peers get are never cached: the peer could use such a
 //! key after the program has freed the memory.
 //!
-//! A device that reaches only its pool ([`Software`](crate::fabric::Software)) has the ways pool and bounced.
+//! A device that reaches only its pool ([`Software`](crate::owned::Software)) has the ways pool and bounced.
 //!
 //! Queue pairs and work requests do not belong here, nor does the decision which buffers to use.
 
@@ -28,8 +28,8 @@ use roce::verbs::{Access, MemoryRegion, PdId, VerbsError};
 use roce::world::Staging;
 use thiserror::Error;
 
-use crate::pool::{Pool, PoolError, PoolRange};
 use cache::Cache;
+use nic::pool::{Pool, PoolError, PoolRange};
 use watch::{Unwatched, Watch, WatchError};
 
 /// Alignment of bounce blocks in bytes.
