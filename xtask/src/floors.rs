@@ -169,7 +169,7 @@ const FLOORS: &[(&str, &str)] = &[
          explain: words view
          web: view
          brain: words proto convert keys handshake tls store kubernetes view web
-         client: proto keys handshake tls view brain
+         client: proto keys convert handshake tls view brain
          agent: words proto convert keys enforce client local",
     ),
     (

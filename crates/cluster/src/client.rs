@@ -12,6 +12,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use hyper_util::rt::TokioIo;
+use parfait::log::Refused;
 use service::address::{check_port, with_port};
 use service::error::Error;
 use service::error::root_cause;
@@ -23,6 +24,7 @@ use tonic::{Code, Response, Status};
 use tower::service_fn;
 
 use crate::brain::{BRAIN_PORT, LEADER_ENTRY};
+use crate::convert;
 use crate::handshake::{Unproven, prove};
 use crate::keys::Keys;
 use crate::proto;
@@ -313,7 +315,7 @@ impl Client {
         owner: &str,
         job: &str,
         unchanged_since: Option<u64>,
-    ) -> Result<Result<u64, String>, Error> {
+    ) -> Result<Result<u64, Refused>, Error> {
         let (name, owner, job) = (name.to_owned(), owner.to_owned(), job.to_owned());
         let client = self.identity();
         let request = proto::SubmitRequest { client, name, owner, job, unchanged_since };
@@ -321,7 +323,7 @@ impl Client {
         use proto::submit_reply::Result;
         match reply.result {
             Some(Result::Admitted(proto::Admitted { job })) => Ok(Ok(job)),
-            Some(Result::Refused(reason)) => Ok(Err(reason)),
+            Some(Result::Refused(text)) => Ok(Err(convert::refused(reply.reason, text))),
             None => Err(Error::invalid("the brain's answer is empty")),
         }
     }
@@ -336,14 +338,14 @@ impl Client {
         job: u64,
         name: &str,
         owner: &str,
-    ) -> Result<Result<proto::Released, String>, Error> {
+    ) -> Result<Result<proto::Released, Refused>, Error> {
         let (name, owner) = (name.to_owned(), owner.to_owned());
         let request = proto::ReleaseRequest { client: self.identity(), job, name, owner };
         let reply = self.ask(async |mut stub| stub.release(request.clone()).await).await?;
         use proto::release_reply::Result;
         match reply.result {
             Some(Result::Released(released)) => Ok(Ok(released)),
-            Some(Result::Refused(reason)) => Ok(Err(reason)),
+            Some(Result::Refused(text)) => Ok(Err(convert::refused(reply.reason, text))),
             None => Err(Error::invalid("the brain's answer is empty")),
         }
     }
@@ -357,7 +359,7 @@ impl Client {
         parts: &[String],
         is_down: bool,
         most_moved: u32,
-    ) -> Result<Result<proto::Repaired, String>, Error> {
+    ) -> Result<Result<proto::Repaired, Refused>, Error> {
         let (client, parts) = (self.identity(), parts.to_vec());
         let request = proto::OutageRequest { client, parts, is_down, most_moved };
         repaired(self.ask(async |mut stub| stub.outage(request.clone()).await).await?)
@@ -370,7 +372,7 @@ impl Client {
     pub async fn defragment(
         &mut self,
         most_moved: u32,
-    ) -> Result<Result<proto::Repaired, String>, Error> {
+    ) -> Result<Result<proto::Repaired, Refused>, Error> {
         let request = proto::DefragmentRequest { client: self.identity(), most_moved };
         repaired(self.ask(async |mut stub| stub.defragment(request).await).await?)
     }
@@ -384,14 +386,14 @@ impl Client {
         name: &str,
         owner: &str,
         job: &str,
-    ) -> Result<(Result<proto::Held, String>, u64), Error> {
+    ) -> Result<(Result<proto::Held, Refused>, u64), Error> {
         let (name, owner, job) = (name.to_owned(), owner.to_owned(), job.to_owned());
         let request = proto::PlaceRequest { name, owner, job };
         let reply = self.ask(async |mut stub| stub.place(request.clone()).await).await?;
         use proto::place_reply::Result;
         let placed = match reply.result {
             Some(Result::Held(held)) => Ok(held),
-            Some(Result::Refused(reason)) => Err(reason),
+            Some(Result::Refused(text)) => Err(convert::refused(reply.reason, text)),
             None => return Err(Error::invalid("the brain's answer is empty")),
         };
         Ok((placed, reply.unchanged_since))
@@ -482,11 +484,11 @@ impl Watch {
     }
 }
 
-fn repaired(reply: proto::RepairReply) -> Result<Result<proto::Repaired, String>, Error> {
+fn repaired(reply: proto::RepairReply) -> Result<Result<proto::Repaired, Refused>, Error> {
     use proto::repair_reply::Result;
     match reply.result {
         Some(Result::Repaired(repaired)) => Ok(Ok(repaired)),
-        Some(Result::Refused(reason)) => Ok(Err(reason)),
+        Some(Result::Refused(text)) => Ok(Err(convert::refused(reply.reason, text))),
         None => Err(Error::invalid("the brain's answer is empty")),
     }
 }

@@ -4,7 +4,7 @@ use parfait::agent::{Command, MAX_SHARES, Measure, Objection, Phase, Position, R
 use parfait::demand::{Abstraction, Order};
 use parfait::job::Latency;
 use parfait::loads::Piece;
-use parfait::log::{Held, Label};
+use parfait::log::{Held, Label, Reason, Refused};
 use parfait::network::Network;
 use parfait::outage::Names;
 use parfait::queues::Dscp;
@@ -29,6 +29,30 @@ impl Malformed {
     fn new(text: impl Into<String>) -> Malformed {
         Malformed(text.into())
     }
+}
+
+/// The reasons of refusals by name, in messages and in the state machine.
+const REASONS: [(proto::Refusal, Reason); 8] = [
+    (proto::Refusal::Unspecified, Reason::Unsaid),
+    (proto::Refusal::NameTaken, Reason::NameTaken),
+    (proto::Refusal::BadName, Reason::BadName),
+    (proto::Refusal::TooLarge, Reason::TooLarge),
+    (proto::Refusal::NoRoom, Reason::NoRoom),
+    (proto::Refusal::Changed, Reason::Changed),
+    (proto::Refusal::NoJob, Reason::NoJob),
+    (proto::Refusal::NotOwner, Reason::NotOwner),
+];
+
+/// A reason as messages say it.
+pub fn reason(reason: Reason) -> proto::Refusal {
+    let found = REASONS.iter().find(|(_, own)| *own == reason);
+    found.map_or(proto::Refusal::Unspecified, |(message, _)| *message)
+}
+
+/// A refusal from a message. Reasons that a later brain may have are unknown here; its words are shown.
+pub fn refused(reason: i32, text: String) -> Refused {
+    let found = REASONS.iter().find(|(message, _)| *message as i32 == reason);
+    Refused { reason: found.map_or(Reason::Unsaid, |(_, own)| *own), text }
 }
 
 const LATENCIES: [Latency; 3] = [Latency::Low, Latency::Normal, Latency::Bulk];
@@ -329,6 +353,16 @@ mod tests {
         let share = proto::Share { port: 1, job: 2, dscp: 8, bps: 5, ..proto::Share::default() };
         let (node, nonce) = ("host0".to_owned(), NONCE.to_vec());
         proto::Order { node, nonce, position, plan: vec![share] }
+    }
+
+    #[test]
+    fn reasons_pass_the_wire_and_unknown_ones_are_words() {
+        for (message, own) in REASONS {
+            assert_eq!(reason(own), message);
+            assert_eq!(refused(message as i32, String::new()).reason, own);
+        }
+        let later = refused(99, "of a later brain".to_owned());
+        assert_eq!((later.reason, later.text.as_str()), (Reason::Unsaid, "of a later brain"));
     }
 
     #[test]

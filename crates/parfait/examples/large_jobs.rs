@@ -98,7 +98,7 @@ fn decide(book: &mut Book, memory: &mut Memory, job: &Job, name: &str) -> (f64, 
         }
         Err(reason) => reason,
     };
-    (processor_ms() - begun_ms, Some(refused))
+    (processor_ms() - begun_ms, Some(refused.to_string()))
 }
 
 /// Processor time of this thread: on a busy machine the clock measures who else ran.

@@ -35,9 +35,10 @@ use topology::graph::NodeId;
 use crate::agent::{Command, MAX_SHARES, Measure, Objection, Plan, Position, Reply, Share, place};
 use crate::demand::Abstraction;
 use crate::job::Job;
-use crate::ledger::JobId;
+use crate::ledger::{JobId, Refusal};
 use crate::log::{
-    Batch, Book, Change, Entry, Held, Label, LogError, Outcome, Reserved, fingerprint, shortened,
+    Batch, Book, Change, Entry, Held, Label, LogError, Outcome, Reason, Refused, Reserved,
+    fingerprint, shortened,
 };
 use crate::mending::{self, Part};
 use crate::network::{MAX_SLOTS, Network};
@@ -862,8 +863,10 @@ impl Brain {
                 self.effects.push_back(Effect::Answer { client, sequence, answer });
                 continue;
             }
-            let mut changes =
-                decide(&mut leader.book, &self.config, &mut self.memory, ask).into_iter();
+            let made = decide(&mut leader.book, &self.config, &mut self.memory, ask);
+            let refused = made.as_ref().err().map(|refused| refused.reason);
+            let refuse = |refused: Refused| alloc::vec![Change::Refuse(shortened(refused.text))];
+            let mut changes = made.unwrap_or_else(refuse).into_iter();
             effort += own + self.memory.effort() - before;
             decided += 1;
             is_full = decided == MAX_BATCH || effort >= MAX_EFFORT;
@@ -873,12 +876,7 @@ impl Brain {
             }
             let index = leader.book.next_index();
             let mut entry = Entry { client, sequence, change };
-            let outcome = leader.book.apply(leader.term, &entry).unwrap_or_else(|error| {
-                let reason = shortened(error.to_string());
-                entry.change = Change::Refuse(reason.clone());
-                // A refusal changes no link, and the term is the leader's own.
-                leader.book.apply(leader.term, &entry).unwrap_or(Outcome::Refused(reason))
-            });
+            let outcome = leader.carry_out(&mut entry, refused);
             if let Change::Admit(_) = &entry.change {
                 nodes.extend(concerned(&leader.book, index));
             }
@@ -969,6 +967,25 @@ impl Brain {
     }
 }
 
+impl Leader {
+    /// Applies a change that was decided on, or what refuses it. The log keeps no more of a refusal than its words, so the
+    /// reason comes from the decision.
+    fn carry_out(&mut self, entry: &mut Entry, refused: Option<Reason>) -> Outcome {
+        let outcome = self.book.apply(self.term, entry).unwrap_or_else(|error| {
+            let reason = shortened(error.to_string());
+            entry.change = Change::Refuse(reason.clone());
+            // A refusal changes no link, and the term is the leader's own.
+            self.book.apply(self.term, entry).unwrap_or(Outcome::Refused(reason.into()))
+        });
+        match outcome {
+            Outcome::Refused(Refused { text, .. }) => {
+                Outcome::Refused(Refused { reason: refused.unwrap_or_default(), text })
+            }
+            other => other,
+        }
+    }
+}
+
 /// Whether so much time has passed since `from_ns`, or the clock went back, so that it is not known.
 fn is_over(from_ns: u64, length_ns: u64, now_ns: u64) -> bool {
     now_ns.checked_sub(from_ns).is_none_or(|passed| passed >= length_ns)
@@ -986,11 +1003,22 @@ fn effort_of(ask: &Ask, book: &Book) -> u64 {
 }
 
 /// What a request changes: the first change is its own, the others follow from it.
-fn decide(book: &mut Book, config: &Config, memory: &mut Memory, ask: Ask) -> Vec<Change> {
-    let decided = match ask {
+///
+/// # Errors
+/// Says why nothing does.
+fn decide(
+    book: &mut Book,
+    config: &Config,
+    memory: &mut Memory,
+    ask: Ask,
+) -> Result<Vec<Change>, Refused> {
+    match ask {
         Ask::Admit { label, job, unchanged_since } => {
             match unchanged_since.is_some_and(|index| index != book.changed_index()) {
-                true => Err("jobs came or went since the placement was computed".to_string()),
+                true => Err(Refused::new(
+                    Reason::Changed,
+                    "jobs came or went since the placement was computed",
+                )),
                 false => admit(book, config, memory, label, job).map(|change| alloc::vec![change]),
             }
         }
@@ -998,26 +1026,26 @@ fn decide(book: &mut Book, config: &Config, memory: &mut Memory, ask: Ask) -> Ve
             released(book, job, owner).map(|job| mending::release(book, job))
         }
         Ask::Outage { parts, is_down, most_moved } => {
-            mending::outage(book, &parts, is_down, most_moved)
+            Ok(mending::outage(book, &parts, is_down, most_moved)?)
         }
-        Ask::Defragment { most_moved } => mending::defragment(book, most_moved),
-    };
-    decided.unwrap_or_else(|reason| alloc::vec![Change::Refuse(shortened(reason))])
+        Ask::Defragment { most_moved } => Ok(mending::defragment(book, most_moved)?),
+    }
 }
 
 /// The job that is to be released, if it is there and may be.
 ///
 /// # Errors
 /// Says why not.
-fn released(book: &Book, job: Which, owner: Option<String>) -> Result<JobId, String> {
+fn released(book: &Book, job: Which, owner: Option<String>) -> Result<JobId, Refused> {
     let (number, said) = match job {
         Which::Number(job) => (Some(job), job.to_string()),
         Which::Name(name) => (book.job_named(&name), alloc::format!("'{name}'")),
     };
     match number.and_then(|job| Some((job, book.jobs().get(&job)?))) {
-        None => Err(alloc::format!("there is no job {said}")),
+        None => Err(Refused::new(Reason::NoJob, alloc::format!("there is no job {said}"))),
         Some((job, held)) if owner.is_some_and(|owner| owner != held.label.owner) => {
-            Err(alloc::format!("job {job} belongs to '{}'", held.label.owner))
+            let text = alloc::format!("job {job} belongs to '{}'", held.label.owner);
+            Err(Refused::new(Reason::NotOwner, text))
         }
         Some((job, _)) => Ok(job),
     }
@@ -1033,12 +1061,14 @@ fn admit(
     memory: &mut Memory,
     label: Label,
     job: Job,
-) -> Result<Change, String> {
+) -> Result<Change, Refused> {
     if !label.is_valid() {
-        return Err("a name has letters, digits, '.', '_' and '-', at most 64".to_string());
+        let text = "a name has letters, digits, '.', '_' and '-', at most 64";
+        return Err(Refused::new(Reason::BadName, text));
     }
     if let Some(other) = book.job_named(&label.name) {
-        return Err(alloc::format!("job {other} is called '{}' too", label.name));
+        let text = alloc::format!("job {other} is called '{}' too", label.name);
+        return Err(Refused::new(Reason::NameTaken, text));
     }
     place_job(book, config.abstraction, config.iterations, memory, label, job).map(Change::Admit)
 }
@@ -1054,17 +1084,24 @@ pub fn place_job(
     memory: &mut Memory,
     label: Label,
     job: Job,
-) -> Result<Held, String> {
+) -> Result<Held, Refused> {
     let request = PlacementRequest::new(&job, abstraction).map_err(|error| error.to_string())?;
     // The number that it would get is nobody's yet.
     let own = (book.next_index(), label.name.as_str(), &job);
     let others: Vec<Standing<'_>> = book.standings().collect();
     let request = request.avoiding(apart(book.ledger(), own, &others));
     let placement = search::place(book.ledger(), &request, memory, book.next_index(), iterations);
-    let placement = placement.map_err(|refusal| refusal.to_string())?;
+    let placement = placement.map_err(|refusal| {
+        let reason = match refusal {
+            Refusal::TooLarge { .. } => Reason::TooLarge,
+            _ => Reason::NoRoom,
+        };
+        Refused::new(reason, refusal.to_string())
+    })?;
     let demand = request.demand(placement.order);
     let slots = job.slots_per_worker;
-    let dscp = book.free_dscp(demand, slots, abstraction, &placement.pieces)?;
+    let dscp = book.free_dscp(demand, slots, abstraction, &placement.pieces);
+    let dscp = dscp.map_err(|text| Refused::new(Reason::NoRoom, text))?;
     let (order, pieces) = (placement.order, placement.pieces);
     Ok(Held { label, dscp, job, abstraction, order, pieces })
 }

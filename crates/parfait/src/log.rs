@@ -23,6 +23,7 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::fmt;
 
 use thiserror::Error;
 
@@ -235,6 +236,62 @@ pub struct Entry {
     pub change: Change,
 }
 
+/// Why a request was refused, for programs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reason {
+    /// Not known: it is one of those without a name here, or the answer comes from the log.
+    #[default]
+    Unsaid,
+    /// A running job has the name.
+    NameTaken,
+    /// No job can have the name.
+    BadName,
+    /// To compute one placement of the job takes longer than a decision may.
+    TooLarge,
+    /// Slots, bandwidth or code points are missing.
+    NoRoom,
+    /// Jobs came or went since the placement that the request relies on.
+    Changed,
+    /// There is no such job.
+    NoJob,
+    /// The job is another owner's.
+    NotOwner,
+}
+
+/// A refusal. The log keeps its words only, so two are the same that say the same.
+#[derive(Clone, Debug, Eq)]
+pub struct Refused {
+    /// For programs.
+    pub reason: Reason,
+    /// For people.
+    pub text: String,
+}
+
+impl Refused {
+    /// One with a reason.
+    pub fn new(reason: Reason, text: impl Into<String>) -> Refused {
+        Refused { reason, text: text.into() }
+    }
+}
+
+impl From<String> for Refused {
+    fn from(text: String) -> Refused {
+        Refused::new(Reason::Unsaid, text)
+    }
+}
+
+impl PartialEq for Refused {
+    fn eq(&self, other: &Refused) -> bool {
+        self.text == other.text
+    }
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
 /// What became of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -248,7 +305,7 @@ pub enum Outcome {
         restored: Vec<JobId>,
     },
     /// Why nothing changed.
-    Refused(String),
+    Refused(Refused),
     /// What went down or came back is known.
     Repaired {
         /// Jobs whose hosts were lost, or whose links carry less than they have reserved. Others may lose their guarantee for
@@ -466,8 +523,8 @@ impl Book {
             Change::Lead { hosts } if *hosts != fingerprint(self.ledger.network()) => {
                 Err(LogError::OtherHosts)
             }
-            Change::Lead { .. } => Ok(Outcome::Refused(String::new())),
-            Change::Refuse(reason) => Ok(Outcome::Refused(reason.clone())),
+            Change::Lead { .. } => Ok(Outcome::Refused(String::new().into())),
+            Change::Refuse(reason) => Ok(Outcome::Refused(reason.clone().into())),
             Change::Release { job, restored } => {
                 self.release(*job).map_err(|refusal| refused(refusal.to_string()))?;
                 self.changed_index = index;
@@ -1102,9 +1159,9 @@ fn put_answered(body: &mut Vec<u8>, answered: &Answered) {
             body.push(1);
             put_released(body, *job, restored);
         }
-        Outcome::Refused(reason) => {
+        Outcome::Refused(refused) => {
             body.push(2);
-            put_text(body, reason);
+            put_text(body, &refused.text);
         }
         Outcome::Repaired { hit, moved, degraded } => {
             body.push(3);
@@ -1232,7 +1289,7 @@ impl<'a> Reader<'a> {
                 let (job, restored) = self.released()?;
                 Outcome::Released { job, restored }
             }
-            2 => Outcome::Refused(self.text()?.to_string()),
+            2 => Outcome::Refused(self.text()?.to_string().into()),
             3 => Outcome::Repaired { hit: self.u32()?, moved: self.u32()?, degraded: self.u32()? },
             _ => return None,
         };

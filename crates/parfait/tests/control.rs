@@ -12,7 +12,7 @@ use parfait::brain::{
 };
 use parfait::demand::Abstraction;
 use parfait::job::Latency;
-use parfait::log::{Held, Label, LogError, MAX_CLIENTS, Outcome};
+use parfait::log::{Held, Label, LogError, MAX_CLIENTS, Outcome, Reason, Refused};
 use parfait::mending::Part;
 use parfait::network::{Network, Routing};
 use parfait::queues::Dscp;
@@ -269,8 +269,8 @@ fn a_brain_answers_when_it_is_durable_and_says_why_a_job_does_not_fit() {
     let effects = drain(&mut brain);
     assert_eq!(answers(&effects), [(1, Ok(Outcome::Admitted(1)))]);
     brain.handle_stored(ticket_of(&effects), Ok(()), 70);
-    let reason = "all hosts together have 16 free slots, and 40 are needed".to_string();
-    assert_eq!(answers(&drain(&mut brain)), [(2, Ok(Outcome::Refused(reason)))]);
+    let text = "all hosts together have 16 free slots, and 40 are needed".to_string();
+    assert_eq!(answers(&drain(&mut brain)), [(2, Ok(Outcome::Refused(text.into())))]);
     brain.handle_request(request(1, 1, "ring:4@10G slots=2"), 80);
     assert_eq!(answers(&drain(&mut brain)), [(1, Ok(Outcome::Admitted(1)))]);
     brain.handle_request(request(1, 0, "ring:4@10G"), 80);
@@ -372,18 +372,20 @@ fn names_owners_and_changes_since_decide_what_is_executed() {
         panic!("it fits")
     };
     let refused = |outcome| match outcome {
-        Outcome::Refused(reason) => reason,
+        Outcome::Refused(Refused { reason, text }) => (reason, text),
         other => panic!("{other:?}"),
     };
     let taken = refused(asked(&mut brain, 2, admit("resnet", None)));
-    assert_eq!(taken, format!("job {first} is called 'resnet' too"));
+    assert_eq!(taken, (Reason::NameTaken, format!("job {first} is called 'resnet' too")));
     let long = "x".repeat(65);
     for (client, bad) in (3..).zip(["", "a b", "<b>", &long, "ä"]) {
-        let reason = refused(asked(&mut brain, client, admit(bad, None)));
-        assert!(reason.starts_with("a name has letters"), "{bad}: {reason}");
+        let (reason, text) = refused(asked(&mut brain, client, admit(bad, None)));
+        assert!(text.starts_with("a name has letters"), "{bad}: {text}");
+        assert_eq!(reason, Reason::BadName, "{bad}");
     }
     let old = refused(asked(&mut brain, 100, admit("other", Some(0))));
-    assert_eq!(old, "jobs came or went since the placement was computed");
+    let changed = "jobs came or went since the placement was computed";
+    assert_eq!(old, (Reason::Changed, changed.to_string()));
     let since = brain.book().expect("it leads").0.changed_index();
     assert!(matches!(asked(&mut brain, 101, admit("other", Some(since))), Outcome::Admitted(_)));
 
@@ -392,12 +394,13 @@ fn names_owners_and_changes_since_decide_what_is_executed() {
         owner: owner.map(str::to_string),
     };
     let other = refused(asked(&mut brain, 102, release(Some("bob"))));
-    assert_eq!(other, format!("job {first} belongs to 'ada'"));
+    assert_eq!(other, (Reason::NotOwner, format!("job {first} belongs to 'ada'")));
     assert_eq!(
         asked(&mut brain, 103, release(Some("ada"))),
         Outcome::Released { job: first, restored: vec![] }
     );
-    assert_eq!(refused(asked(&mut brain, 105, release(None))), "there is no job 'resnet'");
+    let none = refused(asked(&mut brain, 105, release(None)));
+    assert_eq!(none, (Reason::NoJob, "there is no job 'resnet'".to_string()));
     assert!(matches!(asked(&mut brain, 104, admit("resnet", None)), Outcome::Admitted(_)));
 }
 

@@ -604,7 +604,9 @@ impl<S: Store> Actor<S> {
                     counted(*degraded, "job")
                 ),
             ),
-            Ok(Outcome::Refused(reason)) => self.events.note("refused", None, reason.clone()),
+            Ok(Outcome::Refused(refused)) => {
+                self.events.note("refused", None, refused.text.clone());
+            }
             Err(_) => {}
         }
     }

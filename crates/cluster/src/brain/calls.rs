@@ -147,14 +147,16 @@ impl Service {
         let request = Wish { client, sequence, ask };
         let answer = self.tell(|answer| Input::Ask { request, answer }).await?;
         use proto::repair_reply::Result;
-        let result = match self.outcome(answer)? {
+        let outcome = self.outcome(answer)?;
+        let reason = reason_of(&outcome);
+        let result = match outcome {
             Outcome::Repaired { hit, moved, degraded } => {
                 Result::Repaired(proto::Repaired { hit, moved, degraded })
             }
-            Outcome::Refused(reason) => Result::Refused(reason),
+            Outcome::Refused(refused) => Result::Refused(refused.text),
             _ => return Err(Status::internal("another request's answer")),
         };
-        Ok(Response::new(proto::RepairReply { result: Some(result) }))
+        Ok(Response::new(proto::RepairReply { result: Some(result), reason }))
     }
 
     fn outcome(&self, answer: Answer) -> Result<Outcome, Status> {
@@ -164,6 +166,14 @@ impl Service {
             Err(busy @ Denial::Busy) => Err(Status::resource_exhausted(busy.to_string())),
             Err(other) => Err(Status::invalid_argument(other.to_string())),
         }
+    }
+}
+
+/// Why a request was refused, as the messages number it; 0 for one that was not.
+fn reason_of(outcome: &Outcome) -> i32 {
+    match outcome {
+        Outcome::Refused(refused) => convert::reason(refused.reason) as i32,
+        _ => 0,
     }
 }
 
@@ -230,12 +240,14 @@ impl Brain for Service {
         let request = Wish { client, sequence, ask };
         let answer = self.tell(|answer| Input::Ask { request, answer }).await?;
         use proto::submit_reply::Result;
-        let result = match self.outcome(answer)? {
+        let outcome = self.outcome(answer)?;
+        let reason = reason_of(&outcome);
+        let result = match outcome {
             Outcome::Admitted(job) => Result::Admitted(proto::Admitted { job }),
-            Outcome::Refused(reason) => Result::Refused(reason),
+            Outcome::Refused(refused) => Result::Refused(refused.text),
             _ => return Err(Status::internal("another request's answer")),
         };
-        Ok(Response::new(proto::SubmitReply { result: Some(result) }))
+        Ok(Response::new(proto::SubmitReply { result: Some(result), reason }))
     }
 
     async fn place(
@@ -259,8 +271,10 @@ impl Brain for Service {
             NoTrial::Busy => Status::resource_exhausted(why.to_string()),
         })?;
         use proto::place_reply::Result;
-        let result = Some(placed.map_or_else(Result::Refused, Result::Held));
-        Ok(Response::new(proto::PlaceReply { result, unchanged_since }))
+        let reason =
+            placed.as_ref().err().map_or(0, |refused| convert::reason(refused.reason) as i32);
+        let result = placed.map_or_else(|refused| Result::Refused(refused.text), Result::Held);
+        Ok(Response::new(proto::PlaceReply { result: Some(result), unchanged_since, reason }))
     }
 
     async fn release(
@@ -275,14 +289,16 @@ impl Brain for Service {
         let request = Wish { client, sequence, ask: Ask::Release { job, owner } };
         let answer = self.tell(|answer| Input::Ask { request, answer }).await?;
         use proto::release_reply::Result;
-        let result = match self.outcome(answer)? {
+        let outcome = self.outcome(answer)?;
+        let reason = reason_of(&outcome);
+        let result = match outcome {
             Outcome::Released { job, restored } => {
                 Result::Released(proto::Released { job, restored })
             }
-            Outcome::Refused(reason) => Result::Refused(reason),
+            Outcome::Refused(refused) => Result::Refused(refused.text),
             _ => return Err(Status::internal("another request's answer")),
         };
-        Ok(Response::new(proto::ReleaseReply { result: Some(result) }))
+        Ok(Response::new(proto::ReleaseReply { result: Some(result), reason }))
     }
 
     async fn outage(

@@ -76,7 +76,7 @@ impl Asking {
             self.tell(|answer| Input::Place { caller, label: label(), job: job(), answer })?;
         match placing {
             Err(why) => return Err(HookError::Unavailable(why.to_string())),
-            Ok((Err(reason), _)) => return Ok(State::Refused(reason)),
+            Ok((Err(refused), _)) => return Ok(State::Refused(refused.text)),
             Ok((Ok(_), _)) => {}
         }
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
@@ -84,7 +84,7 @@ impl Asking {
         let request = Request { client: self.client, sequence, ask };
         match self.tell(|answer| Input::Ask { request, answer })? {
             Ok(Outcome::Admitted(_)) => Ok(self.placed(wanted)?.unwrap_or(State::Waiting)),
-            Ok(Outcome::Refused(reason)) => Ok(State::Refused(reason)),
+            Ok(Outcome::Refused(refused)) => Ok(State::Refused(refused.text)),
             // Two requests of this client overtook each other: it is asked again.
             Ok(_) | Err(Denial::Stale { .. } | Denial::Busy) => Ok(State::Waiting),
             Err(denial) => Err(HookError::Unavailable(denial.to_string())),

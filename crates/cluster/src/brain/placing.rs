@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::ops::Bound;
 
 use parfait::job::Job;
-use parfait::log::{Book, Label};
+use parfait::log::{Book, Label, Refused};
 use parfait::placement::search::Memory;
 use thiserror::Error;
 use tokio::sync::oneshot::{self, error::TryRecvError};
@@ -29,7 +29,7 @@ pub(super) const MAX_WAITING: usize = 256;
 pub(super) type Caller = (Option<IpAddr>, String);
 
 /// What becomes of a trial: where a job would go or why nowhere, and the entry of the log since which that holds.
-pub(super) type Placed = Result<(Result<proto::Held, String>, u64), NoTrial>;
+pub(super) type Placed = Result<(Result<proto::Held, Refused>, u64), NoTrial>;
 
 /// Why a trial is not made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]

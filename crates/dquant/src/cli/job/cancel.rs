@@ -88,8 +88,8 @@ impl Cancel {
             };
             Ok((outcome, held))
         })?;
-        let released = outcome.map_err(|reason| {
-            CliError::check_failed(one_line(&reason))
+        let released = outcome.map_err(|refused| {
+            CliError::check_failed(one_line(&refused.text))
                 .hint("`dquant job list` shows jobs and owners; --force releases any")
         })?;
         let restored = released.restored.iter().map(|job| {

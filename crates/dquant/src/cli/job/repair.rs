@@ -5,6 +5,7 @@ use std::fmt;
 use clap::Args;
 use cluster::proto::Repaired;
 use cluster::words::counted;
+use parfait::log::Refused;
 use serde::Serialize;
 use service::text::one_line;
 
@@ -98,9 +99,10 @@ impl Defragment {
 }
 
 /// Jobs without their guarantee fail the command's check.
-fn report(repaired: Result<Repaired, String>, console: &mut Console) -> Result<Exit, CliError> {
-    let Repaired { hit, moved, degraded } = repaired.map_err(|reason| {
-        CliError::check_failed(one_line(&reason)).hint("`dquant top --cluster` shows what is down")
+fn report(repaired: Result<Repaired, Refused>, console: &mut Console) -> Result<Exit, CliError> {
+    let Repaired { hit, moved, degraded } = repaired.map_err(|refused| {
+        CliError::check_failed(one_line(&refused.text))
+            .hint("`dquant top --cluster` shows what is down")
     })?;
     console.report(&RepairReport { hit, moved, degraded })?;
     Ok(if degraded == 0 { Exit::Good } else { Exit::CheckFailed })

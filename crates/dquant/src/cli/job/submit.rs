@@ -12,6 +12,7 @@ use lab::proof::summary::Summary;
 use lab::proof::{self, Options, picture};
 use lab::topology::own;
 use parfait::job::Job;
+use parfait::log::{Reason, Refused};
 use parfait::outage::Outage;
 use parfait::site::Site;
 use parfait::spread::Ecmp;
@@ -169,15 +170,15 @@ impl Submit {
     }
 }
 
-fn refused(reason: String) -> CliError {
-    let hint = if reason.contains(" is called '") {
-        "choose another --name: running jobs differ in theirs (`dquant job list`)"
-    } else if reason.contains("takes too long") {
-        "submit parts of it as jobs of their own"
-    } else {
-        "ask for less, cancel another job (`dquant job list`), or wait for one to end"
+fn refused(refused: Refused) -> CliError {
+    let hint = match refused.reason {
+        Reason::NameTaken => {
+            "choose another --name: running jobs differ in theirs (`dquant job list`)"
+        }
+        Reason::TooLarge => "submit parts of it as jobs of their own",
+        _ => "ask for less, cancel another job (`dquant job list`), or wait for one to end",
     };
-    CliError::check_failed(format!("not admitted: {}", one_line(&reason))).hint(hint)
+    CliError::check_failed(format!("not admitted: {}", one_line(&refused.text))).hint(hint)
 }
 
 /// Where a job is, or would be.
