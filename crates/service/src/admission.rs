@@ -1,6 +1,6 @@
 //! Admission to a control port: how many connections and calls, from where, for how long.
 //!
-//! The connections are those of [`places`]: a table of fixed size, in which strangers give way. Besides, a
+//! The connections are those of `places`: a table of fixed size, in which strangers give way. Besides, a
 //! connection loses its place by timeout, of the HTTP/2 handshake or without a call. A caller with the token is
 //! refused only when calls are under way on every place.
 //!

@@ -1,6 +1,6 @@
 //! What every web server of a daemon does: who may connect and ask, how long they may take, and what is refused.
 //!
-//! The connections are those of [`crate::places`], the rates those of [`crate::rates`]. Whatever clients do is
+//! The connections are those of `places`, the rates those of `rates`. Whatever clients do is
 //! bounded: connections, requests per second, bytes of headers and bodies, and the time for each of headers, body
 //! and response. Refusals are counted by reason and say what to do. Which paths there are and what they serve is the
 //! business of the daemon: it hands [`Server::accept`] a function from a request to its [`Reply`].
