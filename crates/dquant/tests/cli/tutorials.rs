@@ -1,12 +1,14 @@
 //! The commands of the tutorials, word for word, with the output that is printed there.
 //!
-//! Each tutorial is one session of bash in a network of its own, in a folder that looks like a clone of the project, with
-//! the programs of this build first on `PATH`. Blocks of the language `console` are run: lines that begin with `$ ` are
-//! commands, with `> ` their next lines, and what follows is what they print. There, `...` stands for any text in a line and,
-//! alone, for any lines. A command has to succeed. Blocks of any other language are not run.
+//! Each tutorial is one session of bash in a network of its own, in a folder that looks like a
+//! clone of the project, with the programs of this build first on `PATH`. Blocks of the language
+//! `console` are run: lines that begin with `$ ` are commands, with `> ` their next lines, and what
+//! follows is what they print. There, `...` stands for any text in a line and, alone, for any
+//! lines. A command has to succeed. Blocks of any other language are not run.
 //!
-//! What a block cannot do without stands behind its language, as in `console needs=cc`; on a machine without it the rest of
-//! the tutorial's commands that need it are skipped, and the reason is reported.
+//! What a block cannot do without stands behind its language, as in `console needs=cc`; on a
+//! machine without it the rest of the tutorial's commands that need it are skipped, and the reason
+//! is reported.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -114,8 +116,8 @@ fn all_fit(lines: &[&str], shown: &[String]) -> bool {
         || (line.starts_with(LOG) && all_fit(others, shown))
 }
 
-/// What a command has printed, its exit code, and what belongs to later commands: daemons write while the shell does, and a
-/// line of theirs may come in two pieces.
+/// What a command has printed, its exit code, and what belongs to later commands: daemons write
+/// while the shell does, and a line of theirs may come in two pieces.
 fn split(text: &str) -> Option<(String, i32, String)> {
     let (before, after) = text.split_once(MARK)?;
     let (code, after) = after.split_once('\n')?;
@@ -180,8 +182,8 @@ impl Session {
         Ok(Session { shell, input, printed })
     }
 
-    /// Runs a command and returns its exit code and what was printed meanwhile; what was printed, if the command does not end
-    /// or the session does.
+    /// Runs a command and returns its exit code and what was printed meanwhile; what was printed,
+    /// if the command does not end or the session does.
     fn run(&mut self, command: &str) -> Result<(i32, String), String> {
         // Fails when the shell has ended, and then so does what it prints.
         let _ = writeln!(self.input, "{command}\necho \"{MARK}$?\"");
