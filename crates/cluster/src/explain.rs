@@ -9,7 +9,8 @@ use serde::Serialize;
 use crate::view::{CycleView, JobView, LinkJob, LinkView, View};
 use crate::words::{counted, rate};
 
-/// A job that sends this share of its guarantee has it: rates are measured over a second, and frames are whole.
+/// A job that sends this share of its guarantee has it: rates are measured over a second, and
+/// frames are whole.
 const HAS_IT_PERCENT: u64 = 97;
 
 /// Jobs that take turns with one, as text.

@@ -1,7 +1,8 @@
 //! The one binary of Dquant: its commands and their text.
 //!
-//! The daemons are in [`engine`], the library for training programs is [`client`], what is tried out in the simulator
-//! or on paper is [`lab`]; commands and exit codes do not belong in any of them.
+//! The daemons are in [`engine`], the library for training programs is [`client`], what is tried
+//! out in the simulator or on paper is [`lab`]; commands and exit codes do not belong in any of
+//! them.
 //!
 //! | module | what it holds |
 //! |---|---|

@@ -1,4 +1,5 @@
-//! Seeds of random programs under faults ([`sim::chaos`]) on all cores: their sum, and which of them failed.
+//! Seeds of random programs under faults ([`sim::chaos`]) on all cores: their sum, and which of
+//! them failed.
 //!
 //! What a seed does and checks is in the simulator.
 

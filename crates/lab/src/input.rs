@@ -11,7 +11,8 @@ use service::Error;
 /// The text of a file of at most so many bytes.
 ///
 /// # Errors
-/// When it cannot be read, is longer, or is no file: a device has no end, and a FIFO perhaps no writer.
+/// When it cannot be read, is longer, or is no file: a device has no end, and a FIFO perhaps no
+/// writer.
 pub fn read(path: &Path, most: u64) -> Result<String, Error> {
     let name = path.display();
     let cannot = |error| Error::because(format_args!("cannot read {name}"), &error);

@@ -15,8 +15,9 @@
 //! | [`profiling`] | captures and counters as samples of a job's traffic |
 //! | [`planning`] | where the stages of a plan run and what they cost |
 //!
-//! Nothing in here prints, knows the command line, or opens a socket: results are values, failures are
-//! [`service::Error`] or an enum of their module, and the commands give them words and exit codes.
+//! Nothing in here prints, knows the command line, or opens a socket: results are values, failures
+//! are [`service::Error`] or an enum of their module, and the commands give them words and exit
+//! codes.
 
 pub mod chaos;
 pub mod chart;

@@ -1,6 +1,7 @@
 //! Topologies as commands and scenarios name them: a rule, or a file.
 //!
-//! The formats of others are in the crate `topology`; [`own`] is that of this project. [`written`] is the way back.
+//! The formats of others are in the crate `topology`; [`own`] is that of this project. [`written`]
+//! is the way back.
 
 pub mod own;
 pub mod written;

@@ -11,8 +11,8 @@ use std::thread;
 /// No machine benefits from more threads than this.
 const MAX_THREADS: usize = 1024;
 
-/// Does the work of each number, on so many threads or else on all cores, and hands each result over as soon as it is
-/// there.
+/// Does the work of each number, on so many threads or else on all cores, and hands each result
+/// over as soon as it is there.
 ///
 /// # Errors
 /// With the first error of `take`: then no more is begun.

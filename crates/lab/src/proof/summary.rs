@@ -112,7 +112,8 @@ pub struct LinkRow {
     pub used_bps: u64,
 }
 
-/// A pair that lacks less than this part of its guarantee on average has it: what was on its way at both ends of the time.
+/// A pair that lacks less than this part of its guarantee on average has it: what was on its way at
+/// both ends of the time.
 const SLACK: f64 = 0.001;
 
 impl Summary {

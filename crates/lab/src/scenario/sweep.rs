@@ -6,7 +6,6 @@ use std::ops::Range;
 use serde::Serialize;
 use service::Error;
 use sim::traffic::Outcome;
-use thiserror::Error as ErrorEnum;
 
 use super::result::RunResult;
 use super::run::{Sampled, run};
@@ -17,9 +16,10 @@ use crate::workers;
 const MAX_RUNS: usize = 10_000;
 
 /// Why there is no sweep.
-#[derive(Clone, Debug, PartialEq, Eq, ErrorEnum)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SweepError {
-    /// A later value of a key would replace an earlier one, and rows would name values that no run had.
+    /// A later value of a key would replace an earlier one, and rows would name values that no run
+    /// had.
     #[error("{0} is given twice")]
     Twice(String),
     /// There are too many combinations and seeds.
@@ -132,8 +132,9 @@ impl Sweep {
         self.jobs.iter().try_for_each(|job| job.prepare(scenario).map(drop))
     }
 
-    /// Does all runs, on so many threads or else on all cores; `progress` learns how many of how many are done. The
-    /// flows of the first run of each combination are kept where they are wanted.
+    /// Does all runs, on so many threads or else on all cores; `progress` learns how many of how
+    /// many are done. The flows of the first run of each combination are kept where they are
+    /// wanted.
     ///
     /// # Errors
     /// When a run cannot be prepared, or the simulation makes a mistake.
