@@ -31,9 +31,10 @@ use xio::reader::ReaderSource;
 
 use crate::budget::{Budget, Lease};
 use crate::catalog::Table;
+use crate::control::SAME_VERSION;
 use crate::control::documents::{DOCUMENT_BYTES, HASHED_BYTES, SEQUENCE_BYTES};
 use crate::control::stages;
-use crate::control::target::{SAME_VERSION, Session, TargetControl, qp_address, queue_pair};
+use crate::control::target::{Session, TargetControl, qp_address, queue_pair};
 use crate::data::dpu::{CAPSULES_BYTES, Command, Event, Peer, StreamId, StreamReport, StreamSpec};
 use crate::data::{Commands, EngineError, Signals};
 use crate::group::{Groups, Member};

@@ -20,7 +20,7 @@ use tokio_stream::Stream;
 use tonic::Status;
 use xio::documents::{Documents, MAX_DOCUMENTS, MAX_LIST, TARGET_BYTES, TargetsBuilder};
 
-use super::CALL_TIMEOUT;
+use super::{CALL_TIMEOUT, SAME_VERSION};
 use crate::budget::{Budget, Lease};
 use crate::catalog::{Catalog, SPLIT_HINT, refused_hashes, refused_index};
 use crate::proto::{DatasetInfo, DocumentsReply, DocumentsRequest};
@@ -379,7 +379,7 @@ const CHANGED_HINT: &str =
 
 /// A target that does not follow the protocol.
 fn malformed(text: String) -> Error {
-    Error::invalid(text).hint(super::target::SAME_VERSION)
+    Error::invalid(text).hint(SAME_VERSION)
 }
 
 impl<'a> Arriving<'a> {

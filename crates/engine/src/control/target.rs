@@ -27,6 +27,7 @@ use xio::dataset::{Dtype, Format};
 use xio::stage::TargetStages;
 use xio::target::{MAX_CREDITS, Served, SessionFailure};
 
+use super::SAME_VERSION;
 use super::documents::{Arriving, Readers, Received, TABLES_TIMEOUT};
 use super::peer::Peer;
 use super::stages;
@@ -255,9 +256,6 @@ impl TargetService {
 
 /// Sessions refused because of their stages.
 pub(crate) static STAGES_REFUSED: Event = Event::new("target.refused.stages");
-
-/// Hint for a peer that knows other stages, or none.
-pub(crate) const SAME_VERSION: &str = "run the same version of dquant at both ends";
 
 /// Checks the stages of a dataset.
 fn checked(found: &Found, list: &crate::proto::TargetStages) -> Result<TargetStages, Status> {
