@@ -31,7 +31,7 @@ use crate::sm_info::{SmInfo, method};
 use groups::{Groups, Terms};
 use topology::routes::NO_ROUTE;
 use wire::{DELETE, GET_TABLE, Query, attribute, refuse};
-pub use wire::{Gid, Reply, Status};
+pub use wire::{Gid, Reply, Status, Table};
 
 /// The partition that every port is a full member of.
 pub const DEFAULT_P_KEY: u16 = 0xffff;

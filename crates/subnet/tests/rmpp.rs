@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use rand_pcg::Pcg32;
 use rand_pcg::rand_core::Rng;
+use subnet::administration::Table;
 use subnet::administration::rmpp::{
-    Client, MAX_BYTES, MAX_BYTES_OF_PORT, MAX_TABLES, MAX_TABLES_OF_PORT, MAX_WINDOW, Sender,
-    TRIES, Table,
+    Client, MAX_BYTES, MAX_BYTES_OF_PORT, MAX_TABLES, MAX_TABLES_OF_PORT, MAX_WINDOW, Sender, TRIES,
 };
 use subnet::manager::{Config, Datagram, Peer};
 use world::World;

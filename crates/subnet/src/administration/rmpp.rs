@@ -16,7 +16,7 @@ use alloc::vec::Vec;
 use core::ops::{Bound, RangeInclusive};
 use core::time::Duration;
 
-use super::wire::{DATA, SM_KEY};
+use super::wire::{DATA, SM_KEY, Table};
 use crate::mad::{MAD_BYTES, u64_at};
 
 /// Bytes of records in a segment.
@@ -83,15 +83,6 @@ pub struct Client {
     pub queue_pair: u32,
     /// The service level by which it asked.
     pub service_level: u8,
-}
-
-/// A response of more than one datagram.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Table {
-    /// The header of every segment, with that of subnet administration.
-    pub header: [u8; DATA],
-    /// The records.
-    pub records: Vec<u8>,
 }
 
 /// What happened to tables.

@@ -4,7 +4,6 @@
 
 use alloc::vec::Vec;
 
-use super::rmpp::Table;
 use crate::mad::{DEFAULT_PREFIX, MAD_BYTES, u16_at, u64_at};
 use crate::sm_info::{ADMINISTRATION, method};
 
@@ -181,6 +180,15 @@ pub enum Reply {
     Datagram([u8; MAD_BYTES], usize),
     /// A table of several.
     Table(Table),
+}
+
+/// A response of more than one datagram.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Table {
+    /// The header of every segment, with that of subnet administration.
+    pub header: [u8; DATA],
+    /// The records.
+    pub records: Vec<u8>,
 }
 
 /// A header of RMPP that says: this is the first segment, and the last.
