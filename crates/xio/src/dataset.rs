@@ -33,6 +33,9 @@ pub use dtype::Dtype;
 pub use identity::Identity;
 pub use sniff::{Container, Foreign, SNIFF_BYTES, Sniff, sniff};
 
+/// No vocabulary in use is larger. An id beyond it is a sign of a wrong type.
+pub const LARGEST_VOCABULARY: u64 = 1 << 20;
+
 /// A described token file. The tokens of all documents are contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenFile {

@@ -16,11 +16,7 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use super::Dtype;
-use super::head;
-
-/// No vocabulary in use is larger. An id beyond it is a sign of a wrong type.
-pub const LARGEST_VOCABULARY: u64 = 1 << 20;
+use super::{Dtype, LARGEST_VOCABULARY, head};
 
 /// Bytes read at each of the [`sample_offsets`], or as many as there are.
 pub const SAMPLE_BYTES: u64 = 16 << 10;

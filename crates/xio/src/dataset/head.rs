@@ -19,8 +19,7 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use super::Dtype;
-use super::guess::LARGEST_VOCABULARY;
+use super::{Dtype, LARGEST_VOCABULARY};
 
 /// Longest header that is looked for.
 const HEAD_BYTES: usize = 4 << 10;
