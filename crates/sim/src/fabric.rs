@@ -20,6 +20,7 @@ mod losses;
 mod neighbours;
 mod node;
 mod reports;
+mod segment;
 mod switching;
 mod watchdog;
 mod watermarks;

@@ -10,7 +10,6 @@
 //! [`Flaw`] is what an implementation may get wrong here and what no endpoint can: it is planted to test the checks of
 //! [`chaos`](crate::chaos).
 
-use alloc::collections::VecDeque;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::net::IpAddr;
@@ -24,6 +23,7 @@ use roce::verbs::Qpn;
 use roce::{Time, world};
 
 use super::node::Node;
+use super::segment::{Letter, Mailbox};
 use super::{Event, Fabric};
 use crate::events::EventQueue;
 use crate::memory::NodeMemory;
@@ -53,62 +53,6 @@ pub enum Flaw {
 
 /// Messages to one node that it has not decided on: more are refused for lack of room.
 const MAX_MESSAGES: usize = 24;
-
-/// How long a message is under way, and its verdict: these many nanoseconds, and up to twice as many.
-const MESSAGE_NS: u64 = 300;
-
-/// A message in a mailbox.
-#[derive(Debug)]
-struct Letter {
-    at: Time,
-    from: (u32, IpAddr),
-    header: MessageHeader,
-    bytes: Vec<u8>,
-}
-
-/// Messages and verdicts for one node, in the order of their times.
-#[derive(Debug, Default)]
-pub(super) struct Mailbox {
-    letters: VecDeque<Letter>,
-    verdicts: VecDeque<(Time, Handed, Verdict)>,
-}
-
-impl Mailbox {
-    /// The time of something that is sent now, in any order of delays.
-    fn arrival(now: Time, before: Option<Time>, salt: u64) -> Time {
-        let mixed = (now.as_nanos() ^ salt).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        let at = Time::from_nanos(now.as_nanos() + MESSAGE_NS + mixed % MESSAGE_NS);
-        before.map_or(at, |before| at.max(before))
-    }
-
-    fn tell(&mut self, now: Time, handed: Handed, verdict: Verdict) -> Time {
-        let before = self.verdicts.back().map(|(at, ..)| *at);
-        let at = Mailbox::arrival(now, before, handed.source.get().into());
-        self.verdicts.push_back((at, handed, verdict));
-        at
-    }
-}
-
-/// The regions that a node has registered, by local key.
-#[derive(Debug, Default)]
-pub(super) struct Board {
-    regions: Vec<(u32, RegionCard)>,
-    keeps_stale: bool,
-}
-
-impl Board {
-    pub(super) fn publish(&mut self, lkey: u32, card: RegionCard) {
-        if card.access.is_remote() {
-            self.regions.push((lkey, card));
-        }
-    }
-
-    pub(super) fn withdraw(&mut self, lkey: u32) {
-        if !self.keeps_stale {
-            self.regions.retain(|(known, _)| *known != lkey);
-        }
-    }
-}
 
 /// Bytes of a WRITE that has completed without them.
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use roce::verbs::{Access, Completion, CqId, MemoryRegion, PdId, VerbsError};
 use roce::wire::ROCE_PORT;
 use roce::world::Path;
 
-use super::neighbours::{Board, Mailbox};
+use super::segment::{Board, Mailbox};
 use crate::memory::NodeMemory;
 use crate::packet::Packet;
 use crate::port::Port;
