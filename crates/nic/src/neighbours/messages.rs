@@ -9,7 +9,6 @@
 //! A header comes from another process. It is compared with the queue pair that it names, whose peer must have the address
 //! and the queue pair number of the sender, and nothing in this process is addressed by it.
 
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 
 use roce::direct::{DirectRefusal, Handed, Message, MessageHeader, Verdict};
@@ -25,7 +24,7 @@ use super::packets::{Doorbell, Incoming, MAX_TAKEN, Outgoing};
 use super::{Neighbours, OWN_PORT, SLOT_SHIFT, Target, locked};
 
 /// Messages to one process without a verdict: its FIFO has as many lines.
-const MAX_UNJUDGED: usize = 4096;
+const MAX_UNACKED: usize = 4096;
 
 /// How long a neighbour may read nothing before its connections fail. A process with a port to itself gives a stopped peer
 /// up soon, as with packets; the others excuse it for as long.
@@ -78,64 +77,6 @@ fn decode(bytes: &[u8]) -> Option<(MessageHeader, &[u8])> {
     Some((header, payload))
 }
 
-/// Messages in a FIFO that its reader has not decided on.
-#[derive(Debug, Default)]
-pub(super) struct Unjudged {
-    /// With the lines at which they begin, oldest first.
-    messages: VecDeque<(u64, Handed)>,
-    /// Lines of those that were refused, oldest first.
-    refused: VecDeque<u64>,
-    /// The reader's progress, and since when there was no more, as far as it was looked at since messages wait.
-    progress: Option<(u64, Time)>,
-}
-
-impl Unjudged {
-    pub(super) fn is_empty(&self) -> bool {
-        self.messages.is_empty()
-    }
-
-    /// Nobody waits for verdicts on the messages of this queue pair any more; passes the lines at which they begin on.
-    fn forget(&mut self, source: Qpn, mut forgotten: impl FnMut(u64)) {
-        self.messages.retain(|&(begin, handed)| {
-            let stays = handed.source != source;
-            if !stays {
-                forgotten(begin);
-            }
-            stays
-        });
-    }
-
-    /// Whether the reader, which has finished with the lines before `tail`, has decided on the oldest message.
-    fn is_decided(&self, tail: u64) -> bool {
-        self.messages.front().is_some_and(|&(begin, _)| begin < tail)
-    }
-
-    /// The verdict on the oldest message, if the reader has finished with it.
-    fn next(&mut self, tail: u64) -> Option<(Handed, Verdict)> {
-        let &(begin, handed) = self.messages.front()?;
-        if begin >= tail {
-            return None;
-        }
-        self.messages.pop_front();
-        while self.refused.front().is_some_and(|&refused| refused < begin) {
-            self.refused.pop_front();
-        }
-        let is_refused = self.refused.front() == Some(&begin);
-        Some((handed, if is_refused { Verdict::Refused } else { Verdict::Taken }))
-    }
-
-    /// Whether the reader has made no progress for too long.
-    fn is_given_up(&mut self, tail: u64, now: Time, patience: Duration) -> bool {
-        match self.progress {
-            Some((before, since)) if before == tail => now.since(since) >= patience,
-            _ => {
-                self.progress = Some((tail, now));
-                false
-            }
-        }
-    }
-}
-
 /// Puts a message into the FIFO of a process.
 pub(super) fn hand_over(target: &Target, message: &Message<'_>) -> Result<(), DirectRefusal> {
     let fifo = target.fifo.as_ref().ok_or(DirectRefusal::NotDirect)?;
@@ -147,7 +88,7 @@ pub(super) fn hand_over(target: &Target, message: &Message<'_>) -> Result<(), Di
         return Err(DirectRefusal::NotDirect);
     }
     let mut fifo = locked(fifo);
-    if fifo.unjudged.messages.len() >= MAX_UNJUDGED {
+    if fifo.unacked.messages.len() >= MAX_UNACKED {
         return Err(DirectRefusal::Full);
     }
     let Message { header, path, local } = message;
@@ -171,10 +112,10 @@ pub(super) fn hand_over(target: &Target, message: &Message<'_>) -> Result<(), Di
     });
     let begin = begin.ok_or(DirectRefusal::Full)?;
     let handed = Handed { source: header.source, round: header.round };
-    if fifo.unjudged.is_empty() {
-        fifo.unjudged.progress = None;
+    if fifo.unacked.is_empty() {
+        fifo.unacked.progress = None;
     }
-    fifo.unjudged.messages.push_back((begin, handed));
+    fifo.unacked.messages.push_back((begin, handed));
     Ok(())
 }
 
@@ -182,13 +123,13 @@ impl Outgoing {
     /// Whether there are verdicts to take.
     pub(super) fn has_verdicts(&mut self) -> bool {
         let tail = self.writer.progress();
-        self.unjudged.is_decided(tail)
+        self.unacked.is_decided(tail)
     }
 
     /// The connection of a queue pair has ended: its messages that were not read must not reach a later one.
     pub(super) fn withdraw_messages(&mut self, source: Qpn) {
-        let Outgoing { writer, unjudged, .. } = self;
-        unjudged.forget(source, |begin| writer.overwrite(begin, DEST_WORD, NOBODY));
+        let Outgoing { writer, unacked, .. } = self;
+        unacked.forget(source, |begin| writer.overwrite(begin, DEST_WORD, NOBODY));
     }
 
     /// Passes verdicts on; returns how many.
@@ -198,21 +139,21 @@ impl Outgoing {
         (lives, patience): (bool, Duration),
         mut sink: impl FnMut(Handed, Verdict),
     ) -> usize {
-        let Outgoing { writer, unjudged, .. } = self;
+        let Outgoing { writer, unacked, .. } = self;
         let tail = writer.progress();
         writer.take_refusals(|begin| {
-            if unjudged.refused.len() < MAX_UNJUDGED {
-                unjudged.refused.push_back(begin);
+            if unacked.refused.len() < MAX_UNACKED {
+                unacked.refused.push_back(begin);
             }
         });
         let mut taken = 0;
-        while let Some((handed, verdict)) = unjudged.next(tail) {
+        while let Some((handed, verdict)) = unacked.next(tail) {
             sink(handed, verdict);
             taken += 1;
         }
-        if unjudged.is_given_up(tail, now, patience) || !lives {
-            taken += unjudged.messages.len();
-            unjudged.messages.drain(..).for_each(|(_, handed)| sink(handed, Verdict::Lost));
+        if unacked.is_given_up(tail, now, patience) || !lives {
+            taken += unacked.messages.len();
+            unacked.messages.drain(..).for_each(|(_, handed)| sink(handed, Verdict::Lost));
         }
         taken
     }
@@ -282,11 +223,11 @@ impl Neighbours {
             // Before the look at what it has read: nothing is read after its end.
             let lives = target.board.is_owned();
             let Some(mut fifo) = target.fifo.as_ref().map(locked) else { continue };
-            if !fifo.unjudged.is_empty() {
+            if !fifo.unacked.is_empty() {
                 done += fifo.take_verdicts(now, (lives, patience), |handed, verdict| {
                     endpoint.handle_verdict(now, handed, verdict);
                 });
-                is_awaited |= !fifo.unjudged.is_empty();
+                is_awaited |= !fifo.unacked.is_empty();
             }
         }
         self.may_be_awaited = is_awaited;

@@ -27,6 +27,7 @@ mod messages;
 mod packets;
 #[cfg(test)]
 mod tests;
+mod unacked;
 mod words;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -212,7 +213,7 @@ impl Target {
 
     /// Whether messages have no verdict.
     fn is_awaited(&self) -> bool {
-        self.fifo.as_ref().is_some_and(|fifo| !locked(fifo).unjudged.is_empty())
+        self.fifo.as_ref().is_some_and(|fifo| !locked(fifo).unacked.is_empty())
     }
 
     /// The connection of this queue pair has ended.

@@ -23,7 +23,7 @@ use roce::{Duration, Time};
 
 use super::board::{ADDRESSES, Board};
 use super::fifo::{Kind, MAX_PACKET, Reader, Tag, Writer};
-use super::messages::Unjudged;
+use super::unacked::Unacked;
 use super::words::Rung;
 use super::{Neighbours, OWN_PORT, SLOT_SHIFT, Target, locked};
 use crate::fault::LossyWire;
@@ -119,7 +119,7 @@ pub(super) struct Outgoing {
     /// Index of the reader's address, which all packets are for.
     pub(super) dest: u8,
     /// Messages that the reader has not decided on.
-    pub(super) unjudged: Unjudged,
+    pub(super) unacked: Unacked,
     /// The sleep that the reader was last woken from.
     pub(super) rung: Rung,
     /// Burst number, and packets admitted since that burst.
@@ -141,8 +141,8 @@ struct Full {
 impl Outgoing {
     pub(super) fn new(writer: Writer, dest: u8) -> Outgoing {
         let (rung, admitted) = (Rung::default(), (0, 0));
-        let unjudged = Unjudged::default();
-        Outgoing { writer, dest, unjudged, rung, admitted, full: None, suspected_at: None }
+        let unacked = Unacked::default();
+        Outgoing { writer, dest, unacked, rung, admitted, full: None, suspected_at: None }
     }
 
     /// How many of `packets` may be sent in this burst.
