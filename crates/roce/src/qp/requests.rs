@@ -29,9 +29,8 @@ use alloc::collections::VecDeque;
 use super::codes::{NO_CREDITS, credit_count, rnr_delay};
 use super::context::{PacketHeaders, QpContext};
 use super::delivery::Insert;
-use super::recovery::SendRecovery;
 use super::request::{self, ATOMIC_BYTES, Request};
-use super::{HELD_RESPONSES, Scope};
+use super::{HELD_RESPONSES, RxPacket, Scope, TimeoutReason};
 use crate::congestion::rtt::RttMeter;
 use crate::memory::region::AccessKind;
 use crate::memory::sg::{self, Extent};
@@ -92,6 +91,74 @@ pub(super) struct Response {
     pub(super) payload_len: usize,
     /// The original value returned by an atomic.
     pub(super) original: Option<u64>,
+}
+
+/// Decisions of a mode of loss recovery when sending requests.
+pub(super) trait SendRecovery {
+    /// New request packets that may be sent before an acknowledgement arrives.
+    fn room(&self, requests: &Requests, qpc: &QpContext) -> u32;
+
+    /// Request packets in flight.
+    fn in_flight(&self, requests: &Requests) -> u32;
+
+    /// Whether the outstanding responses leave room for those of another READ or atomic.
+    fn may_await(&self) -> bool;
+
+    /// Responses of READs and atomics before `request`, which is at the cursor, that have not arrived.
+    fn missing_responses(&self, requests: &Requests, request: &Request) -> u64;
+
+    /// Whether the next packet must not be placed out of order.
+    fn is_ordered(&self, requests: &Requests) -> bool;
+
+    /// Whether the packet at the cursor has to request an acknowledgement, besides what its message and
+    /// credits require.
+    fn wants_ack(&self, requests: &Requests, qpc: &QpContext) -> bool;
+
+    /// The packet at the cursor is being sent. The cursor is still at it.
+    fn sent(&mut self, requests: &Requests, cx: &Scope<'_, '_>, header: &PacketHeaders);
+
+    /// Whether there may be something for [`poll_retransmission`](SendRecovery::poll_retransmission).
+    fn has_retransmission(&self) -> bool;
+
+    /// Puts the next packet to be retransmitted into `cx.packet`, unless the cursor does that.
+    fn poll_retransmission(
+        &mut self,
+        requests: &mut Requests,
+        cx: &mut Scope<'_, '_>,
+    ) -> Result<(), Fault>;
+
+    /// An acknowledgement, or a response to a READ or an atomic.
+    fn handle_response(
+        &mut self,
+        requests: &mut Requests,
+        cx: &mut Scope<'_, '_>,
+        packet: RxPacket<'_>,
+    ) -> Result<(), Fault>;
+
+    /// The delay that an RNR NAK requested is over.
+    fn resume(&mut self, now: Time);
+
+    /// When the local ACK timeout expires, if anything is unacknowledged.
+    fn ack_deadline(&self) -> Option<Time>;
+
+    /// Restarts the local ACK timeout of `timeout`.
+    fn restart_ack_timer(&mut self, now: Time, timeout: Duration);
+
+    /// The local ACK timeout was changed: it holds from the next packet on.
+    fn set_ack_timeout(&mut self, requests: &mut Requests, timeout: Option<Duration>);
+
+    /// When [`handle_timeout`](SendRecovery::handle_timeout) is due, and why.
+    fn deadline(&self, requests: &Requests) -> Option<(Time, TimeoutReason)>;
+
+    /// Handles expired timers.
+    fn handle_timeout(
+        &mut self,
+        requests: &mut Requests,
+        cx: &mut Scope<'_, '_>,
+    ) -> Result<(), Fault>;
+
+    /// Whether all started requests are done.
+    fn is_drained(&self, requests: &Requests) -> bool;
 }
 
 /// See the module's text.

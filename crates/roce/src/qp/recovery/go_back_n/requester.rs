@@ -7,13 +7,12 @@
 //!   requested again under the same PSN, by which the responder recognizes a duplicate atomic and does
 //!   not execute it again.
 
-use super::super::SendRecovery;
 use crate::congestion::rtt::RttProbe;
 use crate::planted::Bug;
 use crate::qp::codes::ack_timeout;
 use crate::qp::context::{PacketHeaders, QpContext};
 use crate::qp::request::Request;
-use crate::qp::requests::{Fault, Requests, Response, bad_response};
+use crate::qp::requests::{Fault, Requests, Response, SendRecovery, bad_response};
 use crate::qp::{RxPacket, Scope, TimeoutReason};
 use crate::time::{Duration, Time};
 use crate::verbs::WcStatus;

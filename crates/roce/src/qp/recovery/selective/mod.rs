@@ -12,7 +12,6 @@
 //! The design, with the packet formats, is in `docs/reliability.md`.
 
 mod arrivals;
-pub(in crate::qp) mod form;
 mod reads;
 pub(in crate::qp) mod requester;
 pub(in crate::qp) mod responder;

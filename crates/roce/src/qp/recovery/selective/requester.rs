@@ -12,7 +12,6 @@
 //! - *loss*: a packet sent before one that has arrived is overdue;
 //! - *responses*: requested READ responses have not arrived.
 
-use super::super::SendRecovery;
 use super::arrivals::horizon;
 use super::reads::{RangeRequest, ReadTracker, Verdict};
 use super::scoreboard::Scoreboard;
@@ -21,7 +20,7 @@ use crate::planted::Bug;
 use crate::qp::codes::ack_timeout;
 use crate::qp::context::{PacketHeaders, QpContext};
 use crate::qp::request::Request;
-use crate::qp::requests::{Fault, Requests, Response, bad_response};
+use crate::qp::requests::{Fault, Requests, Response, SendRecovery, bad_response};
 use crate::qp::{RxPacket, Scope, TimeoutReason};
 use crate::time::{Duration, Time, earlier};
 use crate::verbs::{SendOp, WcStatus};

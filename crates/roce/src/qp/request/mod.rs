@@ -7,11 +7,14 @@
 //! | atomic | 1 | its response |
 //! | local (invalidate, bind) | none | execution |
 //!
-//! Opcodes and extension headers are decided only here (IBA table 35).
+//! Opcodes and extension headers are decided only here (IBA table 35); those of the
+//! selective-repeat mode in [`selective`].
 
+mod selective;
+
+use self::selective::form;
 use super::Scope;
 use super::context::{PacketHeaders, QpContext};
-use super::recovery::selective::form::form;
 use crate::memory::region::AccessKind;
 use crate::memory::sg::Extent;
 use crate::verbs::{SendOp, SendWr, WcOpcode, WcStatus};

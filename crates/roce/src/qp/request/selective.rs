@@ -4,13 +4,13 @@
 //! A WRITE is cut into WRITE_ONLY packets with an address each. A SEND packet carries the number of the
 //! peer's receive, and the offset of its payload in it.
 
+use super::Request;
 use crate::memory::sg::Extent;
-use crate::qp::request::Request;
 use crate::verbs::SendOp;
 use crate::wire::{Ext, Opcode, Reth, Sreth};
 
 /// Opcode and extension headers of packet `index`, which carries `extent` of the message.
-pub(in crate::qp) fn form(request: &Request, index: u32, extent: Extent) -> (Opcode, Ext) {
+pub(super) fn form(request: &Request, index: u32, extent: Extent) -> (Opcode, Ext) {
     let is_last = index + 1 == request.packets;
     // Receives are counted from 0, and the request's own number includes itself.
     let sreth = Sreth { sequence: request.ssn.minus(1).get(), offset: extent.offset };
