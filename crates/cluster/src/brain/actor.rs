@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parfait::agent::Reply;
-use parfait::brain::{Ask, Brain, Denial, Effect, Image, Request, State, StorageError};
+use parfait::brain::{self as machine, Ask, Brain, Effect, Request, State, StorageError};
 use parfait::job::Job;
 use parfait::log::{Book, Label, Outcome};
 use parfait::mending::Part;
+use parfait::site::Ground;
 use parfait::spread::Ecmp;
 use service::auth;
 use service::log;
@@ -20,8 +21,8 @@ use tokio::task::JoinSet;
 use topology::graph::{LinkId, NodeId};
 
 use super::Cluster;
-use super::core::Parts;
 use super::events::Events;
+use super::inputs::{Answer, Attached, Found, FoundJob, Input, NotAttached};
 use super::picture::{Picture, state_name};
 use super::placing::{self, Caller, NoTrial, Placed, Placing, Waiting};
 use crate::convert::{self, position_message, share_message};
@@ -31,9 +32,6 @@ use crate::proto::{self, Serialised};
 use crate::store::{Candidate, Holder, Store, UNSIGNED_HINT};
 use crate::view::{BrainView, View};
 use crate::words::counted;
-
-/// Commands that wait for one agent; the state machine has one outstanding, and sends it again.
-pub(super) const MAX_COMMANDS: usize = 4;
 
 /// A view is made at most so often while things change.
 const VIEW_EVERY: Duration = Duration::from_millis(200);
@@ -58,67 +56,32 @@ const MOST_MOVED: u32 = 4096;
 /// Parts that a line of the log names.
 const MAX_NAMED: usize = 8;
 
-/// What becomes of a request.
-pub(super) type Answer = Result<Outcome, Denial>;
-
-/// A placed job, if there is one of that name; `None` from a brain that does not lead.
-pub(super) type Found = Option<Option<FoundJob>>;
-
-/// A job that was looked for by its name.
-#[derive(Debug)]
-pub(super) struct FoundJob {
-    pub(super) owner: String,
-    pub(super) job: Job,
-    /// The nodes of its workers, by rank.
-    pub(super) nodes: Vec<String>,
-}
-
-/// Something that happened outside.
-#[derive(Debug)]
-pub(super) enum Input {
-    Claimed { ticket: u64, holder: Result<Holder, StorageError> },
-    Opened { ticket: u64, opened: Result<Image, StorageError> },
-    Stored { ticket: u64, stored: Result<(), StorageError> },
-    Ask { request: Request, answer: oneshot::Sender<Answer> },
-    Place { caller: Caller, label: Label, job: Job, answer: oneshot::Sender<Placed> },
-    Tried,
-    Topology { answer: oneshot::Sender<Option<Serialised>> },
-    Show { answer: oneshot::Sender<()> },
-    Find { name: String, answer: oneshot::Sender<Found> },
-    Attached { name: String, agent: Attached, answer: oneshot::Sender<Result<NodeId, NotAttached>> },
-    Detached { node: NodeId, number: u64 },
-    Reply { node: NodeId, number: u64, reply: Reply, note: String, down: BTreeSet<u8> },
-}
-
-/// Why an agent is not wanted.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum NotAttached {
-    NotLeading,
-    NoNode(String),
-}
-
-/// An agent that is connected.
-#[derive(Debug)]
-pub(super) struct Attached {
-    /// Tells connections of one node apart.
-    pub(super) number: u64,
-    pub(super) commands: mpsc::Sender<proto::Command>,
-    /// What it drew for this connection.
-    pub(super) nonce: Vec<u8>,
-    pub(super) enforcer: String,
-    pub(super) note: String,
-    pub(super) heard: Instant,
-    /// Its ports, as it says; none from agents of older versions.
-    pub(super) ports: Vec<proto::Port>,
-    /// Where these are not those of the topology, found when it came.
-    pub(super) faults: Vec<String>,
-}
-
 /// A call to the log.
 enum LogCall {
     Open { ticket: u64, term: u64 },
     Append { opening: u64, ticket: u64, at: u64, bytes: Vec<u8> },
     Snapshot { opening: u64, ticket: u64, bytes: Vec<u8> },
+}
+
+/// What a brain is made from.
+#[derive(Debug)]
+pub struct Parts<S> {
+    /// Times and sizes of the state machine.
+    pub machine: machine::Config,
+    /// Hosts, switches and links.
+    pub cluster: Cluster,
+    /// What the ledger stands on: [`Cluster::ground`].
+    pub ground: Ground,
+    /// Switches that have an agent.
+    pub switches: Vec<NodeId>,
+    /// Where the lease and the log are.
+    pub store: Arc<S>,
+    /// Who it is.
+    pub candidate: Candidate,
+    /// Where the log is, for people.
+    pub store_name: String,
+    /// Signs plans.
+    pub plan_key: Key,
 }
 
 pub(super) struct Actor<S> {

@@ -19,7 +19,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 use topology::graph::Topology;
 
 use super::Cluster;
-use super::actor::{Answer, Attached, Input, MAX_COMMANDS, NotAttached};
+use super::inputs::{Answer, Attached, Input, MAX_COMMANDS, NotAttached};
 use super::placing::NoTrial;
 use crate::convert;
 use crate::keys::Nonce;

@@ -4,41 +4,18 @@
 
 use std::sync::Arc;
 
-use parfait::brain::{self as machine, Denial, Request};
+use parfait::brain::{Denial, Request};
 use parfait::log::Outcome;
-use parfait::site::Ground;
 use tokio::sync::{mpsc, oneshot, watch};
-use topology::graph::NodeId;
 
-use super::actor::{Actor, Input};
+use super::actor::{Actor, Parts};
 use super::calls::Handle;
 use super::events::Events;
+use super::inputs::Input;
 use super::{Cluster, MAX_INPUTS};
-use crate::keys::Key;
-use crate::store::{Candidate, Store};
+use crate::store::Store;
 use crate::view::View;
 use crate::web::EventLog;
-
-/// What a brain is made from.
-#[derive(Debug)]
-pub struct Parts<S> {
-    /// Times and sizes of the state machine.
-    pub machine: machine::Config,
-    /// Hosts, switches and links.
-    pub cluster: Cluster,
-    /// What the ledger stands on: [`Cluster::ground`].
-    pub ground: Ground,
-    /// Switches that have an agent.
-    pub switches: Vec<NodeId>,
-    /// Where the lease and the log are.
-    pub store: Arc<S>,
-    /// Who it is.
-    pub candidate: Candidate,
-    /// Where the log is, for people.
-    pub store_name: String,
-    /// Signs plans.
-    pub plan_key: Key,
-}
 
 /// See the module's text.
 #[derive(Clone, Debug)]

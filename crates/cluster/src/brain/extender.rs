@@ -16,7 +16,7 @@ use parfait::brain::{Ask, Denial, Request};
 use parfait::log::{Label, Outcome};
 use tokio::sync::{mpsc, oneshot};
 
-use super::actor::{FoundJob, Input};
+use super::inputs::{FoundJob, Input};
 use crate::kubernetes::{self, ExtenderArgs, MarkError, State, Wanted};
 use crate::web::{Hook, HookError};
 

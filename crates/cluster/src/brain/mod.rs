@@ -3,6 +3,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | `events` | what happens, numbered |
+//! | `inputs` | what goes into the actor |
 //! | `picture` | the view of the cluster, made from the book and from what agents report |
 //! | `actor` | the one task that owns the state machine |
 //! | `placing` | trials of placements, beside the actor |
@@ -15,13 +16,15 @@ mod calls;
 mod core;
 mod events;
 mod extender;
+mod inputs;
 mod picture;
 mod placing;
 #[cfg(test)]
 mod tests;
 
+pub use actor::Parts;
 pub use calls::LEADER_ENTRY;
-pub use core::{Core, Parts};
+pub use core::Core;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -8,7 +8,7 @@ use parfait::job::Cycle;
 use parfait::log::Book;
 use topology::graph::{Kind, LinkId, NodeId, Topology};
 
-use super::actor::Attached;
+use super::inputs::Attached;
 use crate::view::{
     Alarm, BrainView, CycleView, JobView, LinkJob, LinkView, NodeView, Placed, TurnView, View,
 };

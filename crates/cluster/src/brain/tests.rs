@@ -17,10 +17,11 @@ use tonic::{Code, Request};
 use topology::graph::{Capacity, NodeId};
 use topology::shape::Shape;
 
-use super::actor::{Answer, Attached, Input};
+use super::Parts;
 use super::calls::Service;
-use super::core::{Core, Parts};
+use super::core::Core;
 use super::extender;
+use super::inputs::{Answer, Attached, Input};
 use super::placing::NoTrial;
 use super::{Cluster, MAX_INPUTS, machine_config};
 use crate::convert;
