@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use formats::manifest::Part;
 use serde::{Deserialize, Serialize};
 
-use super::manifest::Described;
+use super::described::Described;
 use super::{TokenizeError, Totals};
 
 /// Version of the file.

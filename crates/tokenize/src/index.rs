@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use xio::dataset::megatron::{HEADER_BYTES, Header, MAGIC, Walk};
 
 use super::TokenizeError;
-use super::sink::TokenType;
+use super::token_type::TokenType;
 
 /// The index of the pair to which `output` belongs.
 pub fn path_of(output: &Path) -> PathBuf {

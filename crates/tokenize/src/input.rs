@@ -15,7 +15,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::TokenizeError;
-use super::sources::Source;
 
 const GZIP: &[u8] = &[0x1f, 0x8b];
 const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
@@ -60,16 +59,20 @@ impl<R: Read> Read for Counted<R> {
     }
 }
 
-/// Opens an input.
+/// Opens an input: the file, or standard input in its place.
 ///
 /// # Errors
 /// When it cannot be opened, or its compression is not known to this build.
-pub(super) fn open(source: &Source, bytes_read: &BytesRead) -> Result<Bytes, TokenizeError> {
-    if source.is_stdin() {
-        return decompress(&source.path, true, counted(io::stdin(), bytes_read));
+pub(super) fn open(
+    path: &Path,
+    is_stdin: bool,
+    bytes_read: &BytesRead,
+) -> Result<Bytes, TokenizeError> {
+    if is_stdin {
+        return decompress(path, true, counted(io::stdin(), bytes_read));
     }
-    let file = File::open(&source.path).map_err(TokenizeError::io("open", &source.path))?;
-    decompress(&source.path, false, counted(file, bytes_read))
+    let file = File::open(path).map_err(TokenizeError::io("open", path))?;
+    decompress(path, false, counted(file, bytes_read))
 }
 
 /// The first bytes of a file, decompressed.

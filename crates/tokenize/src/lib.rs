@@ -23,10 +23,12 @@
 //! | `chat` | conversations, rendered by a chat template and divided into turns |
 //! | `guard` | panics of libraries as errors |
 //! | [`holdout`] | which documents are held out for validation |
+//! | `turns` | how the tokens of a conversation are divided |
 //! | `batch` | what passes between the threads |
 //! | [`pipeline`] | reader, encoders and writer, connected by bounded queues |
 //! | `checkpoint` | what a killed run needs to go on |
-//! | [`sink`], [`index`], `manifest` | the output file, the boundaries of documents, and what is said about both |
+//! | [`sink`], [`index`], `manifest`, `described` | the output file, the boundaries of documents, and what is said about both |
+//! | `token_type` | how ids are stored |
 
 mod batch;
 pub mod bpe;
@@ -34,6 +36,7 @@ pub mod bpe;
 mod chat;
 mod checkpoint;
 pub mod cut;
+mod described;
 pub mod encoding;
 mod error;
 #[cfg(any(feature = "hugging-face", feature = "parquet"))]
@@ -51,6 +54,8 @@ mod pipeline;
 mod readers;
 pub mod sink;
 pub mod sources;
+mod token_type;
+mod turns;
 pub mod vocabulary;
 
 use std::path::{Path, PathBuf};
@@ -62,8 +67,9 @@ pub use encoding::Encoding;
 pub use error::TokenizeError;
 pub use holdout::{Holdout, Rule, Share};
 pub use pipeline::run;
-pub use sink::{Leftovers, TokenType};
+pub use sink::Leftovers;
 pub use sources::{CHAT_TEMPLATE, Format, Noted};
+pub use token_type::TokenType;
 pub use vocabulary::{Eos, VocabularyName};
 
 /// What to tokenise and how.

@@ -164,7 +164,7 @@ fn seekable(
         let file = File::open(&source.path).map_err(TokenizeError::io("open", &source.path))?;
         return Ok((file, true));
     }
-    let mut bytes = input::open(source, bytes_read)?;
+    let mut bytes = input::open(&source.path, source.is_stdin(), bytes_read)?;
     let mut options = OpenOptions::new();
     let copy = options.read(true).write(true).create(true).truncate(true).open(spool);
     let mut copy = copy.map_err(TokenizeError::io("create", spool))?;

@@ -23,17 +23,19 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use formats::manifest::Part;
 
-use super::batch::{After, Batch, Encoded, Encoder, Place, Reason, Segment, Shared, Turns};
+use super::batch::{After, Batch, Encoded, Encoder, Place, Reason, Segment, Shared};
 use super::chat::{self, Chat};
 use super::checkpoint::{
     CONVERSATIONS, EXTENDED, HELD_OUT, Marks, NOTHING, Position, State, TIME, WEIGHTS, Written,
 };
+use super::described::Described;
 use super::index::Existing;
 use super::input::BytesRead;
-use super::manifest::{self, Described};
+use super::manifest;
 use super::readers::{Reader, Stop};
 use super::sink::{Kept, Names, Sink, SinkError};
 use super::sources::{self, Format, Source};
+use super::turns::Turns;
 use super::vocabulary::{Eos, Vocabulary, VocabularyName};
 use super::{
     ChatTemplate, Event, HeldOut, Holdout, Job, Noted, Outcome, TokenType, TokenizeError, Totals,

@@ -114,7 +114,7 @@ impl Reader<'_> {
 
     /// Opens an input at the position.
     fn open(&self, source: &Source) -> Result<Bytes, TokenizeError> {
-        let mut bytes = input::open(source, &self.bytes_read)?;
+        let mut bytes = input::open(&source.path, source.is_stdin(), &self.bytes_read)?;
         let (mut left, mut crc) = (self.position.bytes, 0);
         let mut block = vec![0; if left > 0 { 1 << 20 } else { 0 }];
         while left > 0 {

@@ -13,68 +13,23 @@
 //! file can lock it, so it is closed to other users until it gets its name.
 
 use std::ffi::OsString;
-use std::fmt;
 use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use clap::ValueEnum;
 use formats::Weights;
 use formats::manifest::Part;
 use xio::dataset::Dtype;
 
 use super::TokenizeError;
-use super::batch::Turns;
 use super::checkpoint::{self, Marks, State};
 use super::holdout::Rule;
 use super::index::{self, Existing};
 use super::manifest;
-
-/// How an id is stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum TokenType {
-    /// 32 bits per token, any encoding
-    U32,
-    /// 16 bits per token, for vocabularies below 65,536
-    U16,
-}
-
-impl TokenType {
-    /// Bytes of one id.
-    pub const fn bytes(self) -> u64 {
-        match self {
-            TokenType::U32 => 4,
-            TokenType::U16 => 2,
-        }
-    }
-
-    /// The type in a flat file.
-    pub const fn in_file(self) -> Dtype {
-        match self {
-            TokenType::U32 => Dtype::U32,
-            TokenType::U16 => Dtype::U16,
-        }
-    }
-
-    /// The type in an index, whose format has no u32: ids are below 2^31, so i32 is the same bytes.
-    pub const fn in_index(self) -> Dtype {
-        match self {
-            TokenType::U32 => Dtype::I32,
-            TokenType::U16 => Dtype::U16,
-        }
-    }
-}
-
-impl fmt::Display for TokenType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            TokenType::U32 => "u32",
-            TokenType::U16 => "u16",
-        })
-    }
-}
+use super::token_type::TokenType;
+use super::turns::Turns;
 
 /// Why tokens cannot be written.
 #[derive(Debug)]
@@ -760,7 +715,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::super::checkpoint::Written;
-    use super::super::manifest::Described;
+    use super::super::described::Described;
     use super::*;
 
     const INDEX: Kept = Kept { index: true, weights: false };

@@ -6,11 +6,11 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::batch::Turns;
 use super::chat::Chat;
 use super::encoding::BytePairs;
 #[cfg(feature = "hugging-face")]
 use super::hugging_face::HuggingFace;
+use super::turns::Turns;
 use super::{Encoding, TokenizeError};
 
 /// The vocabulary a user wants.

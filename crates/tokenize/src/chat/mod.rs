@@ -22,8 +22,8 @@ pub(super) use template::STACK_BYTES;
 use template::{Rendered, Templates};
 
 use super::TokenizeError;
-use super::batch::Turns;
 use super::hugging_face::HuggingFace;
+use super::turns::Turns;
 
 /// Messages that are rendered for one conversation to find out what the assistant says in it: it is rendered up to each
 /// of them, so that time grows with the square.
