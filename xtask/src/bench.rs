@@ -6,7 +6,8 @@
 //!
 //! | part | what it does |
 //! |---|---|
-//! | [`data`] | the configurations, the rounds, and the check that all of them delivered the same bytes |
+//! | [`configurations`] | how the main job is run |
+//! | [`data`] | the rounds of the main job, and the check that all of them delivered the same bytes |
 //! | [`figures`] | what one run says, as numbers |
 //! | [`table`] | medians, spread and targets, for people and for programs |
 //! | [`process`] | runs the demo and watches the memory of its DPU from outside |
@@ -17,6 +18,7 @@
 //!
 //! No speed is required here: a missed target is printed, wrong bytes fail.
 
+mod configurations;
 mod data;
 mod fabric;
 mod figures;

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::shell::{self, Failure};
+use crate::shell::{self, Failure, Outcome};
 use crate::workspace::{self, cargo, rustc_field};
 use crate::{Command, layers, no_os, tidy};
 
@@ -34,16 +34,6 @@ Examples:
   cargo xtask check tidy layers    two steps, in seconds",
     run,
 };
-
-/// How a step ended when it did not fail.
-pub(crate) enum Outcome {
-    /// It ran and passed.
-    Passed,
-    /// The part that could run passed; the text names the rest.
-    PassedWithout(String),
-    /// It did not run, and why.
-    Skipped(String),
-}
 
 /// One step of the check.
 struct Step {

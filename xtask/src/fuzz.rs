@@ -200,6 +200,11 @@ fn find(name: &str) -> Result<&'static Harness, Failure> {
     })
 }
 
+/// A file or a program of a campaign that fails.
+fn cannot(what: &str, path: &Path, error: &std::io::Error) -> Failure {
+    Failure::usage(format!("cannot {what} {}: {error}", path.display()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,9 +9,8 @@
 
 use cargo_metadata::{Dependency, DependencyKind, Metadata, Package, Source};
 
-use crate::check::Outcome;
 use crate::floors;
-use crate::shell::Failure;
+use crate::shell::{Failure, Outcome};
 use crate::workspace;
 
 /// One member of the workspace and its allowed dependencies.

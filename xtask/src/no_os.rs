@@ -10,8 +10,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::check::Outcome;
-use crate::shell::{self, Failure};
+use crate::shell::{self, Failure, Outcome};
 use crate::workspace::{self, cargo, root};
 
 /// The proof's manifest, relative to the root.

@@ -45,6 +45,16 @@ impl fmt::Display for Failure {
     }
 }
 
+/// How a step of a check ended that did not fail.
+pub(crate) enum Outcome {
+    /// It ran and passed.
+    Passed,
+    /// The part that could run passed; the text names the rest.
+    PassedWithout(String),
+    /// It did not run, and why.
+    Skipped(String),
+}
+
 /// Runs a program with its output on this terminal.
 ///
 /// # Errors

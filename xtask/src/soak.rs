@@ -11,11 +11,12 @@
 //! | [`draw`] | what happens, from the seed |
 //! | [`mod@run`] | the rounds |
 //! | [`ground`] | what all parts share: the folder, the first failure, the processes |
+//! | [`locks`] | locks that all parts take |
 //! | [`process`] | one process: started, signalled, awaited, ended |
 //! | [`place`] | a target and a DPU |
 //! | [`data`] | token files and the batches that must come out of them |
 //! | [`stream`], [`pair`] | a trainer; two verbs programs |
-//! | [`watch`] | who has made no progress for too long, without the time that the machine took |
+//! | [`pulse`], [`watch`] | progress and pauses; who has made none for too long, without the time that the machine took |
 //! | [`growth`] | memory, descriptors, threads and files between rounds |
 //! | [`tally`], [`report`] | the table at the end; what is printed of a failure |
 
@@ -23,10 +24,12 @@ mod data;
 mod draw;
 mod ground;
 mod growth;
+mod locks;
 mod pair;
 mod place;
 mod prepare;
 mod process;
+mod pulse;
 mod report;
 mod run;
 mod stream;

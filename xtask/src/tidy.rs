@@ -6,9 +6,8 @@
 use std::fs;
 use std::path::Path;
 
-use crate::check::Outcome;
 use crate::names::Names;
-use crate::shell::Failure;
+use crate::shell::{Failure, Outcome};
 use crate::workspace::{self, root};
 
 /// Types of handwritten files, which are searched for stray words.

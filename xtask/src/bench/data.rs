@@ -1,50 +1,15 @@
-//! The configurations of the main job, and which of their results must be equal.
+//! Runs the main job in all its configurations, and checks that results are equal where they must be.
 
 use std::path::Path;
 
 use serde_json::{Value, json};
 
+use super::configurations::{CONFIGURATIONS, Configuration, Series};
 use super::figures::Figures;
 use super::machine::Machine;
 use super::process::Demo;
 use super::{Options, table};
 use crate::shell::Failure;
-
-/// A way to run the demo.
-#[derive(Debug)]
-pub(super) struct Configuration {
-    pub(super) name: &'static str,
-    options: &'static [&'static str],
-    /// Runs over the same number of corpora deliver the same stream.
-    corpora: u8,
-    /// Whether the targets apply to it.
-    pub(super) has_targets: bool,
-}
-
-pub(super) const CONFIGURATIONS: &[Configuration] = &[
-    Configuration { name: "offload", options: &[], corpora: 3, has_targets: true },
-    Configuration {
-        name: "no offload",
-        options: &["--offload", "false"],
-        corpora: 3,
-        has_targets: false,
-    },
-    Configuration {
-        name: "offload, 1 % loss",
-        options: &["--loss", "1%"],
-        corpora: 3,
-        has_targets: false,
-    },
-    Configuration {
-        name: "offload, 1 corpus",
-        options: &["--corpora", "1"],
-        corpora: 1,
-        has_targets: false,
-    },
-];
-
-/// Every run of one configuration.
-pub(super) type Series = Vec<Figures>;
 
 /// Runs all configurations in rounds and prints the table.
 ///

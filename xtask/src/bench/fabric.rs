@@ -12,12 +12,14 @@
 //! | [`shared_link`] | flows through a bottleneck |
 //! | [`place`] | one machine, or two namespaces on a cable that may lose or limit |
 //! | [`program`] | runs programs on both sides |
+//! | [`obstacle`] | why there is no figure |
 //! | [`packages`] | programs of other projects |
 //! | [`calibration`] | what the machine can do |
 //! | [`report`] | the tables |
 
 mod calibration;
 mod figures;
+mod obstacle;
 mod packages;
 mod place;
 mod program;
@@ -36,9 +38,9 @@ use serde_json::json;
 
 use self::calibration::{Calibration, Calibrations};
 use self::figures::{Figure, How};
+use self::obstacle::Obstacle;
 use self::packages::Missing;
 use self::place::{Place, Where};
-use self::program::Obstacle;
 use self::report::Results;
 use self::rows::{Feature, Row};
 use self::shared_link::{Flows, Shares};

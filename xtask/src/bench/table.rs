@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::data::{CONFIGURATIONS, Series};
+use super::configurations::{CONFIGURATIONS, Series};
 use super::figures::Figures;
 
 /// Target of a figure.
@@ -251,8 +251,9 @@ mod tests {
     use super::*;
 
     fn series(rates: &[f64]) -> Vec<Series> {
-        let offload =
-            |configuration: &&super::super::data::Configuration| configuration.name != "no offload";
+        let offload = |configuration: &&super::super::configurations::Configuration| {
+            configuration.name != "no offload"
+        };
         let runs = |offload: bool| {
             let figures = |rate: &f64| Figures::of(&ran(*rate, offload)).expect("complete");
             rates.iter().map(figures).collect()

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::{Harness, Options, corpus};
+use super::{Harness, Options, cannot, corpus};
 use crate::shell::{self, Failure};
 
 /// An input that takes longer than this is a hang. Whole scripts take microseconds.
@@ -268,10 +268,6 @@ pub(super) fn random(
 fn random_inputs(text: &str) -> Option<u64> {
     let (_, rest) = text.split_once("rng inputs: ")?;
     rest.split_whitespace().next()?.parse().ok()
-}
-
-pub(super) fn cannot(what: &str, path: &Path, error: &std::io::Error) -> Failure {
-    Failure::usage(format!("cannot {what} {}: {error}", path.display()))
 }
 
 #[cfg(test)]

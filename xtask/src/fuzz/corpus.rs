@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::campaign::cannot;
+use super::cannot;
 use crate::shell::Failure;
 
 #[path = "../../../testing/corpus.rs"]

@@ -5,24 +5,20 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
+use super::locks::lock;
 use super::prepare::Programs;
 use super::process::{End, Process};
+use super::pulse::Pulse;
 use super::tally::Tally;
-use super::watch::Pulse;
 
 /// Shared by the daemons and readers of a soak.
 const TOKEN: &str = "the-token-of-a-soak";
 
 /// How long a question to a daemon or a program may take.
 const ANSWER: Duration = Duration::from_secs(5);
-
-/// A lock whose holder panicked still holds what it held; the panic ends the soak by itself.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Shared by all threads.
 #[derive(Debug)]

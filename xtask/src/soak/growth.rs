@@ -9,8 +9,6 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::place::{Daemon, Place};
-
 /// Private memory that a daemon may hold more than after another round: a round of 8 streams after one with a
 /// single stream needs that for tables, and the allocator keeps it.
 const MAX_GROWTH_KIB: u64 = 24 << 10;
@@ -57,11 +55,6 @@ impl Held {
         })
     }
 
-    fn of_daemon(daemon: &Daemon) -> Result<Held, String> {
-        let held = daemon.process().and_then(|process| Held::of(process.pid));
-        held.ok_or_else(|| format!("{} cannot be looked at", daemon.name))
-    }
-
     /// The smaller of each.
     fn least(self, other: Held) -> Held {
         Held {
@@ -98,28 +91,27 @@ fn field(status: &str, name: &str) -> Option<u64> {
 pub(super) struct Growth(BTreeMap<String, Vec<Held>>);
 
 impl Growth {
-    /// Looks at the daemons after a round.
+    /// Looks at a daemon after a round, by the number of its process.
     ///
     /// # Errors
-    /// When one holds too much.
-    pub(super) fn look(&mut self, place: &Place) -> Result<(), String> {
-        for daemon in place.daemons() {
-            let all = self.0.entry(daemon.name.clone()).or_default();
-            let least = all.iter().copied().reduce(Held::least);
-            let begun = Instant::now();
-            let held = loop {
-                let held = Held::of_daemon(daemon)?;
-                let grown = held.beyond(&least.unwrap_or(held));
-                if grown.is_empty() {
-                    break held;
-                }
-                if begun.elapsed() > FORGETS {
-                    return Err(format!("{} has grown: {}", daemon.name, grown.join("; ")));
-                }
-                thread::sleep(LOOK);
-            };
-            all.push(held);
-        }
+    /// When it holds too much, or cannot be looked at.
+    pub(super) fn look(&mut self, name: &str, pid: Option<u32>) -> Result<(), String> {
+        let all = self.0.entry(name.to_owned()).or_default();
+        let least = all.iter().copied().reduce(Held::least);
+        let begun = Instant::now();
+        let held = loop {
+            let held = pid.and_then(Held::of);
+            let held = held.ok_or_else(|| format!("{name} cannot be looked at"))?;
+            let grown = held.beyond(&least.unwrap_or(held));
+            if grown.is_empty() {
+                break held;
+            }
+            if begun.elapsed() > FORGETS {
+                return Err(format!("{name} has grown: {}", grown.join("; ")));
+            }
+            thread::sleep(LOOK);
+        };
+        all.push(held);
         Ok(())
     }
 

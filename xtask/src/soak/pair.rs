@@ -11,11 +11,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::draw::{Act, CLASSES, Draw, Pair, Path};
-use super::ground::{Ground, lock};
+use super::ground::Ground;
+use super::locks::lock;
 use super::place::pause;
 use super::process::{End, KILLED, Process};
+use super::pulse::Pulse;
 use super::stream::stop;
-use super::watch::Pulse;
 
 /// How often the thread of a pair looks.
 const LOOK: Duration = Duration::from_millis(10);

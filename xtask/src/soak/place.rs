@@ -15,8 +15,10 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::draw::{Disturbance, Path};
-use super::ground::{Ground, lock};
+use super::ground::Ground;
+use super::locks::lock;
 use super::process::{End, Process};
+use super::pulse::Daemons;
 
 /// A daemon reports that it is ready, or ends when it is asked to, within this time.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -157,15 +159,6 @@ impl Place {
         [&self.target, &self.dpu]
     }
 
-    pub(super) fn is_away(&self) -> bool {
-        self.away.load(Ordering::SeqCst) > 0
-    }
-
-    pub(super) fn pids(&self) -> Vec<u32> {
-        let processes = self.daemons().into_iter().filter_map(Daemon::process);
-        processes.map(|process| process.pid).collect()
-    }
-
     /// # Errors
     /// When one has ended by itself.
     pub(super) fn check(&self) -> Result<(), String> {
@@ -248,6 +241,17 @@ impl Place {
             true => Err(format!("the DPU has left {}", self.socket.display())),
             false => Ok(()),
         }
+    }
+}
+
+impl Daemons for Place {
+    fn is_away(&self) -> bool {
+        self.away.load(Ordering::SeqCst) > 0
+    }
+
+    fn pids(&self) -> Vec<u32> {
+        let processes = self.daemons().into_iter().filter_map(Daemon::process);
+        processes.map(|process| process.pid).collect()
     }
 }
 

@@ -11,7 +11,7 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::ground::lock;
+use super::locks::lock;
 
 /// How often a child is looked at.
 const LOOK: Duration = Duration::from_millis(5);

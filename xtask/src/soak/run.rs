@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 use super::data::{self, Expected};
 use super::draw::{Disturbance, Path, Round};
-use super::ground::{Ground, lock};
+use super::ground::Ground;
 use super::growth::{Growth, check_leftovers};
+use super::locks::lock;
 use super::pair;
 use super::place::Place;
 use super::prepare::Programs;
@@ -241,7 +242,10 @@ impl Soak<'_> {
         lock(&self.ground.tally).check_rescued()?;
         match round.is_mortal {
             true => place.terminate(),
-            false => self.growth.look(place),
+            false => place.daemons().into_iter().try_for_each(|daemon| {
+                let process = daemon.process();
+                self.growth.look(&daemon.name, process.map(|process| process.pid))
+            }),
         }
     }
 

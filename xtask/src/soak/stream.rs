@@ -14,10 +14,11 @@ use std::time::Duration;
 
 use super::data::Expected;
 use super::draw::{Act, Draw, Stream};
-use super::ground::{Ground, lock};
+use super::ground::Ground;
+use super::locks::lock;
 use super::place::{Place, pause};
 use super::process::{End, KILLED, Process};
-use super::watch::Pulse;
+use super::pulse::{Daemons, Pulse};
 use crate::shell::RESCUED;
 
 /// How long `dquant cat` retries a DPU or a target that is not there.
@@ -86,9 +87,9 @@ impl Slot<'_> {
         let kills = [self.place.target.kills(), self.place.dpu.kills()];
         let process = self.ground.spawn(&self.name, self.command(stream, expected))?;
         lock(&self.ground.tally).streams.begun += 1;
-        let place = Some(Arc::clone(self.place));
+        let place = Arc::clone(self.place) as Arc<dyn Daemons>;
         let name = format!("{} ({})", self.name, expected.plan);
-        let pulse = Pulse::new(name, "streams", 1, vec![process.pid], place);
+        let pulse = Pulse::new(name, "streams", 1, vec![process.pid], Some(place));
         let pulse = self.ground.watch(pulse);
         let read = self.read(stream, expected, &process, &pulse);
         let end = read.and_then(|did| {

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use super::program::Obstacle;
+use super::obstacle::Obstacle;
 
 /// Addresses of the two ends of a cable.
 const ADDRESSES: [&str; 2] = ["10.78.0.1", "10.78.0.2"];

@@ -11,24 +11,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::obstacle::Obstacle;
 use super::place::Side;
 use crate::shell::RESCUED;
-
-/// Why there is no figure.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Obstacle(pub(super) String);
-
-impl Obstacle {
-    pub(super) fn new(why: impl Into<String>) -> Obstacle {
-        Obstacle(why.into())
-    }
-}
-
-impl From<io::Error> for Obstacle {
-    fn from(error: io::Error) -> Obstacle {
-        Obstacle(error.to_string())
-    }
-}
 
 /// How often a program is looked at: rare, because it runs on a core that is measured.
 const LOOK_EVERY: Duration = Duration::from_millis(20);

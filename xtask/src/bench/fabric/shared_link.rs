@@ -5,8 +5,9 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::obstacle::Obstacle;
 use super::place::{Place, Sent};
-use super::program::{Line, Obstacle};
+use super::program::Line;
 use super::tools::{PerfField, Tool, Tools, parse};
 
 /// How long flows run before anything counts.

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use super::obstacle::Obstacle;
 use super::place::Place;
-use super::program::{Line, Obstacle, Running};
+use super::program::{Line, Running};
 
 /// Programs and files that the measurements use.
 #[derive(Clone, Debug)]
