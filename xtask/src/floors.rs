@@ -71,31 +71,6 @@ const FLOORS: &[(&str, &str)] = &[
          neighbour: fabric faults goodput graph link memory streams",
     ),
     (
-        "crates/sim/src/chaos",
-        "summary
-         atomics
-         network
-         scenario: network
-         space: scenario
-         side: scenario
-         failures: network side
-         monitor: scenario side
-         draft: scenario side space
-         rights: draft scenario side space
-         post: draft scenario side space
-         pool: side space
-         check: atomics side space
-         windows: draft rights side space
-         trespass: draft rights side space
-         unreliable: draft side space
-         overtake: atomics draft side space
-         drain: scenario side
-         sleep: side
-         abandon: side
-         life: atomics rights scenario side space
-         intruder: rights side space",
-    ),
-    (
         "crates/topology/src",
         "graph
          shape: graph
@@ -269,46 +244,12 @@ const FLOORS: &[(&str, &str)] = &[
          shared: software",
     ),
     (
-        "crates/adapter/src/shared",
-        "descriptor
-         gather
-         memory
-         polling
-         signals
-         core: gather memory polling
-         progress: core descriptor gather signals",
-    ),
-    (
         "bindings/ibverbs/src",
         "process
          engine: process
          explain: process engine
          objects: abi process engine
          exports: abi process engine explain objects",
-    ),
-    (
-        "bindings/ibverbs/src/objects",
-        "ack
-         gid
-         arena
-         batch
-         event_queue
-         inline
-         mr
-         multicast
-         pd
-         ah: gid
-         channel: event_queue
-         events: ack
-         context: event_queue events
-         cq: ack events
-         query: gid
-         sysfs: gid query
-         device: query sysfs
-         mw: mr
-         qp: ack batch events inline
-         qp_attr: ah mr query
-         srq: ack events",
     ),
     (
         "crates/service/src",
@@ -430,31 +371,11 @@ const FLOORS: &[(&str, &str)] = &[
          cli: *",
     ),
     (
-        "crates/dquant/src/perf",
-        "test
-         histogram
-         control: test
-         host: test
-         ends: control host test
-         requester: control ends histogram test
-         responder: control ends requester test
-         client: control ends histogram host requester test
-         server: client control ends host responder test",
-    ),
-    (
         "crates/dquant/src/replay",
         "schedule
          content
          meeting
          rank: content meeting schedule",
-    ),
-    (
-        "crates/dquant/src/demo",
-        "corpus
-         trainer: corpus
-         children: trainer
-         opening: children
-         report: *",
     ),
 ];
 
@@ -599,6 +520,28 @@ fn paths(code: &str) -> Vec<(usize, Vec<&str>)> {
                 expand(&code[at..], Vec::new(), &mut |path| found.push((at, path)));
             }
         }
+    }
+    found
+}
+
+/// The modules and items that a file names by their place, from the crate's root; not those of its inline modules, which
+/// are tests.
+pub(crate) fn places_used(module: &[String], code: &str) -> Vec<Vec<String>> {
+    let mut found = Vec::new();
+    for (at, segments) in paths(code) {
+        if inline_modules_around(code, at) > 0 {
+            continue;
+        }
+        let mut place = module.to_vec();
+        for segment in segments {
+            match segment {
+                "crate" => place.clear(),
+                "self" => {}
+                "super" => drop(place.pop()),
+                name => place.push(name.to_owned()),
+            }
+        }
+        found.push(place);
     }
     found
 }

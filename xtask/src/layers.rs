@@ -5,10 +5,11 @@
 //! the table is refused, so a new crate cannot slip past it. Second, a pure crate depends only on crates that are
 //! used without their default features and without `std`; the build of `xtask/no-os-proof` then proves the same
 //! independently. In addition, every dependency must come from the default registry. The same step checks the floors
-//! inside crates ([`floors`]).
+//! inside crates ([`floors`]), and that no files of a folder use each other in a circle ([`circles`]).
 
 use cargo_metadata::{Dependency, DependencyKind, Metadata, Package, Source};
 
+use crate::circles;
 use crate::floors;
 use crate::shell::{Failure, Outcome};
 use crate::workspace;
@@ -85,6 +86,7 @@ pub(crate) fn check() -> Result<Outcome, Failure> {
     let metadata = workspace::metadata()?;
     let mut complaints = complaints(&metadata);
     complaints.extend(floors::complaints()?);
+    complaints.extend(circles::complaints()?);
     for complaint in &complaints {
         eprintln!("    {complaint}");
     }

@@ -10,6 +10,7 @@
 mod bench;
 mod chaos;
 mod check;
+mod circles;
 mod counts;
 mod coverage;
 mod flags;
