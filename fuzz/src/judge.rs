@@ -8,8 +8,8 @@ use std::cell::{Cell, RefCell};
 
 use roce::verbs::{Access, MemoryRegion, Qpn, SgList, Sge, WindowId};
 use roce::wire::{Headers, Opcode, Operation};
-use sim::fabric::Packet;
 use sim::memory::{Arena, BASE, Guard, Touch};
+use sim::network::Packet;
 
 use crate::ledger::Ledger;
 

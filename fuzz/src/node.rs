@@ -16,16 +16,16 @@ use roce::verbs::{
     WcStatus, WindowBinding, WindowId,
 };
 use roce::wire::Opcode;
-use sim::fabric::{Fabric, FabricConfig, Packet};
 use sim::graph::Graph;
 use sim::memory::Arena;
+use sim::network::{Network, NetworkConfig, Packet};
 
 use crate::judge::{Grant, Judge, Pane, STRETCH_BYTES, STRETCHES, memory, stretch};
 use crate::ledger::{Flow, Heard, Queue};
 
 /// The memory of a node.
 pub(crate) type Memory = Arena<Judge>;
-pub(crate) type Node = sim::fabric::Node<Memory>;
+pub(crate) type Node = sim::network::Node<Memory>;
 
 /// The type of a slot's queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,8 +150,8 @@ const MAX_CQE: u32 = 64;
 const MAX_EVENTS: usize = 8 * 16;
 
 /// Nodes between which packets are handed over one by one. Without ICRC, which is not checked here.
-pub(crate) fn network(nodes: u32, shape: &Shape) -> Fabric<Memory> {
-    let config = FabricConfig {
+pub(crate) fn network(nodes: u32, shape: &Shape) -> Network<Memory> {
+    let config = NetworkConfig {
         is_sealed: false,
         holds: true,
         ipv6: shape.ipv6,
@@ -164,28 +164,28 @@ pub(crate) fn network(nodes: u32, shape: &Shape) -> Fabric<Memory> {
             max_qp_wr: 16,
             ..EndpointConfig::default()
         },
-        ..FabricConfig::new(Graph::new(nodes, 0), 0)
+        ..NetworkConfig::new(Graph::new(nodes, 0), 0)
     };
-    let mut fabric = Fabric::build(&config, |node, _| (memory(), shape.seed + u64::from(node)));
-    fabric.advance_to(Time::from_nanos(1));
-    fabric
+    let mut network = Network::build(&config, |node, _| (memory(), shape.seed + u64::from(node)));
+    network.advance_to(Time::from_nanos(1));
+    network
 }
 
 /// Lets the changed nodes do all their work at this instant.
-pub(crate) fn settle(fabric: &mut Fabric<Memory>) {
-    fabric.settle_changed();
-    let now = fabric.now();
-    assert_eq!(fabric.spinning(), None, "still sending at {now}");
+pub(crate) fn settle(network: &mut Network<Memory>) {
+    network.settle_changed();
+    let now = network.now();
+    assert_eq!(network.spinning(), None, "still sending at {now}");
 }
 
 /// Delivers a packet, and sends the packets that result.
-pub(crate) fn hear(fabric: &mut Fabric<Memory>, to: usize, packet: Packet) {
+pub(crate) fn hear(network: &mut Network<Memory>, to: usize, packet: Packet) {
     let opcode = packet.bytes.first().and_then(|&byte| Opcode::from_u8(byte));
     let arriving = opcode.map(|opcode| (opcode, Qpn::new(packet.dest_qpn())));
-    fabric.nodes[to].memory.guard.arriving = arriving;
-    fabric.deliver(to as u32, packet);
-    settle(fabric);
-    let node = &mut fabric.nodes[to];
+    network.nodes[to].memory.guard.arriving = arriving;
+    network.deliver(to as u32, packet);
+    settle(network);
+    let node = &mut network.nodes[to];
     node.memory.guard.arriving = None;
     assert_eq!(node.refused_intact(), 0, "a packet of ours does not decode");
 }

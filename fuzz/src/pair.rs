@@ -20,7 +20,7 @@ use roce::verbs::{
 };
 use roce::wire::{Bth, Headers, Psn, ROCE_PORT};
 use roce::world::{Ecn, Path};
-use sim::fabric::{Fabric, Packet};
+use sim::network::{Network, Packet};
 
 use crate::forge::{self, Target};
 use crate::judge::{Grant, STRETCHES};
@@ -65,7 +65,7 @@ fn play(input: &[u8]) -> Option<World> {
 
 #[derive(Debug)]
 struct World {
-    fabric: Fabric<Memory>,
+    network: Network<Memory>,
     programs: [Program; 2],
     /// Last sequence numbers seen by `[node][slot]`: of requests, of responses.
     seen: [[(Psn, Psn); SLOTS]; 2],
@@ -86,10 +86,10 @@ impl World {
             max_wr: pick(first.a >> 2, &[16, 8, 2, 1]),
             seed: u64::from(first.a >> 6) + 1,
         };
-        let mut fabric = node::network(2, &shape);
-        let programs = [0, 1].map(|own| Program::new(fabric.node_mut(own), shape));
+        let mut network = node::network(2, &shape);
+        let programs = [0, 1].map(|own| Program::new(network.node_mut(own), shape));
         let mut world = World {
-            fabric,
+            network,
             programs,
             seen: [[(Psn::default(), Psn::default()); SLOTS]; 2],
             tainted: [false; SLOTS],
@@ -102,8 +102,8 @@ impl World {
     }
 
     fn host(&mut self, own: usize) -> Host<'_> {
-        let now = self.fabric.now();
-        Host { now, node: self.fabric.node_mut(own as u32), program: &mut self.programs[own] }
+        let now = self.network.now();
+        Host { now, node: self.network.node_mut(own as u32), program: &mut self.programs[own] }
     }
 
     /// States and counters, for reports.
@@ -121,7 +121,7 @@ impl World {
     /// PSN of the first request: `chosen` before the queue pair is connected.
     fn first_psn(&self, node: usize, slot: usize, chosen: Option<Psn>) -> Option<Psn> {
         let qpn = self.programs[node].slots[slot].qpn?;
-        let attr = self.fabric.node(node as u32).endpoint.query_qp(qpn).expect("it exists");
+        let attr = self.network.node(node as u32).endpoint.query_qp(qpn).expect("it exists");
         Some(chosen.filter(|_| attr.state == QpState::Reset).unwrap_or(attr.sq_psn))
     }
 
@@ -135,7 +135,7 @@ impl World {
 
     /// How to reach the peer of a slot, if it has one.
     fn connection(&self, own: usize, slot: usize, first_psn: Option<Psn>) -> Option<Connect> {
-        let peer = self.fabric.node(1 - own as u32);
+        let peer = self.network.node(1 - own as u32);
         let qpn = self.programs[1 - own].slots[slot].qpn?;
         let remote_psn = self.first_psn(1 - own, slot, first_psn)?;
         let local_psn = self.first_psn(own, slot, first_psn)?;
@@ -190,28 +190,28 @@ impl World {
 
     /// Lets both do their work now, and puts their packets on their way.
     fn settle(&mut self) {
-        node::settle(&mut self.fabric);
+        node::settle(&mut self.network);
         (0..2).for_each(|own| self.carry(own));
     }
 
     fn carry(&mut self, from: usize) {
         let to = 1 - from;
         let (slots, seen) = (&self.programs[to].slots, &mut self.seen[to]);
-        self.fabric.release(from as u32, |memory, packet| {
+        self.network.release(from as u32, |memory, packet| {
             let headers = memory.guard.judge_sent(packet);
             note(slots, seen, headers.bth());
         });
-        self.fabric.nodes[from].memory.guard.forget_reads();
-        let flying = self.fabric.held(to as u32);
+        self.network.nodes[from].memory.guard.forget_reads();
+        let flying = self.network.held(to as u32);
         let too_many = flying.len() > MAX_FLYING;
         flying.truncate(MAX_FLYING);
-        self.calm &= !too_many && self.fabric.misdirected() == 0;
+        self.calm &= !too_many && self.network.misdirected() == 0;
     }
 
     // ---- the network ---------------------------------------------------------------------------
 
     fn flying(&mut self, to: usize) -> &mut VecDeque<Packet> {
-        self.fabric.held(to as u32)
+        self.network.held(to as u32)
     }
 
     fn deliver_some(&mut self, to: usize, count: usize) {
@@ -227,7 +227,7 @@ impl World {
         if packet.is_forged() {
             self.tainted = [true; SLOTS];
         }
-        node::hear(&mut self.fabric, to, packet);
+        node::hear(&mut self.network, to, packet);
         self.carry(to);
     }
 
@@ -294,19 +294,19 @@ impl World {
             // So that the next forged one may continue this one.
             self.seen[to][slot].0 = headers.bth().psn;
         }
-        let packet = self.fabric.forge(1 - to as u32, to as u32, bytes);
+        let packet = self.network.forge(1 - to as u32, to as u32, bytes);
         self.arrive(to, packet);
     }
 
     /// Advances to the next deadline, or a little further.
     fn advance(&mut self, record: Record) {
         let little = Duration::from_nanos(u64::from(record.de()) << (record.c & 15));
-        let now = self.fabric.now();
+        let now = self.network.now();
         let at = match record.b & 1 {
-            0 => self.fabric.next_at().unwrap_or(now),
+            0 => self.network.next_at().unwrap_or(now),
             _ => now + little,
         };
-        self.fabric.advance_to(at);
+        self.network.advance_to(at);
     }
 
     /// The network works for a while.
@@ -322,10 +322,10 @@ impl World {
     fn event(&mut self) -> bool {
         self.settle();
         if (0..2).all(|to| self.flying(to).is_empty()) {
-            let Some(next) = self.fabric.next_at() else {
+            let Some(next) = self.network.next_at() else {
                 return false;
             };
-            self.fabric.advance_to(next);
+            self.network.advance_to(next);
             self.settle();
         }
         for to in 0..2 {
@@ -390,7 +390,7 @@ impl World {
             Some(qpn) if !to_group => qpn,
             _ => MULTICAST_QPN,
         };
-        let peer_ip = self.fabric.node(1 - own as u32).ip();
+        let peer_ip = self.network.node(1 - own as u32).ip();
         let ip = if to_group { group(peer.shape.ipv6) } else { peer_ip };
         let qkey = pick(record.e >> 5, &[QKEY, QKEY, 1 << 31, 5]);
         let ah = Path::new(SocketAddr::new(ip, ROCE_PORT)).into();
@@ -581,7 +581,7 @@ impl World {
                 return;
             }
         }
-        let now = self.fabric.now();
+        let now = self.network.now();
         panic!("still busy at {now} after {MAX_HEALING_EVENTS} events\n{}", self.summary());
     }
 
@@ -596,7 +596,7 @@ impl World {
         self.judge_work();
         (0..SLOTS).for_each(|slot| self.judge_messages(slot));
         for own in 0..2 {
-            let carried_out = self.fabric.nodes[own].memory.guard.atomics.get();
+            let carried_out = self.network.nodes[own].memory.guard.atomics.get();
             let asked_for = self.programs[1 - own].atomics;
             let clean = self.tainted == [false; SLOTS];
             assert!(!clean || carried_out <= asked_for, "an atomic was carried out twice");
@@ -613,7 +613,7 @@ impl World {
             let receiver = self.host(to);
             let (answers, overrun) =
                 (receiver.state(slot) == Some(QpState::Rts), receiver.overrun(slot));
-            let ledger = &self.fabric.nodes[from].memory.guard.ledger;
+            let ledger = &self.network.nodes[from].memory.guard.ledger;
             let in_vain = ledger.is_exhausted(source);
             assert!(!(self.calm && in_vain && answers), "{source:?} was not answered");
             if service.transport != Transport::Rc || self.tainted[slot] || overrun {
@@ -622,7 +622,7 @@ impl World {
             let heard = &self.programs[to].heard;
             ledger.judge_heard(source, heard);
             // A destroyed queue pair takes along the completions that were not polled.
-            let attr = self.fabric.node(from as u32).endpoint.query_qp(source).ok();
+            let attr = self.network.node(from as u32).endpoint.query_qp(source).ok();
             if self.programs[to].slots[slot].qpn == attr.map(|attr| attr.dest_qp) {
                 ledger.judge_missing(source, heard);
             }

@@ -11,7 +11,7 @@ use roce::endpoint::{Connect, Mtu, QpAttr, QpState, Reliability};
 use roce::verbs::{SendOp, SendWr, SgList, Sge};
 use roce::wire::{BTH_BYTES, ICRC_BYTES, Psn};
 use roce::world::Ecn;
-use sim::fabric::Fabric;
+use sim::network::Network;
 
 use crate::ledger::Queue;
 use crate::node::{self, Host, MIXES, Memory, Program, QKEY, SLOTS, Service, Shape};
@@ -50,7 +50,7 @@ pub fn check(input: &[u8]) {
 }
 
 struct Victim {
-    fabric: Fabric<Memory>,
+    network: Network<Memory>,
     program: Program,
     /// Next request that each queue pair expects.
     expected: [Psn; SLOTS],
@@ -59,11 +59,11 @@ struct Victim {
 impl Victim {
     fn new(mix: [Service; SLOTS], reliability: Reliability) -> Victim {
         let shape = Shape { mix, ipv6: false, cq_depth: 64, max_wr: 8, seed: 2 };
-        let mut fabric = node::network(1, &shape);
-        let program = Program::new(fabric.node_mut(VICTIM), shape);
-        let remote = fabric.path_to(PEER);
+        let mut network = node::network(1, &shape);
+        let program = Program::new(network.node_mut(VICTIM), shape);
+        let remote = network.path_to(PEER);
         let expected = [Psn::new(FIRST_PSN); SLOTS];
-        let mut victim = Victim { fabric, program, expected };
+        let mut victim = Victim { network, program, expected };
         for slot in 0..SLOTS {
             let mut host = victim.host();
             if host.slots[slot].qpn.is_some() {
@@ -82,16 +82,16 @@ impl Victim {
     }
 
     fn host(&mut self) -> Host<'_> {
-        let now = self.fabric.now();
-        Host { now, node: self.fabric.node_mut(VICTIM), program: &mut self.program }
+        let now = self.network.now();
+        Host { now, node: self.network.node_mut(VICTIM), program: &mut self.program }
     }
 
     /// Discards the victim's packets.
     fn drop_sent(&mut self) {
-        self.fabric.release(VICTIM, |memory, packet| {
+        self.network.release(VICTIM, |memory, packet| {
             memory.guard.judge_sent(packet);
         });
-        self.fabric.nodes[VICTIM as usize].memory.guard.forget_reads();
+        self.network.nodes[VICTIM as usize].memory.guard.forget_reads();
     }
 
     /// Two receives, and a few outstanding requests of the victim's own.
@@ -110,7 +110,7 @@ impl Victim {
             host.post_send(qpn, wr);
         }
         assert!(host.post_recv(slot, list(1000)) && host.post_recv(slot, list(64)));
-        node::settle(&mut self.fabric);
+        node::settle(&mut self.network);
         self.drop_sent();
     }
 
@@ -121,18 +121,18 @@ impl Victim {
             self.aim(help, slot, &mut payload);
         }
         if help & 0x80 != 0 {
-            let later = self.fabric.now() + Duration::from_millis(30);
-            self.fabric.advance_to(later);
+            let later = self.network.now() + Duration::from_millis(30);
+            self.network.advance_to(later);
         }
-        let mut packet = self.fabric.forge(PEER, VICTIM, payload);
+        let mut packet = self.network.forge(PEER, VICTIM, payload);
         if !packet.seal() {
             return;
         }
         packet.ecn = Ecn::NotEct;
         let received =
-            |victim: &Victim| victim.fabric.node(VICTIM).endpoint.counters().bytes_received;
+            |victim: &Victim| victim.network.node(VICTIM).endpoint.counters().bytes_received;
         let before = received(self);
-        node::hear(&mut self.fabric, VICTIM as usize, packet);
+        node::hear(&mut self.network, VICTIM as usize, packet);
         let taken = received(self) > before;
         if aimed && taken {
             self.expected[slot] = self.expected[slot].plus(u32::from(help & 2 != 0));

@@ -1,7 +1,7 @@
 //! `cargo xtask chaos`: the long run of the simulation, and the check of its checker.
 //!
 //! It has two parts. The transport runs thousands of seeds of random programs under random faults, and so do brains and
-//! agents of Parfait; then every planted bug has to be found, which shows that the first part would find bugs. They are
+//! agents of Parfait; then every seeded bug has to be found, which shows that the first part would find bugs. They are
 //! tests of the packages `sim` and `parfait`, built optimised and without the rest of the workspace, so that a machine
 //! starts within a minute.
 
@@ -11,7 +11,7 @@ use crate::workspace::cargo;
 
 pub(crate) const COMMAND: Command = Command {
     name: "chaos",
-    summary: "Thousands of seeds of the simulation, and every planted bug found",
+    summary: "Thousands of seeds of the simulation, and every seeded bug found",
     help: "\
 Usage: cargo xtask chaos [--seeds FIRST..END]
 
@@ -22,7 +22,7 @@ seeds until each is found. docs/simulation.md says what is checked. A seed that 
 Options:
   --seeds FIRST..END   seeds of the first part [default: 0..4000]
 
-Exit code: 0 nothing found and every planted bug found, 1 otherwise, 2 usage or environment.
+Exit code: 0 nothing found and every seeded bug found, 1 otherwise, 2 usage or environment.
 
 Examples:
   cargo xtask chaos                       about two minutes
@@ -36,8 +36,8 @@ fn run(args: &[String]) -> Result<(), Failure> {
     let seeds = parse(args)?;
     shell::run(test("sim", &["--test", "it", "chaos"]).env("DQUANT_SEEDS", seeds))?;
     shell::run(test("parfait", &["--test", "brains"]).env("DQUANT_SEEDS", seeds))?;
-    shell::run(&mut test("sim", &["--features", "planted-bugs", "--test", "planted"]))?;
-    shell::run(&mut test("parfait", &["--features", "planted-bugs", "--test", "brains", "planted"]))
+    shell::run(&mut test("sim", &["--features", "seeded-bugs", "--test", "seeded"]))?;
+    shell::run(&mut test("parfait", &["--features", "seeded-bugs", "--test", "brains", "seeded"]))
 }
 
 fn parse(args: &[String]) -> Result<&str, Failure> {

@@ -1,6 +1,6 @@
 //! Circles of files: two files of one folder that use each other, directly or through others.
 //!
-//! [`floors`](crate::floors) orders the modules that its table names. Here every folder of every crate is
+//! [`floors`] orders the modules that its table names. Here every folder of every crate is
 //! looked at, without a table: a file may use the others of its folder, and its `mod.rs`, but not one that
 //! uses it. `mod.rs` and `lib.rs` are the rooms themselves, so what they declare may be used, and tests may
 //! use everything.

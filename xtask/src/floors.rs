@@ -25,19 +25,19 @@ const FLOORS: &[(&str, &str)] = &[
          slab: rng
          deadlines: rng time
          wire
-         planted: wire
+         seeded: wire
          congestion: time wire
          shaping: time
          verbs: rng time wire congestion
-         memory: planted rng slab verbs
+         memory: seeded rng slab verbs
          io: time wire verbs memory
          multicast: verbs
          events: verbs
          srq: rng slab verbs memory events
-         cq: planted rng slab verbs srq
+         cq: seeded rng slab verbs srq
          report: counters time wire congestion verbs
          direct: wire verbs memory io
-         qp: counters planted rng time wire congestion verbs memory io events srq cq report direct
+         qp: counters seeded rng time wire congestion verbs memory io events srq cq report direct
          outbox: wire verbs io qp
          endpoint: *
          world: time wire verbs io direct endpoint",
@@ -59,16 +59,16 @@ const FLOORS: &[(&str, &str)] = &[
          pressure: chance faults
          rates
          port: faults packet pressure rates
-         fabric: *
-         chaos: buffer chance credits fabric faults graph link memory pressure topology
-         streams: buffer fabric faults graph link memory queues
-         tenants: fabric graph link memory packet streams
-         cycles: fabric graph link streams tenants
-         goodput: fabric faults graph link memory streams
-         incast: buffer fabric goodput graph link memory streams topology
-         traffic: buffer chance fabric graph link memory packet topology
-         circle: buffer chance fabric graph link memory streams topology
-         neighbour: fabric faults goodput graph link memory streams",
+         network: *
+         chaos: buffer chance credits network faults graph link memory pressure topology
+         streams: buffer network faults graph link memory queues
+         tenants: network graph link memory packet streams
+         cycles: network graph link streams tenants
+         goodput: network faults graph link memory streams
+         incast: buffer network goodput graph link memory streams topology
+         traffic: buffer chance network graph link memory packet topology
+         circle: buffer chance network graph link memory streams topology
+         noisy_neighbour: network faults goodput graph link memory streams",
     ),
     (
         "crates/topology/src",
@@ -120,11 +120,11 @@ const FLOORS: &[(&str, &str)] = &[
          repair: network loads ledger placement
          profile: family pattern job demand
          queues: job loads ledger
-         planted
+         seeded
          log: runs separation job demand outage network site loads ledger placement repair queues
-         mending: ledger placement repair log
-         agent: planted job ledger queues shifts
-         turns: planted job demand outage loads ledger log shifts agent
+         repair_log: ledger placement repair log
+         agent: seeded job ledger queues shifts
+         turns: seeded job demand outage loads ledger log shifts agent
          brain: *",
     ),
     (
@@ -214,9 +214,9 @@ const FLOORS: &[(&str, &str)] = &[
          mappings
          userfault
          movable: clock mappings skip userfault
-         neighbours: clock fault interfaces movable peer pool udp
-         device: capture clock interfaces neighbours netlink rates packet ready skip udp waiter
-         doctor: device interfaces neighbours packet udp
+         local_peers: clock fault interfaces movable peer pool udp
+         device: capture clock interfaces local_peers netlink rates packet ready skip udp waiter
+         doctor: device interfaces local_peers packet udp
          loaded: abi clock
          umad",
     ),
@@ -235,9 +235,7 @@ const FLOORS: &[(&str, &str)] = &[
     ),
     (
         "crates/adapter/src",
-        "seeds
-         skip
-         registrations: seeds skip
+        "registrations: seeds skip
          software
          owned: software
          connect: owned software
@@ -374,8 +372,8 @@ const FLOORS: &[(&str, &str)] = &[
         "crates/dquant/src/replay",
         "schedule
          content
-         meeting
-         rank: content meeting schedule",
+         rendezvous
+         rank: content rendezvous schedule",
     ),
 ];
 

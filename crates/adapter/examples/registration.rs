@@ -31,7 +31,7 @@ type Failed = Box<dyn std::error::Error>;
 
 /// Two queue pairs of one device, connected to each other, and the memory that the first writes.
 struct Rig {
-    fabric: Loaded,
+    adapter: Loaded,
     pd: PdId,
     cq: CqId,
     qpn: Qpn,
@@ -45,20 +45,20 @@ impl Rig {
         let sges = SgList::from_iter([Sge { addr, len: BYTES as u32, lkey }]);
         let op = SendOp::Write { remote_addr: self.target, rkey: self.rkey };
         let wr = SendWr { op, sges, signaled: true, ..SendWr::default() };
-        self.fabric
+        self.adapter
             .device()
             .post_send(clock::now(), self.qpn, &[wr])
             .map_err(|error| format!("{error:?}"))?;
         let mut done = ArrayVec::<Completion, 1>::new();
         while done.is_empty() {
-            self.fabric.turn(clock::now(), |_, _| false);
-            self.fabric.device().poll_cq(self.cq, &mut done)?;
+            self.adapter.turn(clock::now(), |_, _| false);
+            self.adapter.device().poll_cq(self.cq, &mut done)?;
         }
         let status = done[0].status;
         if status != WcStatus::Success {
             return Err(format!("the WRITE ended with {status:?}").into());
         }
-        let bytes = self.fabric.memory().bytes(self.target, BYTES as usize);
+        let bytes = self.adapter.memory().bytes(self.target, BYTES as usize);
         let first = bytes[0];
         match bytes.iter().all(|byte| *byte == first) {
             true => Ok(first),
@@ -70,10 +70,10 @@ impl Rig {
 fn rig(library: &str, name: &str) -> Result<(Rig, Registrar), Failed> {
     let library = Library::load(FilePath::new(library))?;
     let opened = LoadedDevice::open(&library, name)?;
-    let mut fabric = Loaded::new(opened, Pool::new(4 * BYTES)?);
-    let range = fabric.memory_mut().alloc(BYTES, 4096)?;
-    let local = fabric.local();
-    let opened = fabric.device();
+    let mut adapter = Loaded::new(opened, Pool::new(4 * BYTES)?);
+    let range = adapter.memory_mut().alloc(BYTES, 4096)?;
+    let local = adapter.local();
+    let opened = adapter.device();
     let pd = opened.alloc_pd()?;
     let cq = opened.create_cq(16)?;
     let region = opened.register(pd, range.addr, range.len, Access::ALL)?;
@@ -93,7 +93,7 @@ fn rig(library: &str, name: &str) -> Result<(Rig, Registrar), Failed> {
     let mut blocks = Pool::new(4096)?;
     let registrar =
         Registrar::open(opened, &mut blocks, pd, reach, Limits { blocks: 0, ..Limits::default() })?;
-    let rig = Rig { fabric, pd, cq, qpn: qps[0], target: range.addr, rkey: region.rkey };
+    let rig = Rig { adapter, pd, cq, qpn: qps[0], target: range.addr, rkey: region.rkey };
     Ok((rig, registrar))
 }
 
@@ -132,7 +132,7 @@ fn main() -> Result<(), Failed> {
         for _ in 0..2 {
             // SAFETY: the buffer stays mapped, and nobody writes it, until it is released.
             let lease = unsafe {
-                registrar.acquire(rig.fabric.device(), &mut none, (addr, BYTES), Use::Source)?
+                registrar.acquire(rig.adapter.device(), &mut none, (addr, BYTES), Use::Source)?
             };
             match lease.way() {
                 Way::Cached => cached += 1,
@@ -140,7 +140,7 @@ fn main() -> Result<(), Failed> {
             }
             let found = rig.write(lease.addr, lease.lkey)?;
             // SAFETY: the WRITE has completed.
-            unsafe { registrar.release(rig.fabric.device(), &mut none, lease, 0) };
+            unsafe { registrar.release(rig.adapter.device(), &mut none, lease, 0) };
             if found != byte {
                 return Err(format!("round {round}: {found} arrived").into());
             }
@@ -168,7 +168,7 @@ fn keep_a_key(rig: &mut Rig, addr: u64) -> Result<bool, Failed> {
     let (old, new) = (201, 202);
     unmap(addr);
     fresh(Some(addr), old)?;
-    let region = rig.fabric.device().register(rig.pd, addr, BYTES, Access::LOCAL_READ)?;
+    let region = rig.adapter.device().register(rig.pd, addr, BYTES, Access::LOCAL_READ)?;
     unmap(addr);
     fresh(Some(addr), new)?;
     Ok(rig.write(addr, region.lkey)? == old)

@@ -15,10 +15,12 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use nic::neighbours::{Doorbell, FifoCounters, Neighbours, Shared, Target, Unfinished};
+use nic::local_peers::{Doorbell, FifoCounters, LocalPeers, Shared, Target, Unfinished};
 use roce::Time;
 use roce::device::{Device, PostError};
-use roce::direct::{Backlog, Direct, DirectKind, Holding, MAX_DIRECT_BYTES, Posted, RegionCard};
+use roce::direct::{
+    Backlog, Direct, DirectKind, Holding, MAX_DIRECT_BYTES, Posted, RegionDescriptor,
+};
 use roce::endpoint::{AsyncEvent, Endpoint, QpAttr, QpConfig, QpState, SrqConfig};
 use roce::verbs::{
     Access, AddressHandle, Completion, CqId, MemoryRegion, PdId, Qpn, RecvWr, SendWr, SrqId,
@@ -27,7 +29,7 @@ use roce::verbs::{
 use roce::world::{self, Memory, Path, Wire};
 
 /// What a device has of the path to local peers: its processes, or the reason for none.
-pub type LocalPath = Result<Neighbours, String>;
+pub type LocalPath = Result<LocalPeers, String>;
 
 /// The process of this machine at the other end of a connection, or why it is reached by packets.
 pub type LocalPeer = Result<Arc<Target>, String>;
@@ -60,7 +62,7 @@ pub struct SoftwareDevice {
     /// Why queue pairs have no local peer, by number.
     by_packets: HashMap<u32, String>,
     /// Published regions by local key.
-    regions: HashMap<u32, RegionCard>,
+    regions: HashMap<u32, RegionDescriptor>,
     /// The endpoint's count of failed queue pairs at the last look.
     failed_before: u64,
 }
@@ -122,7 +124,7 @@ impl SoftwareDevice {
 
     /// The counters of packets to and from local peers.
     pub fn fifo_counters(&self) -> Option<&FifoCounters> {
-        self.local.as_ref().ok().map(Neighbours::counters)
+        self.local.as_ref().ok().map(LocalPeers::counters)
     }
 
     /// Accesses of local peers that may have begun before something was withdrawn.
@@ -190,7 +192,7 @@ impl SoftwareDevice {
         looks: impl FnOnce() -> bool,
     ) -> [usize; 2] {
         let Ok(local) = &mut self.local else { return [0; 2] };
-        let acknowledged = local.exchange_verdicts(&mut self.endpoint, now);
+        let acknowledged = local.exchange_acks(&mut self.endpoint, now);
         if !looks() {
             return [acknowledged, 0];
         }
@@ -363,8 +365,8 @@ impl SoftwareDevice {
     fn publish_qp(&self, qpn: Qpn) {
         let Ok(local) = &self.local else { return };
         let address = |index: u8| self.addresses.get(usize::from(index)).copied();
-        match self.endpoint.qp_card(qpn, address) {
-            Some(card) => local.publish_qp(&card),
+        match self.endpoint.qp_descriptor(qpn, address) {
+            Some(descriptor) => local.publish_qp(&descriptor),
             None => local.withdraw_qp(qpn),
         }
     }
@@ -390,26 +392,26 @@ impl SoftwareDevice {
 
     // ---- regions -------------------------------------------------------------------------------
 
-    /// Local peers with a right may use this region, whose memory is where the card says.
-    pub fn publish_region(&mut self, lkey: u32, card: &RegionCard) {
+    /// Local peers with a right may use this region, whose memory is where the descriptor says.
+    pub fn publish_region(&mut self, lkey: u32, descriptor: &RegionDescriptor) {
         if let Ok(local) = &self.local
-            && card.access.is_remote()
+            && descriptor.access.is_remote()
         {
-            local.publish_region(card);
-            self.regions.insert(lkey, *card);
+            local.publish_region(descriptor);
+            self.regions.insert(lkey, *descriptor);
         }
     }
 
     /// Local peers may no longer begin to use this region.
     pub fn withdraw_region(&mut self, lkey: u32) {
-        if let (Ok(local), Some(card)) = (&self.local, self.regions.remove(&lkey)) {
-            local.withdraw_region(card.rkey);
+        if let (Ok(local), Some(descriptor)) = (&self.local, self.regions.remove(&lkey)) {
+            local.withdraw_region(descriptor.rkey);
         }
     }
 }
 
 /// Whether sends of a queue pair go on waiting for turns. Those to a peer that has ended are packets from now on.
-fn may_wait(endpoint: &mut Endpoint, local: &Neighbours, now: Time, qpn: Qpn) -> bool {
+fn may_wait(endpoint: &mut Endpoint, local: &LocalPeers, now: Time, qpn: Qpn) -> bool {
     if !endpoint.has_held(qpn) || local.reaches(qpn, DirectKind::Write) {
         return true;
     }
@@ -491,8 +493,9 @@ impl Device for SoftwareDevice {
     ) -> Result<MemoryRegion, VerbsError> {
         let region = self.endpoint.register(pd, addr, len, access)?;
         let MemoryRegion { lkey, rkey, .. } = region;
-        let card = RegionCard { rkey, pd, addr, len, backing: addr, in_file: None, access };
-        self.publish_region(lkey, &card);
+        let descriptor =
+            RegionDescriptor { rkey, pd, addr, len, backing: addr, in_file: None, access };
+        self.publish_region(lkey, &descriptor);
         Ok(region)
     }
 
@@ -506,9 +509,10 @@ impl Device for SoftwareDevice {
         let before = self.regions.get(&region.lkey).copied();
         self.withdraw_region(region.lkey);
         let MemoryRegion { addr, len, lkey, rkey } = changed;
-        let (backing, in_file) = before.map_or((addr, None), |card| (card.backing, card.in_file));
-        let card = RegionCard { rkey, pd, addr, len, backing, in_file, access };
-        self.publish_region(lkey, &card);
+        let (backing, in_file) =
+            before.map_or((addr, None), |descriptor| (descriptor.backing, descriptor.in_file));
+        let descriptor = RegionDescriptor { rkey, pd, addr, len, backing, in_file, access };
+        self.publish_region(lkey, &descriptor);
         Ok(changed)
     }
 

@@ -4,16 +4,16 @@
 use std::net::SocketAddr;
 
 use adapter::owned::{Adapter, Software};
-use nic::neighbours::OWN_PORT;
+use nic::local_peers::OWN_PORT;
 use rustix::net::{
     AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send, socket_with,
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 fn open(at: SocketAddr) -> Software {
-    let mut fabric = Software::bind(at, 1 << 20, 0, 1).expect("loopback");
-    fabric.open_same_host(None);
-    fabric
+    let mut adapter = Software::bind(at, 1 << 20, 0, 1).expect("loopback");
+    adapter.open_same_host(None);
+    adapter
 }
 
 #[test]
@@ -37,6 +37,6 @@ fn a_limit_on_descriptors_ends_no_process_for_its_neighbours() {
     send(&callers[0], b"nonsense", SendFlags::NOSIGNAL).expect("it is connected");
     std::thread::sleep(std::time::Duration::from_millis(300));
     setrlimit(Resource::Nofile, usual).expect("as before");
-    let met = other.discovery().expect("a board").meet(limited.local(), OWN_PORT);
-    assert!(met.is_ok(), "{:?}", met.err());
+    let found = other.discovery().expect("a segment").discover(limited.local(), OWN_PORT);
+    assert!(found.is_ok(), "{:?}", found.err());
 }

@@ -488,7 +488,7 @@ fn an_interface_that_goes_down_and_up_again_is_used_again() {
     assert_eq!((a.counters().tx.dropped.refused, a.gone()), (1, None), "{:?}", a.counters());
     assert_eq!(a.counters().tx.dropped.last_errno, libc::ENETDOWN);
     link("up");
-    // The kernel forgets neighbours when an interface goes down.
+    // The kernel forgets local peers when an interface goes down.
     assert!(ip(&format!("-n {} {neighbour}", lab.names[0])));
     let deadline = clock::now() + LIMIT;
     let mut seen = Vec::new();

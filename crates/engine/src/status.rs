@@ -45,9 +45,9 @@ impl Counters {
     }
 
     /// The counters of a device and its wire.
-    pub(crate) fn of_fabric<F: Adapter>(fabric: &F) -> Counters {
+    pub(crate) fn of_fabric<F: Adapter>(adapter: &F) -> Counters {
         let mut counters = Counters::default();
-        fabric.counters(&mut |name, value| counters.set(name, value));
+        adapter.counters(&mut |name, value| counters.set(name, value));
         counters
     }
 }

@@ -16,7 +16,7 @@ use adapter::software::LocalPeer;
 use host::accounts;
 use host::attach::Connection;
 use host::ring::{Producer, RingConfig, RingFds};
-use nic::neighbours;
+use nic::local_peers;
 use prost::Message;
 use roce::verbs::WcStatus;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -100,7 +100,7 @@ pub struct DpuContext {
     /// Paths to targets that drop large packets.
     pub path_mtus: PathMtus,
     /// What finds out which targets are processes of this machine, or why none are.
-    pub discovery: Result<Arc<neighbours::Shared>, String>,
+    pub discovery: Result<Arc<local_peers::Shared>, String>,
 }
 
 /// Serves one client until it closes its connection. Calls `heard` when its request has arrived.
@@ -496,8 +496,8 @@ impl Keeper {
     /// takes seconds if it is stopped.
     async fn local_peer(&self, target: SocketAddr) -> LocalPeer {
         let discovery = self.context.discovery.clone()?;
-        let meet = move || discovery.meet(target, neighbours::OWN_PORT);
-        tokio::task::spawn_blocking(meet).await.map_err(|error| error.to_string())?
+        let discover = move || discovery.discover(target, local_peers::OWN_PORT);
+        tokio::task::spawn_blocking(discover).await.map_err(|error| error.to_string())?
     }
 
     /// Path MTU towards the target's machine, in payload bytes.

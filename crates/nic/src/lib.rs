@@ -16,12 +16,12 @@
 //! | [`abi`] | structures and constants of `infiniband/verbs.h` |
 //! | [`loaded`] | devices behind a libibverbs that is found at run time |
 //! | [`umad`] | management datagrams of InfiniBand, by a libibumad that is found at run time |
-//! | [`neighbours`] | memory of other processes of this machine, reached without packets |
+//! | [`local_peers`] | memory of other processes of this machine, reached without packets |
 //! | [`fault`] | a wire that loses packets on purpose |
 //! | [`peer`] | who is at the other end of a Unix socket |
 //! | [`private`] | the user's private directory |
 //! | [`pool`] | registered memory: one pre-faulted region |
-//! | [`movable`] | memory of the program, moved to where neighbours can map it |
+//! | [`movable`] | memory of the program, moved to where local peers can map it |
 //! | [`mappings`], [`userfault`] | what this process has mapped; who learns of faults in it |
 //! | [`waiter`], [`clock`] | sleeping and waking; time, CPU time, resident memory |
 //!
@@ -41,9 +41,9 @@ pub mod interfaces;
 mod link;
 pub mod loaded;
 pub mod local_files;
+pub mod local_peers;
 pub mod mappings;
 pub mod movable;
-pub mod neighbours;
 pub mod netlink;
 pub mod packet;
 pub mod peer;

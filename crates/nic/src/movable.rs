@@ -1,4 +1,4 @@
-//! Ordinary memory of a program, moved into a file that neighbours may map, and back.
+//! Ordinary memory of a program, moved into a file that local peers may map, and back.
 //!
 //! The program keeps its addresses. What changes for it while its memory is in the file:
 //!
@@ -12,8 +12,8 @@
 //! Other threads may go on. Whoever touches the memory while it is moved waits in the kernel, by userfaultfd. System calls
 //! that use it at that moment fail with `EFAULT`, because only faults of user mode are allowed to wait
 //! (`vm.unprivileged_userfaultfd`). The kernel itself cannot be held off: pages that it has pinned (I/O under way, registered
-//! buffers of io_uring) are written to where the program does not see it any more. Neighbours reach memory that is not in the
-//! file in that way (`process_vm_writev`), so pages never move while a region that neighbours know lies on them.
+//! buffers of io_uring) are written to where the program does not see it any more. LocalPeers reach memory that is not in the
+//! file in that way (`process_vm_writev`), so pages never move while a region that local peers know lies on them.
 //!
 //! Only private anonymous memory moves, and neither heaps of libc nor stacks: a heap that shrinks and grows again relies on
 //! clear pages, and a child needs both. The registration cache (`adapter::registrations`) watches memory; nothing here does. Keys and rights
@@ -57,7 +57,7 @@ pub enum NotMoved {
     /// On a heap or a stack.
     #[error("it is on a heap or a stack")]
     Heap,
-    /// Some of its pages belong to another region that neighbours know.
+    /// Some of its pages belong to another region that local peers know.
     #[error("it shares pages with another region")]
     Overlap,
     /// The program has closed the file's descriptor.
@@ -172,7 +172,7 @@ pub struct Movable {
     inode: u64,
     next_offset: u64,
     ranges: Vec<Range>,
-    /// Pages of regions that neighbours know and that are not in the file.
+    /// Pages of regions that local peers know and that are not in the file.
     stayed: Vec<Pages>,
 }
 
@@ -209,7 +209,7 @@ impl Movable {
         self.file.as_fd()
     }
 
-    /// A region that neighbours are going to know: moves the pages of its `len` bytes at `addr` into the file, and returns where
+    /// A region that local peers are going to know: moves the pages of its `len` bytes at `addr` into the file, and returns where
     /// the first byte is in it. In both cases the region ends with [`leave`](Movable::leave).
     ///
     /// # Errors
@@ -462,7 +462,7 @@ impl Mapping {
 
     /// Copies all of `from`, which is as long.
     fn copy_from(&self, from: &Mapping) {
-        // SAFETY: two mappings of this length. A neighbour that writes to the file meanwhile changes what is copied, and no
+        // SAFETY: two mappings of this length. A local peer that writes to the file meanwhile changes what is copied, and no
         // reference to the bytes exists.
         unsafe { ptr::copy_nonoverlapping(from.at.cast::<u8>(), self.at.cast(), self.len) }
     }

@@ -282,7 +282,7 @@ impl Memory for Pool {
 
     fn atomic(&mut self, addr: u64, op: AtomicOp) -> u64 {
         let word = self.region.place(addr, 8).cast::<u64>();
-        // SAFETY: `place` returned eight mapped bytes, and the endpoint asks for aligned words only. Neighbours
+        // SAFETY: `place` returned eight mapped bytes, and the endpoint asks for aligned words only. LocalPeers
         // that map the pool change such words as atomics, too.
         op.execute(unsafe { AtomicU64::from_ptr(word.as_ptr()) })
     }

@@ -19,8 +19,8 @@ use thiserror::Error;
 
 use crate::job::Latency;
 use crate::ledger::JobId;
-use crate::planted::{Bug, Planted};
 use crate::queues::Dscp;
+use crate::seeded::{Bug, Seeded};
 use crate::shifts::MAX_PERIOD_NS;
 
 /// Most shares of a plan: 255 ports, on each of which jobs with a guarantee differ by one of 61 DSCPs, and jobs without
@@ -227,7 +227,7 @@ pub struct Agent {
     measures: BTreeMap<(u8, JobId), Measure>,
     heard_ns: Option<u64>,
     counters: Counters,
-    planted: Planted,
+    seeded: Seeded,
 }
 
 impl Agent {
@@ -244,14 +244,14 @@ impl Agent {
             measures: BTreeMap::new(),
             heard_ns: None,
             counters: Counters::default(),
-            planted: Planted::default(),
+            seeded: Seeded::default(),
         }
     }
 
     /// Gives it a bug.
-    #[cfg(feature = "planted-bugs")]
+    #[cfg(feature = "seeded-bugs")]
     pub fn plant(&mut self, bug: Bug) {
-        self.planted = Planted::new(bug);
+        self.seeded = Seeded::new(bug);
     }
 
     /// What must be durable before anything is enforced or sent.
@@ -341,11 +341,11 @@ impl Agent {
 
     fn check_position(&self, position: Position) -> Result<(), Objection> {
         let seen = self.saved.position;
-        if position.term < seen.term && !self.planted.is(Bug::LowerTermAccepted) {
+        if position.term < seen.term && !self.seeded.is(Bug::LowerTermAccepted) {
             return Err(Objection::LowerTerm { seen: seen.term });
         }
         let is_overtaken = position.term == seen.term && position.sequence < seen.sequence;
-        if is_overtaken && !self.planted.is(Bug::OvertakenAccepted) {
+        if is_overtaken && !self.seeded.is(Bug::OvertakenAccepted) {
             return Err(Objection::Overtaken { seen: seen.sequence });
         }
         // The sequence begins anew with each term.

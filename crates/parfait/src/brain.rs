@@ -40,12 +40,12 @@ use crate::log::{
     Batch, Book, Change, Entry, Held, Label, LogError, Outcome, Reason, Refused, Reserved,
     fingerprint, shortened,
 };
-use crate::mending::{self, Part};
 use crate::network::{MAX_SLOTS, Network};
 use crate::placement::Request as PlacementRequest;
 use crate::placement::migration::{Standing, apart};
 use crate::placement::search::{self, Memory};
-use crate::planted::{Bug, Planted};
+use crate::repair_log::{self, Part};
+use crate::seeded::{Bug, Seeded};
 use crate::site::Ground;
 use crate::turns::{self, Turn, Turns};
 
@@ -391,7 +391,7 @@ pub struct Brain {
     last_error: Option<LogError>,
     memory: Memory,
     counters: Counters,
-    planted: Planted,
+    seeded: Seeded,
 }
 
 impl Brain {
@@ -416,14 +416,14 @@ impl Brain {
             last_error: None,
             memory: Memory::new(),
             counters: Counters::default(),
-            planted: Planted::default(),
+            seeded: Seeded::default(),
         }
     }
 
     /// Gives it a bug.
-    #[cfg(feature = "planted-bugs")]
+    #[cfg(feature = "seeded-bugs")]
     pub fn plant(&mut self, bug: Bug) {
-        self.planted = Planted::new(bug);
+        self.seeded = Seeded::new(bug);
     }
 
     /// What has happened.
@@ -626,7 +626,7 @@ impl Brain {
         }
         let term = leader.term;
         let is_done = match stored {
-            Err(StorageError::Fenced) => self.planted.is(Bug::LeaseUnchecked),
+            Err(StorageError::Fenced) => self.seeded.is(Bug::LeaseUnchecked),
             other => other.is_ok(),
         };
         if let (false, Err(error)) = (is_done, stored) {
@@ -636,12 +636,12 @@ impl Brain {
         match leader.storing.take().map(|(_, _, write)| write) {
             Some(Write::Begin) => {
                 leader.has_begun = true;
-                leader.turns.follow(&leader.book, self.planted);
+                leader.turns.follow(&leader.book, self.seeded);
                 self.plan_nodes(None, now_ns);
             }
             Some(Write::Batch { at, length, answers, mut nodes }) => {
                 leader.end = at + length;
-                let shifted = leader.turns.follow(&leader.book, self.planted);
+                let shifted = leader.turns.follow(&leader.book, self.seeded);
                 let hosts = shifted.into_iter().flat_map(|job| turns::hosts(&leader.book, job));
                 nodes.extend(hosts);
                 self.answer(answers);
@@ -671,7 +671,7 @@ impl Brain {
             }
             _ => false,
         };
-        let is_repeat_counted = self.planted.is(Bug::RepeatCountedTwice);
+        let is_repeat_counted = self.seeded.is(Bug::RepeatCountedTwice);
         if !is_repeat_counted && (is_in_flight || self.waiting.iter().any(is_known)) {
             self.counters.repeated += 1;
             return;
@@ -809,7 +809,7 @@ impl Brain {
         self.counters.terms += 1;
         self.counters.torn_tails += u64::from(found.torn_bytes > 0);
         self.counters.unknown_parts += book.unknown_parts().len() as u64;
-        let at = match self.planted.is(Bug::TornTailKept) {
+        let at = match self.seeded.is(Bug::TornTailKept) {
             true => image.log.len() as u64,
             false => found.end as u64,
         };
@@ -855,7 +855,7 @@ impl Brain {
             let own = effort_of(&ask, &leader.book);
             let last = leader.book.clients().get(&client).map(|last| last.sequence);
             if let Some(last) = last.filter(|last| *last >= sequence)
-                && !self.planted.is(Bug::RepeatCountedTwice)
+                && !self.seeded.is(Bug::RepeatCountedTwice)
             {
                 // Two requests of a client waited, the later one first.
                 self.counters.stale += 1;
@@ -902,7 +902,7 @@ impl Brain {
         let bytes = Batch { term: leader.term, first, entries }.encode();
         let length = bytes.len() as u64;
         let opening = leader.opening;
-        if self.planted.is(Bug::AnswerBeforeSync) {
+        if self.seeded.is(Bug::AnswerBeforeSync) {
             let early = answers.iter().cloned();
             let early = early.map(|(client, sequence, outcome)| Effect::Answer {
                 client,
@@ -1023,12 +1023,12 @@ fn decide(
             }
         }
         Ask::Release { job, owner } => {
-            released(book, job, owner).map(|job| mending::release(book, job))
+            released(book, job, owner).map(|job| repair_log::release(book, job))
         }
         Ask::Outage { parts, is_down, most_moved } => {
-            Ok(mending::outage(book, &parts, is_down, most_moved)?)
+            Ok(repair_log::outage(book, &parts, is_down, most_moved)?)
         }
-        Ask::Defragment { most_moved } => Ok(mending::defragment(book, most_moved)?),
+        Ask::Defragment { most_moved } => Ok(repair_log::defragment(book, most_moved)?),
     }
 }
 

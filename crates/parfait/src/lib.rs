@@ -28,7 +28,7 @@
 //! | [`turns`] | which admitted jobs take turns, from the log alone |
 //! | [`brain`] | what a brain does: leads by a lease, admits, sends plans |
 //! | [`profile`] | what a running job does on the network, from what was seen of it |
-//! | [`planted`] | known bugs, to test the simulation |
+//! | [`seeded`] | known bugs, to test the simulation |
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -45,16 +45,16 @@ pub mod job;
 pub mod ledger;
 pub mod loads;
 pub mod log;
-pub mod mending;
 pub mod network;
 pub mod outage;
 pub mod pattern;
 pub mod placement;
-pub mod planted;
 pub mod profile;
 pub mod queues;
 pub mod repair;
+pub mod repair_log;
 pub mod runs;
+pub mod seeded;
 pub mod separation;
 pub mod shifts;
 pub mod site;

@@ -28,7 +28,7 @@ use crate::ledger::JobId;
 use crate::loads::Piece;
 use crate::log::Book;
 use crate::outage::Outage;
-use crate::planted::{Bug, Planted};
+use crate::seeded::{Bug, Seeded};
 use crate::shifts::{self, Burst, LeftAlone, Limits, MAX_PERIOD_NS, Part, Shared, Shifts, Use};
 
 /// By how much periods of jobs are made longer, in parts: no job keeps its own exactly, and one that is late more often than
@@ -111,10 +111,10 @@ impl Turns {
 
     /// Looks at the book again, and returns the jobs whose phase is another one than before.
     pub fn update(&mut self, book: &Book) -> BTreeSet<JobId> {
-        self.follow(book, Planted::default())
+        self.follow(book, Seeded::default())
     }
 
-    pub(crate) fn follow(&mut self, book: &Book, planted: Planted) -> BTreeSet<JobId> {
+    pub(crate) fn follow(&mut self, book: &Book, seeded: Seeded) -> BTreeSet<JobId> {
         if self.basis.is_some() && self.changed_index == book.changed_index() {
             return BTreeSet::new();
         }
@@ -124,7 +124,7 @@ impl Turns {
             return BTreeSet::new();
         }
         let had = self.basis.as_ref().map_or(0, |before| before.jobs.len());
-        if planted.is(Bug::ShiftsStale) && basis.jobs.len() < had {
+        if seeded.is(Bug::ShiftsStale) && basis.jobs.len() < had {
             return BTreeSet::new();
         }
         self.basis = Some(basis);

@@ -13,9 +13,9 @@ use parfait::brain::{
 use parfait::demand::Abstraction;
 use parfait::job::Latency;
 use parfait::log::{Held, Label, LogError, MAX_CLIENTS, Outcome, Reason, Refused};
-use parfait::mending::Part;
 use parfait::network::{Network, Routing};
 use parfait::queues::Dscp;
+use parfait::repair_log::Part;
 use parfait::site::{Ground, Site};
 use parfait::spread::Ecmp;
 use parfait::turns::Alone;

@@ -3,10 +3,10 @@
 use parfait::demand::{Abstraction, Order};
 use parfait::loads::Piece;
 use parfait::log::{Batch, Book, Change, Entry, Found, Held, Label, LogError, Outcome, VERSION};
-use parfait::mending::{self, Part};
 use parfait::network::{Network, Routing};
 use parfait::outage::Names;
 use parfait::queues::Dscp;
+use parfait::repair_log::{self, Part};
 use parfait::runs::Run;
 use parfait::site::{Ground, Site};
 use parfait::spread::Ecmp;
@@ -245,7 +245,7 @@ fn broken() -> (Vec<u8>, Vec<u8>) {
     };
     write(&mut book, lead);
     write(&mut book, admit([0, 1]));
-    for change in mending::outage(&book, &parts, true, 8).expect("something is left") {
+    for change in repair_log::outage(&book, &parts, true, 8).expect("something is left") {
         write(&mut book, change);
     }
     (Batch { term: 3, first: 0, entries }.encode(), book.snapshot())

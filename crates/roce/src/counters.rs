@@ -178,11 +178,11 @@ counters! {
     direct_sends,
     /// Of these, those that it refused: they were sent again as packets.
     direct_sends_refused,
-    /// SENDs taken from a neighbour without packets.
+    /// SENDs taken from a local peer without packets.
     direct_receives,
     /// Their bytes.
     direct_bytes_received,
-    /// SENDs of a neighbour that were refused, and then sent as packets.
+    /// SENDs of a local peer that were refused, and then sent as packets.
     direct_receives_refused,
     /// Bytes of all three.
     direct_bytes,

@@ -17,8 +17,8 @@
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use crate::planted::{Bug, Planted};
 use crate::rng::Rng;
+use crate::seeded::{Bug, Seeded};
 use crate::slab::{Layout, Slab};
 use crate::srq::SrqSlot;
 use crate::verbs::{Completion, CqId, Qpn, VerbsError, WcStatus};
@@ -132,13 +132,13 @@ pub(crate) struct CqTable {
     slab: Slab<Cq>,
     /// Queues whose notification has not been taken, each once.
     notified: VecDeque<CqId>,
-    pub(crate) planted: Planted,
+    pub(crate) seeded: Seeded,
 }
 
 impl CqTable {
     pub(crate) fn new(limit: u32, rng: &mut Rng) -> CqTable {
         let slab = Slab::new(Layout::new(limit, u32::BITS), rng.next_u32());
-        CqTable { slab, notified: VecDeque::new(), planted: Planted::default() }
+        CqTable { slab, notified: VecDeque::new(), seeded: Seeded::default() }
     }
 
     pub(crate) fn create(&mut self, depth: u32) -> Result<CqId, VerbsError> {
@@ -196,7 +196,7 @@ impl CqTable {
         let queue = self.slab.get_mut(cq.0).ok_or(VerbsError::NoCq(cq.0))?;
         let wanted = if solicited_only { Armed::Solicited } else { Armed::Next };
         queue.armed = queue.armed.max(wanted);
-        if !self.planted.is(Bug::ArmIgnoresWaiting) {
+        if !self.seeded.is(Bug::ArmIgnoresWaiting) {
             self.notify_if_due(cq);
         }
         Ok(())
@@ -253,7 +253,7 @@ impl CqTable {
         self.slab.get(cq.0).is_some_and(room)
     }
 
-    /// Swaps the two completions added last; see [`planted`](crate::planted).
+    /// Swaps the two completions added last; see [`seeded`](crate::seeded).
     pub(crate) fn swap_last(&mut self, cq: CqId) {
         if let Some(queue) = self.slab.get_mut(cq.0)
             && let Some(before) = queue.entries.len().checked_sub(2)
@@ -278,7 +278,7 @@ impl CqTable {
         let Some(queue) = self.slab.get_mut(cq.0) else {
             return;
         };
-        if self.planted.is(Bug::CompletionsKept) {
+        if self.seeded.is(Bug::CompletionsKept) {
             return;
         }
         let (unnotified, urgent_unnotified) = (&mut queue.unnotified, &mut queue.urgent_unnotified);

@@ -6,18 +6,18 @@
 //! done) goes as packets, so that every error, NAK and retry comes from the one protocol machine. A
 //! refusal is therefore never an error, only a reason.
 //!
-//! What a neighbour publishes about its queue pairs and regions are *cards*. [`admit`] decides from
+//! What a local peer publishes about its queue pairs and regions are *descriptors*. [`admit`] decides from
 //! them as the peer's responder would: the two ends name each other, the peer serves requests, the key
-//! is that of a region of the queue pair's domain, with the right and the bytes. Cards come from another
+//! is that of a region of the queue pair's domain, with the right and the bytes. Descriptors come from another
 //! process: they are compared, and nothing in this process is addressed by them.
 //!
 //! Requests on one queue pair stay in order because one is direct only when its send queue is empty:
 //! all before it are acknowledged, or were direct. Where a program keeps the queue full, requests wait
 //! behind the packets before them, and are carried out when those are acknowledged.
 //!
-//! A small SEND is *handed over*: its bytes go into memory that both processes share, and the neighbour takes them into a
+//! A small SEND is *handed over*: its bytes go into memory that both processes share, and the local peer takes them into a
 //! receive ([`Endpoint::handle_message`](crate::endpoint::Endpoint::handle_message)) or refuses them. Its completion waits for
-//! this [`Verdict`]. A refused message, and those behind it, which the neighbour refuses too, are sent again as packets: a
+//! this [`MessageAck`]. A refused message, and those behind it, which the local peer refuses too, are sent again as packets: a
 //! missing receive, one that is too small and a connection that has failed are the protocol machine's.
 //!
 //! A long request is carried out in parts, so that other threads get the endpoint in between. Each part is admitted anew, and
@@ -101,9 +101,9 @@ pub struct DirectRequest<'a> {
     pub local: &'a [Placement],
 }
 
-/// What a neighbour publishes about a queue pair.
+/// What a local peer publishes about a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QpCard {
+pub struct QpDescriptor {
     /// Its number.
     pub qpn: Qpn,
     /// The queue pair it is connected to.
@@ -123,9 +123,9 @@ pub struct QpCard {
     pub serves_reads: bool,
 }
 
-/// What a neighbour publishes about a region.
+/// What a local peer publishes about a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RegionCard {
+pub struct RegionDescriptor {
     /// Its remote key.
     pub rkey: u32,
     /// Its protection domain.
@@ -134,9 +134,9 @@ pub struct RegionCard {
     pub addr: u64,
     /// Length in bytes.
     pub len: u64,
-    /// Where the first byte is in the neighbour's memory.
+    /// Where the first byte is in the local peer's memory.
     pub backing: u64,
-    /// Where it is in the neighbour's file, if the region lies in one that others may map.
+    /// Where it is in the local peer's file, if the region lies in one that others may map.
     pub in_file: Option<u64>,
     /// What peers may do.
     pub access: Access,
@@ -145,7 +145,7 @@ pub struct RegionCard {
 /// Why a request goes as packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DirectRefusal {
-    /// The queue pair has no neighbour, or the operation is never direct. Not counted.
+    /// The queue pair has no local peer, or the operation is never direct. Not counted.
     NotDirect,
     /// Requests before it are not done, or the queue pair does not send.
     Outstanding,
@@ -161,7 +161,7 @@ pub enum DirectRefusal {
     System,
     /// No room for a message.
     Full,
-    /// The neighbour has refused messages before. Not counted.
+    /// The local peer has refused messages before. Not counted.
     Resting,
 }
 
@@ -174,7 +174,7 @@ pub enum Posted {
     Queued,
     /// It waits for the packets before it: [`Endpoint::carry_out_held`](crate::endpoint::Endpoint::carry_out_held).
     Held,
-    /// It is handed over: [`Endpoint::handle_verdict`](crate::endpoint::Endpoint::handle_verdict).
+    /// It is handed over: [`Endpoint::handle_message_ack`](crate::endpoint::Endpoint::handle_message_ack).
     HandedOver,
 }
 
@@ -219,12 +219,12 @@ pub struct Handed {
 
 /// What became of a message that was handed over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum MessageAck {
     /// It is in the receiver's memory, and completes a receive.
     Taken,
     /// It is not, and never will be.
     Refused,
-    /// The neighbour has ended, or reads nothing any more: the connection fails.
+    /// The local peer has ended, or reads nothing any more: the connection fails.
     Lost,
 }
 
@@ -257,7 +257,7 @@ pub enum Backlog {
 
 /// Reaches the memory of neighbours.
 pub trait Direct {
-    /// Whether the queue pair is connected to a neighbour whose memory can be used in this way.
+    /// Whether the queue pair is connected to a local peer whose memory can be used in this way.
     fn reaches(&self, qpn: Qpn, kind: DirectKind) -> bool;
 
     /// Carries out the part of the request now, the last bytes of a WRITE last, or refuses the request. A refused one may
@@ -267,10 +267,10 @@ pub trait Direct {
     /// Why it goes as packets.
     fn carry_out(&mut self, request: &DirectRequest<'_>) -> Result<(), DirectRefusal>;
 
-    /// Whether the queue pair is connected to a neighbour that takes messages.
+    /// Whether the queue pair is connected to a local peer that takes messages.
     fn takes_messages(&self, qpn: Qpn) -> bool;
 
-    /// Hands a message over. The verdicts on the messages of a queue pair come in their order.
+    /// Hands a message over. The acknowledgements on the messages of a queue pair come in their order.
     ///
     /// # Errors
     /// Why it goes as packets; [`DirectRefusal::Full`] where there will be room.
@@ -291,7 +291,7 @@ pub fn landing_order(first: u64, len: u64) -> ArrayVec<(u64, u64), 2> {
     parts.into_iter().filter(|(_, len)| *len > 0).collect()
 }
 
-/// Whether the peer would execute the request, judged by its cards. Returns the first byte of the part in the peer's
+/// Whether the peer would execute the request, judged by its descriptors. Returns the first byte of the part in the peer's
 /// memory.
 ///
 /// # Errors
@@ -299,8 +299,8 @@ pub fn landing_order(first: u64, len: u64) -> ArrayVec<(u64, u64), 2> {
 pub fn admit(
     request: &DirectRequest<'_>,
     own: IpAddr,
-    qp: &QpCard,
-    region: &RegionCard,
+    qp: &QpDescriptor,
+    region: &RegionDescriptor,
 ) -> Result<u64, DirectRefusal> {
     let connected = qp.qpn == request.dest_qp
         && qp.dest_qp == request.qpn
@@ -349,18 +349,19 @@ mod tests {
         }
     }
 
-    fn cards() -> (QpCard, RegionCard) {
+    fn descriptors() -> (QpDescriptor, RegionDescriptor) {
         let (qpn, dest_qp, pd) = (Qpn::new(0x2_0001), Qpn::new(0x1_0001), PdId(5));
         let access = Access::ALL;
         let (serves, serves_reads) = (true, true);
-        let qp = QpCard { qpn, dest_qp, pd, own: OWN, peer: OWN, access, serves, serves_reads };
+        let qp =
+            QpDescriptor { qpn, dest_qp, pd, own: OWN, peer: OWN, access, serves, serves_reads };
         let (addr, len, backing) = (0x1000, 0x100, 0x70_0000);
-        (qp, RegionCard { rkey: 77, pd, addr, len, backing, in_file: None, access })
+        (qp, RegionDescriptor { rkey: 77, pd, addr, len, backing, in_file: None, access })
     }
 
     #[test]
     fn what_the_responder_would_execute_is_admitted() {
-        let (qp, region) = cards();
+        let (qp, region) = descriptors();
         for kind in [DirectKind::Write, DirectKind::Read] {
             assert_eq!(admit(&request(kind), OWN, &qp, &region), Ok(0x70_0000));
         }
@@ -370,7 +371,7 @@ mod tests {
 
     #[test]
     fn parts_have_their_own_address_and_are_admitted_for_the_whole_request() {
-        let (qp, region) = cards();
+        let (qp, region) = descriptors();
         let part = Extent { offset: 0xf0, len: 0x10 };
         let write = DirectRequest { part, ..request(DirectKind::Write) };
         assert_eq!(admit(&write, OWN, &qp, &region), Ok(0x70_00f0));
@@ -380,7 +381,7 @@ mod tests {
 
     #[test]
     fn atomics_need_their_right_and_an_aligned_word() {
-        let (qp, region) = cards();
+        let (qp, region) = descriptors();
         let part = Extent { offset: 0, len: 8 };
         let kind = DirectKind::Atomic(AtomicOp::FetchAdd(1));
         let add = DirectRequest { len: 8, part, ..request(kind) };
@@ -392,22 +393,22 @@ mod tests {
         for add in bad {
             assert_eq!(admit(&add, OWN, &qp, &region), Err(DirectRefusal::Region));
         }
-        let moved = RegionCard { backing: region.backing + 4, ..region };
+        let moved = RegionDescriptor { backing: region.backing + 4, ..region };
         assert_eq!(admit(&add, OWN, &qp, &moved), Err(DirectRefusal::Region));
         let access = Access { remote_atomic: false, ..Access::ALL };
-        let region_without = RegionCard { access, ..region };
+        let region_without = RegionDescriptor { access, ..region };
         assert_eq!(admit(&add, OWN, &qp, &region_without), Err(DirectRefusal::Region));
-        let qp_without = QpCard { access, ..qp };
+        let qp_without = QpDescriptor { access, ..qp };
         assert_eq!(admit(&add, OWN, &qp_without, &region), Err(DirectRefusal::Peer));
-        let no_reads = QpCard { serves_reads: false, ..qp };
+        let no_reads = QpDescriptor { serves_reads: false, ..qp };
         assert_eq!(admit(&add, OWN, &no_reads, &region), Err(DirectRefusal::Peer));
     }
 
     #[test]
     fn bounds_are_exact_and_hostile_numbers_do_not_wrap() {
-        let (qp, region) = cards();
+        let (qp, region) = descriptors();
         let base = request(DirectKind::Write);
-        let refused = |request: DirectRequest<'_>, region: &RegionCard| {
+        let refused = |request: DirectRequest<'_>, region: &RegionDescriptor| {
             assert_eq!(admit(&request, OWN, &qp, region), Err(DirectRefusal::Region));
         };
         refused(DirectRequest { len: 0x101, ..base }, &region);
@@ -415,9 +416,9 @@ mod tests {
         refused(DirectRequest { remote_addr: 0xfff, ..base }, &region);
         refused(DirectRequest { remote_addr: 0x1001, ..base }, &region);
         refused(DirectRequest { remote_addr: u64::MAX, len: u32::MAX, ..base }, &region);
-        refused(base, &RegionCard { len: u64::MAX, backing: u64::MAX, ..region });
-        refused(base, &RegionCard { backing: u64::MAX - 0x10, ..region });
-        refused(base, &RegionCard { addr: u64::MAX, len: u64::MAX, ..region });
+        refused(base, &RegionDescriptor { len: u64::MAX, backing: u64::MAX, ..region });
+        refused(base, &RegionDescriptor { backing: u64::MAX - 0x10, ..region });
+        refused(base, &RegionDescriptor { addr: u64::MAX, len: u64::MAX, ..region });
     }
 
     #[test]
@@ -441,33 +442,33 @@ mod tests {
 
     #[test]
     fn each_condition_of_the_peer_counts() {
-        let (qp, region) = cards();
+        let (qp, region) = descriptors();
         let other = IpAddr::from([127, 0, 0, 2]);
         let none = Access::LOCAL_READ;
         let peers = [
-            QpCard { qpn: Qpn::new(9), ..qp },
-            QpCard { dest_qp: Qpn::new(9), ..qp },
-            QpCard { own: other, ..qp },
-            QpCard { peer: other, ..qp },
-            QpCard { serves: false, ..qp },
-            QpCard { serves_reads: false, ..qp },
-            QpCard { access: none, ..qp },
+            QpDescriptor { qpn: Qpn::new(9), ..qp },
+            QpDescriptor { dest_qp: Qpn::new(9), ..qp },
+            QpDescriptor { own: other, ..qp },
+            QpDescriptor { peer: other, ..qp },
+            QpDescriptor { serves: false, ..qp },
+            QpDescriptor { serves_reads: false, ..qp },
+            QpDescriptor { access: none, ..qp },
         ];
         for bad in peers {
             let read = request(DirectKind::Read);
             assert_eq!(admit(&read, OWN, &bad, &region), Err(DirectRefusal::Peer), "{bad:?}");
         }
         let regions = [
-            RegionCard { rkey: 78, ..region },
-            RegionCard { pd: PdId(6), ..region },
-            RegionCard { access: none, ..region },
-            RegionCard { access: Access { remote_write: false, ..Access::ALL }, ..region },
+            RegionDescriptor { rkey: 78, ..region },
+            RegionDescriptor { pd: PdId(6), ..region },
+            RegionDescriptor { access: none, ..region },
+            RegionDescriptor { access: Access { remote_write: false, ..Access::ALL }, ..region },
         ];
         for bad in regions {
             let write = request(DirectKind::Write);
             assert_eq!(admit(&write, OWN, &qp, &bad), Err(DirectRefusal::Region), "{bad:?}");
         }
-        let writes_only = QpCard { serves_reads: false, ..qp };
+        let writes_only = QpDescriptor { serves_reads: false, ..qp };
         assert!(admit(&request(DirectKind::Write), OWN, &writes_only, &region).is_ok());
     }
 }

@@ -23,17 +23,19 @@ use crate::congestion::rtt::RttMeter;
 use crate::congestion::watermark::WatermarkError;
 use crate::congestion::{Watermark, WindowReport};
 use crate::cq::CqTable;
-use crate::direct::{Backlog, Direct, Handed, Holding, MessageHeader, Posted, QpCard, Verdict};
+use crate::direct::{
+    Backlog, Direct, Handed, Holding, MessageAck, MessageHeader, Posted, QpDescriptor,
+};
 use crate::events::EventQueue;
 use crate::io::{Origin, Payload, Telemetry, TxFrame};
 use crate::memory::pd::PdTable;
 use crate::memory::region::{RegionTable, Registration};
 use crate::multicast::Groups;
 use crate::outbox::Outbox;
-use crate::planted::{Bug, Planted};
 use crate::qp::{Context, IsStalled, Qp};
-use crate::report::{Cause, LastError, Pace, QpReport};
+use crate::report::{Cause, LastError, QpProgress, QpReport};
 use crate::rng::Rng;
+use crate::seeded::{Bug, Seeded};
 use crate::slab::{Layout, Slab};
 use crate::srq::SrqTable;
 use crate::time::{Duration, Time};
@@ -62,8 +64,8 @@ const QPN_BITS: u32 = 24;
 /// Bits of a queue pair number below a prefix.
 const PREFIXED_QPN_BITS: u32 = 16;
 
-/// How long a driver may sleep while messages that were handed over have no verdict.
-const VERDICT_INTERVAL: Duration = Duration::from_millis(100);
+/// How long a driver may sleep while messages that were handed over have no acknowledgement.
+const ACK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Errors kept of destroyed queue pairs.
 pub const MAX_PAST_ERRORS: usize = 16;
@@ -209,12 +211,12 @@ pub struct Endpoint {
     advertiser: Advertiser,
     counters: Counters,
     past_errors: VecDeque<LastError>,
-    /// Messages handed to neighbours and without a verdict, and when the driver last looked for one.
+    /// Messages handed to local peers and without an acknowledgement, and when the driver last looked for one.
     handed_over: u64,
     looked_at: Time,
     /// Responses gathered before they are sent.
     pub(crate) outbox: Outbox,
-    planted: Planted,
+    seeded: Seeded,
 }
 
 impl Endpoint {
@@ -242,7 +244,7 @@ impl Endpoint {
             deadlines: Deadlines::default(),
             advertiser: Advertiser::default(),
             counters: Counters::default(),
-            planted: Planted::default(),
+            seeded: Seeded::default(),
             past_errors: VecDeque::new(),
             handed_over: 0,
             looked_at: Time::ZERO,
@@ -251,12 +253,12 @@ impl Endpoint {
         }
     }
 
-    /// Enables a planted bug, or none, from now on.
-    #[cfg(feature = "planted-bugs")]
+    /// Enables a seeded bug, or none, from now on.
+    #[cfg(feature = "seeded-bugs")]
     pub fn plant(&mut self, bug: Option<Bug>) {
-        self.planted = Planted::new(bug);
-        self.regions.planted = self.planted;
-        self.cqs.planted = self.planted;
+        self.seeded = Seeded::new(bug);
+        self.regions.seeded = self.seeded;
+        self.cqs.seeded = self.seeded;
     }
 
     // ---- objects -------------------------------------------------------------------------------
@@ -578,8 +580,8 @@ impl Endpoint {
     }
 
     /// How far a reliable connection has come and what it may send now; `None` for others, and before it is connected.
-    pub fn pace(&self, qpn: Qpn) -> Option<Pace> {
-        self.entry(qpn).ok()?.qp.pace()
+    pub fn progress(&self, qpn: Qpn) -> Option<QpProgress> {
+        self.entry(qpn).ok()?.qp.progress()
     }
 
     /// Why a queue pair last failed, if it did.
@@ -681,7 +683,7 @@ impl Endpoint {
         report: &Report,
     ) {
         let slot = self.qps.find(qpn.get());
-        let strays = self.planted.is(Bug::TelemetryOfOtherFlow) && !report.is_echo();
+        let strays = self.seeded.is(Bug::TelemetryOfOtherFlow) && !report.is_echo();
         let slot = if strays { self.other_flow(slot) } else { slot };
         if let Some(entry) = slot.and_then(|slot| self.qps.at_mut(slot)) {
             entry.qp.handle_telemetry(now, origin, operation, report);
@@ -892,7 +894,7 @@ impl Endpoint {
 
     /// Packets admitted and not made yet are admitted no longer: the wire has sent a burst.
     pub(crate) fn end_grant(&mut self) {
-        if !self.planted.is(Bug::GrantKept) {
+        if !self.seeded.is(Bug::GrantKept) {
             (self.granted, self.ask_for) = (0, 1);
         }
     }
@@ -903,7 +905,7 @@ impl Endpoint {
         if self.parked.is_empty() {
             self.parked_until = None;
         } else if self.parked_until.is_none_or(|at| at <= now) {
-            let forgets = self.planted.is(Bug::ParkedForgotten);
+            let forgets = self.seeded.is(Bug::ParkedForgotten);
             let returning = if forgets { 1 } else { self.parked.len() };
             self.ready.extend(self.parked.drain(..).take(returning));
             self.parked_until = None;
@@ -1033,7 +1035,7 @@ impl Endpoint {
         done.unwrap_or(Backlog::Empty)
     }
 
-    /// A message that a neighbour hands over, from the process with this address. Puts where its bytes go into `delivery`;
+    /// A message that a local peer hands over, from the process with this address. Puts where its bytes go into `delivery`;
     /// they are placed before the next call. Returns false if it is refused: nothing is placed then.
     pub fn handle_message(
         &mut self,
@@ -1050,30 +1052,30 @@ impl Endpoint {
         taken == Some(true)
     }
 
-    /// What a neighbour has made of a message that was handed over. Those of a queue pair come in order; of others, which
+    /// What a local peer has made of a message that was handed over. Those of a queue pair come in order; of others, which
     /// it has forgotten since, nothing is expected any more.
-    pub fn handle_verdict(&mut self, now: Time, handed: Handed, verdict: Verdict) {
+    pub fn handle_message_ack(&mut self, now: Time, handed: Handed, ack: MessageAck) {
         if let Some(slot) = self.qps.find(handed.source.get()) {
             let unused = &mut Delivery::default();
-            self.with_qp(slot, now, unused, |qp, cx| qp.handle_verdict(cx, handed, verdict));
+            self.with_qp(slot, now, unused, |qp, cx| qp.handle_message_ack(cx, handed, ack));
         }
     }
 
-    /// Whether there are messages without a verdict.
+    /// Whether there are messages without an acknowledgement.
     #[inline]
-    pub fn awaits_verdicts(&self) -> bool {
+    pub fn awaits_message_acks(&self) -> bool {
         self.handed_over > 0
     }
 
-    /// The driver has looked for verdicts.
+    /// The driver has looked for acknowledgements.
     #[inline]
-    pub fn note_verdicts_looked_for(&mut self, now: Time) {
+    pub fn note_acks_looked_for(&mut self, now: Time) {
         self.looked_at = now;
     }
 
-    /// When a driver that nobody wakes looks for verdicts again: a neighbour that has ended wakes nobody.
-    pub(crate) fn verdicts_due(&self) -> Option<Time> {
-        self.awaits_verdicts().then(|| self.looked_at + VERDICT_INTERVAL)
+    /// When a driver that nobody wakes looks for acknowledgements again: a local peer that has ended wakes nobody.
+    pub(crate) fn message_acks_due(&self) -> Option<Time> {
+        self.awaits_message_acks().then(|| self.looked_at + ACK_INTERVAL)
     }
 
     /// Posted sends of a queue pair that have not completed.
@@ -1099,13 +1101,17 @@ impl Endpoint {
         })
     }
 
-    /// What neighbours need to know about a queue pair; `address` are the wire's own, by index.
-    pub fn qp_card(&self, qpn: Qpn, address: impl Fn(u8) -> Option<IpAddr>) -> Option<QpCard> {
+    /// What local peers need to know about a queue pair; `address` are the wire's own, by index.
+    pub fn qp_descriptor(
+        &self,
+        qpn: Qpn,
+        address: impl Fn(u8) -> Option<IpAddr>,
+    ) -> Option<QpDescriptor> {
         let qp = &self.entry(qpn).ok()?.qp;
         let (pd, access, serves, serves_reads) = qp.offers_directly();
         let QpAttr { path, dest_qp, .. } = qp.query();
         let (own, peer) = (address(path.source)?, path.remote.ip());
-        Some(QpCard { qpn, dest_qp, pd, own, peer, access, serves, serves_reads })
+        Some(QpDescriptor { qpn, dest_qp, pd, own, peer, access, serves, serves_reads })
     }
 
     /// Queues a receive work request: one of a batch of [`Device::post_recv`](crate::verbs::device::Device).
@@ -1201,7 +1207,7 @@ impl Endpoint {
             packet,
             handed_over: &mut self.handed_over,
             cq_overflowed: false,
-            planted: self.planted,
+            seeded: self.seeded,
         };
         let done = event(&mut entry.qp, &mut cx);
         if cx.cq_overflowed {

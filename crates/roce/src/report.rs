@@ -250,7 +250,7 @@ pub struct Flow {
 
 /// How far a reliable connection has come and what it may send, at one moment: a sample of its congestion control.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pace {
+pub struct QpProgress {
     /// Oldest PSN of ours that is not acknowledged.
     pub unacknowledged: Psn,
     /// Request packets in flight.

@@ -343,7 +343,7 @@ mod tests {
         }
     }
 
-    /// Without the key, ids look random: those of one slot and of neighbours are spread over all
+    /// Without the key, ids look random: those of one slot and of local peers are spread over all
     /// numbers, and none is reused before the slot's generations are used up.
     #[test]
     fn sealed_ids_are_spread_over_all_numbers() {

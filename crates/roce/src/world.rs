@@ -102,11 +102,11 @@ pub fn send<W: Wire, M: Memory>(
 
 /// When to call [`turn`] next if nothing else happens.
 pub fn next_wakeup(endpoint: &Endpoint) -> Option<Time> {
-    let others = [endpoint.parked_until(), endpoint.verdicts_due()];
+    let others = [endpoint.parked_until(), endpoint.message_acks_due()];
     others.into_iter().fold(endpoint.next_deadline(), earlier)
 }
 
-/// A message that a neighbour hands over, from the process with this address. Returns whether it was taken.
+/// A message that a local peer hands over, from the process with this address. Returns whether it was taken.
 pub fn take_message<M: Memory>(
     endpoint: &mut Endpoint,
     memory: &mut M,

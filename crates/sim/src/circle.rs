@@ -18,10 +18,10 @@ use roce::{Duration, Time};
 
 use crate::buffer::BufferConfig;
 use crate::chance::Chance;
-use crate::fabric::{Fabric, FabricConfig};
 use crate::graph::Vertex;
 use crate::link::{LinkConfig, MAX_CLASSES};
 use crate::memory::Phantom;
+use crate::network::{Network, NetworkConfig};
 use crate::streams::{Stream, StreamError, run_until};
 use crate::topology;
 
@@ -130,22 +130,22 @@ pub fn measure(config: &CircleConfig) -> Result<Circle, CircleError> {
     let end = Time::ZERO + config.span;
     let late = Time::ZERO + Duration::from_nanos(config.span.as_nanos() / 10 * 9);
     let (mut found, mut seen, mut before) = (None, None, 0);
-    while found.is_none() && run.fabric.now() < end {
+    while found.is_none() && run.network.now() < end {
         let until =
-            run.fabric.now() + Duration::from_nanos((config.span.as_nanos() / LOOKS).max(1));
-        run_until(&mut run.fabric, &mut run.streams, until.min(end))?;
+            run.network.now() + Duration::from_nanos((config.span.as_nanos() / LOOKS).max(1));
+        run_until(&mut run.network, &mut run.streams, until.min(end))?;
         // Without an event left, time stands still before `until`.
-        run.fabric.advance_to(until.min(end));
-        if run.fabric.now() <= late {
+        run.network.advance_to(until.min(end));
+        if run.network.now() <= late {
             before = run.arrived();
         }
         // A pause that ends is on its way for a while: what is there twice stays.
-        let look = run.fabric.find_deadlock();
+        let look = run.network.find_deadlock();
         found = look.clone().filter(|look| seen.as_ref() == Some(look));
         seen = look;
     }
     let arrived = run.arrived();
-    let (at, lane) = (run.fabric.now(), found.as_ref().map(|deadlock| deadlock.class));
+    let (at, lane) = (run.network.now(), found.as_ref().map(|deadlock| deadlock.class));
     let names = |at: &[Vertex]| at.iter().map(|&vertex| run.names.of(vertex)).collect();
     Ok(Circle {
         lanes: run.lanes,
@@ -153,9 +153,9 @@ pub fn measure(config: &CircleConfig) -> Result<Circle, CircleError> {
         lane,
         arrived,
         arrived_lately: arrived - before,
-        dropped: run.fabric.queue_drops(),
-        paused: run.fabric.paused(),
-        events: run.fabric.events_handled(),
+        dropped: run.network.queue_drops(),
+        paused: run.network.paused(),
+        events: run.network.events_handled(),
     })
 }
 
@@ -184,7 +184,7 @@ impl Names {
 }
 
 struct Run {
-    fabric: Fabric<Phantom>,
+    network: Network<Phantom>,
     streams: Vec<Stream>,
     names: Names,
     lanes: u8,
@@ -208,15 +208,15 @@ impl Run {
         let graph = topology::graph(&topology, &channels, &tables, like);
         let endpoint =
             EndpointConfig { max_qps: 1 << 12, max_regions: 1 << 12, ..EndpointConfig::default() };
-        let mut fabric = Fabric::new(
-            &FabricConfig {
+        let mut network = Network::new(
+            &NetworkConfig {
                 buffer: config
                     .credits
                     .is_none()
                     .then(|| BufferConfig::lossless(config.buffer_bytes)),
                 nic_packets: Some(1),
                 endpoint,
-                ..FabricConfig::new(graph, config.seed)
+                ..NetworkConfig::new(graph, config.seed)
             },
             |_| Phantom,
         );
@@ -226,23 +226,23 @@ impl Run {
             let switch = |end_port: u32| channels.end_ports()[end_port as usize].switch;
             from.zip(to).map_or(0, |(from, to)| lanes.lane(switch(from), switch(to)))
         };
-        let streams = open(config, &mut fabric, lanes.count(), lane)?;
-        Ok(Run { fabric, streams, names: Names::new(&topology), lanes: lanes.count() })
+        let streams = open(config, &mut network, lanes.count(), lane)?;
+        Ok(Run { network, streams, names: Names::new(&topology), lanes: lanes.count() })
     }
 
     fn arrived(&self) -> u64 {
-        self.streams.iter().map(|stream| stream.arrived(&self.fabric)).sum()
+        self.streams.iter().map(|stream| stream.arrived(&self.network)).sum()
     }
 }
 
 /// Streams from every host to others, each in the lane of its path.
 fn open(
     config: &CircleConfig,
-    fabric: &mut Fabric<Phantom>,
+    network: &mut Network<Phantom>,
     lanes: u8,
     lane: impl Fn(u32, u32) -> u8,
 ) -> Result<Vec<Stream>, CircleError> {
-    let hosts = fabric.len();
+    let hosts = network.len();
     let mut chance = Chance::new(config.seed);
     let mut streams = Vec::new();
     for from in 0..hosts {
@@ -251,8 +251,8 @@ fn open(
             let to = (from + distance) % hosts;
             let dscp =
                 |from: u32, to: u32| (u32::from(lane(from, to)) * 64).div_ceil(lanes.into()) as u8;
-            let there = fabric.path_to(to).remote;
-            let stream = Stream::open(fabric, from, to, 1 << 16, |connect: &mut Connect| {
+            let there = network.path_to(to).remote;
+            let stream = Stream::open(network, from, to, 1 << 16, |connect: &mut Connect| {
                 connect.window_packets = config.window_packets;
                 // A timeout would send again what a deadlock holds.
                 connect.timeout = 0;

@@ -12,7 +12,7 @@
 //! lost were counted by the sender only: each costs credit until the sender's next flow control packet sets ABR right.
 //! Flow control packets that are lost cost time only, as each has the whole state.
 //!
-//! When flow control packets are sent, and what a block waits for, is for the [`fabric`](crate::fabric).
+//! When flow control packets are sent, and what a block waits for, is for the [`network`](crate::network).
 
 /// Bytes of a block.
 pub const BLOCK_BYTES: u32 = 64;

@@ -127,13 +127,13 @@ impl Run<'_> {
         *at = At::Computing;
         let ready = *began + program.compute;
         let ready = program.grid.map_or(ready, |grid| grid.begin(ready));
-        self.tenants.fabric().wake_at(ready, number as u32);
+        self.tenants.network().wake_at(ready, number as u32);
     }
 
     fn until(&mut self, until: Time) -> Result<(), StreamError> {
-        self.tenants.fabric().wake_at(until, u32::MAX);
+        self.tenants.network().wake_at(until, u32::MAX);
         while self.tenants.now() < until && self.tenants.advance(until)? {
-            let due: Vec<u32> = self.tenants.fabric().wakes().to_vec();
+            let due: Vec<u32> = self.tenants.network().wakes().to_vec();
             for number in due.into_iter().map(|number| number as usize) {
                 if self.jobs.get(number).is_some_and(|job| job.at == At::Computing) {
                     self.enter(number, 0)?;
@@ -191,9 +191,9 @@ mod tests {
     use roce::verbs::{Mtu, Reliability};
 
     use super::*;
-    use crate::fabric::FabricConfig;
     use crate::graph::Graph;
     use crate::link::LinkConfig;
+    use crate::network::NetworkConfig;
     use crate::tenants::{Pair, Transport};
 
     const MS: u64 = 1_000_000;
@@ -216,7 +216,7 @@ mod tests {
             reliability: Reliability::Selective,
             congestion: CongestionControl::Off,
         };
-        Tenants::new(&FabricConfig::new(Graph::star(3, link, link), 1), transport)
+        Tenants::new(&NetworkConfig::new(Graph::star(3, link, link), 1), transport)
     }
 
     fn iterations_on(tenants: &mut Tenants, shifts: Option<[u64; 2]>) -> Vec<Vec<Duration>> {
@@ -260,7 +260,7 @@ mod tests {
                 tolerance_ns: MS,
                 quiet_ns: 8 * MS,
             };
-            tenants.fabric().set_gate(host, 8, Some(gate));
+            tenants.network().set_gate(host, 8, Some(gate));
         }
         let spans = iterations_on(&mut tenants, None);
         let timed = iterations(Some([0, 12]));
@@ -271,12 +271,12 @@ mod tests {
                 own.len().abs_diff(timed.len()) <= 1,
                 "as jobs that keep their times themselves"
             );
-            let Exchanges { begun, waited_ns, .. } = tenants.fabric().exchanges(host, 8);
+            let Exchanges { begun, waited_ns, .. } = tenants.network().exchanges(host, 8);
             assert!(begun.abs_diff(own.len() as u64) <= 1, "{begun} exchanges");
             // Each is ready after 23.7 ms of a period of 24.
             assert!((MS..begun * MS + 12 * MS).contains(&waited_ns), "{waited_ns} ns");
         }
-        assert_eq!(tenants.fabric().exchanges(0, 8), Exchanges::default(), "it has no gate");
+        assert_eq!(tenants.network().exchanges(0, 8), Exchanges::default(), "it has no gate");
     }
 
     #[test]

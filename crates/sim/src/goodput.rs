@@ -7,11 +7,11 @@
 use roce::endpoint::{Connect, EndpointConfig, Mtu, Reliability};
 use roce::{Duration, Time};
 
-use crate::fabric::{Fabric, FabricConfig};
 use crate::faults::{Fault, FaultMix};
 use crate::graph::Graph;
 use crate::link::LinkConfig;
 use crate::memory::Phantom;
+use crate::network::{Network, NetworkConfig};
 use crate::streams::{Stream, StreamError, run_until};
 
 /// The parameters of a measurement.
@@ -80,8 +80,8 @@ pub struct Goodput {
 /// # Errors
 /// When the stream ends early because its retries ran out, or cannot be created.
 pub fn measure(config: &GoodputConfig) -> Result<Goodput, StreamError> {
-    let mut fabric = fabric(config);
-    let stream = Stream::open(&mut fabric, 0, 1, config.message_bytes, |connect| {
+    let mut network = network(config);
+    let stream = Stream::open(&mut network, 0, 1, config.message_bytes, |connect| {
         *connect = Connect {
             mtu: config.mtu,
             timeout: config.timeout,
@@ -91,30 +91,30 @@ pub fn measure(config: &GoodputConfig) -> Result<Goodput, StreamError> {
         };
     })?;
     let mut streams = [stream];
-    fabric.mix = FaultMix::NONE.with(Fault::Loss, config.loss_ppm);
+    network.mix = FaultMix::NONE.with(Fault::Loss, config.loss_ppm);
     let begin = Time::ZERO + config.warm_up;
-    run_until(&mut fabric, &mut streams, begin)?;
-    let before = streams[0].arrived(&fabric);
-    fabric.restart_stats();
-    run_until(&mut fabric, &mut streams, begin + config.span)?;
-    let bytes = streams[0].arrived(&fabric) - before;
-    let counters = *fabric.node(0).endpoint.counters();
+    run_until(&mut network, &mut streams, begin)?;
+    let before = streams[0].arrived(&network);
+    network.restart_stats();
+    run_until(&mut network, &mut streams, begin + config.span)?;
+    let bytes = streams[0].arrived(&network) - before;
+    let counters = *network.node(0).endpoint.counters();
     Ok(Goodput {
         goodput_bps: per_second(8 * bytes, config.span),
-        wire_bps: fabric.ingress_stats(1).rate_bps(),
+        wire_bps: network.ingress_stats(1).rate_bps(),
         packets: counters.packets_sent,
         retransmitted: counters.retransmitted_packets,
         timeouts: counters.timeouts,
-        events: fabric.events_handled(),
+        events: network.events_handled(),
     })
 }
 
-fn fabric(config: &GoodputConfig) -> Fabric<Phantom> {
-    let fabric = FabricConfig {
+fn network(config: &GoodputConfig) -> Network<Phantom> {
+    let network = NetworkConfig {
         endpoint: EndpointConfig { max_qps: 16, max_regions: 16, ..EndpointConfig::default() },
-        ..FabricConfig::new(Graph::cable(config.link), config.seed)
+        ..NetworkConfig::new(Graph::cable(config.link), config.seed)
     };
-    Fabric::new(&fabric, |_| Phantom)
+    Network::new(&network, |_| Phantom)
 }
 
 /// `amount` in `span`, per second.

@@ -19,11 +19,11 @@ use roce::endpoint::{Connect, EndpointConfig, Mtu};
 use roce::{Duration, Time};
 
 use crate::buffer::BufferConfig;
-use crate::fabric::{Collector, Fabric, FabricConfig};
 use crate::goodput::per_second;
 use crate::graph::{Graph, Vertex};
 use crate::link::{LinkConfig, LinkStats, Marking};
 use crate::memory::Phantom;
+use crate::network::{Collector, Network, NetworkConfig};
 use crate::streams::{Stream, StreamError, run_until};
 use crate::topology;
 
@@ -281,7 +281,7 @@ impl From<StreamError> for IncastError {
 }
 
 struct Collision {
-    fabric: Fabric<Phantom>,
+    network: Network<Phantom>,
     streams: Vec<Stream>,
     dropped: u64,
     marked: u64,
@@ -291,25 +291,25 @@ struct Collision {
 impl Collision {
     fn new(config: &IncastConfig, adjust: impl Fn(&mut Connect)) -> Result<Self, IncastError> {
         let senders = config.senders + u32::from(config.long_flow);
-        let mut fabric = fabric(config, senders + 1)?;
+        let mut network = network(config, senders + 1)?;
         let open = |from| {
-            Stream::open(&mut fabric, from, 0, 1 << 20, |connect| {
+            Stream::open(&mut network, from, 0, 1 << 20, |connect| {
                 connect.mtu = config.mtu;
                 connect.window_packets = config.window_packets;
                 adjust(connect);
             })
         };
         let streams = (1..=senders).map(open).collect::<Result<Vec<Stream>, StreamError>>()?;
-        Ok(Collision { fabric, streams, dropped: 0, marked: 0, paused: Duration::ZERO })
+        Ok(Collision { network, streams, dropped: 0, marked: 0, paused: Duration::ZERO })
     }
 
     fn measure(&mut self, config: &IncastConfig) -> Result<Incast, StreamError> {
         let first = usize::from(config.long_flow);
         let start = Time::ZERO + config.alone;
-        run_until(&mut self.fabric, &mut self.streams[..first], start)?;
+        run_until(&mut self.network, &mut self.streams[..first], start)?;
         let peak = self.window(start, Duration::from_millis(2))?;
         self.run(start + Duration::from_millis(10))?;
-        let busy = self.window(self.fabric.now(), Duration::from_millis(10))?;
+        let busy = self.window(self.network.now(), Duration::from_millis(10))?;
         self.run(start + config.settle)?;
         let before = self.arrived();
         self.run(start + config.settle + config.span)?;
@@ -326,42 +326,42 @@ impl Collision {
             marked: self.marked,
             paused: self.paused,
             notifications: self.notifications(),
-            events: self.fabric.events_handled(),
+            events: self.network.events_handled(),
         })
     }
 
     fn run(&mut self, until: Time) -> Result<(), StreamError> {
-        run_until(&mut self.fabric, &mut self.streams, until)
+        run_until(&mut self.network, &mut self.streams, until)
     }
 
     /// Statistics of the receiver's link in the `span` from `start` on.
     fn window(&mut self, start: Time, span: Duration) -> Result<LinkStats, StreamError> {
         self.keep_counts();
         self.run(start + span)?;
-        Ok(self.fabric.ingress_stats(0))
+        Ok(self.network.ingress_stats(0))
     }
 
     /// Adds to the totals, and resets the statistics of all links.
     fn keep_counts(&mut self) {
-        let stats = self.fabric.ingress_stats(0);
+        let stats = self.network.ingress_stats(0);
         self.marked += stats.marked;
-        self.dropped += self.fabric.queue_drops();
-        self.paused = self.paused + self.fabric.paused();
-        self.fabric.restart_stats();
+        self.dropped += self.network.queue_drops();
+        self.paused = self.paused + self.network.paused();
+        self.network.restart_stats();
     }
 
     fn arrived(&self) -> Vec<u64> {
-        self.streams.iter().map(|stream| stream.arrived(&self.fabric)).collect()
+        self.streams.iter().map(|stream| stream.arrived(&self.network)).collect()
     }
 
     fn notifications(&self) -> u64 {
-        let senders = 1..self.fabric.len();
-        senders.map(|node| self.fabric.node(node).endpoint.counters().cnps_received).sum()
+        let senders = 1..self.network.len();
+        senders.map(|node| self.network.node(node).endpoint.counters().cnps_received).sum()
     }
 }
 
-fn fabric(config: &IncastConfig, nodes: u32) -> Result<Fabric<Phantom>, IncastError> {
-    let fabric = FabricConfig {
+fn network(config: &IncastConfig, nodes: u32) -> Result<Network<Phantom>, IncastError> {
+    let network = NetworkConfig {
         endpoint: EndpointConfig {
             max_qps: 1 << 10,
             max_regions: 1 << 10,
@@ -371,9 +371,9 @@ fn fabric(config: &IncastConfig, nodes: u32) -> Result<Fabric<Phantom>, IncastEr
         watermarks: config.watermarks,
         telemetry_rtt: config.telemetry_rtt.map_or_else(|| config.base_rtt(), Ok)?,
         nic_packets: Some(1),
-        ..FabricConfig::new(graph(config, nodes)?, config.seed)
+        ..NetworkConfig::new(graph(config, nodes)?, config.seed)
     };
-    Ok(Fabric::new(&fabric, |_| Phantom))
+    Ok(Network::new(&network, |_| Phantom))
 }
 
 fn graph(config: &IncastConfig, nodes: u32) -> Result<Graph, IncastError> {

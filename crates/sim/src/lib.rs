@@ -10,7 +10,7 @@
 //! |---|---|
 //! | [`graph`] | nodes, switches, the cables between them, and the routes |
 //! | [`topology`] | topologies of the crate `topology` as graphs |
-//! | [`fabric`] | events on a graph: packets, faults, and the loop that advances time |
+//! | [`network`] | events on a graph: packets, faults, and the loop that advances time |
 //! | [`buffer`] | the shared buffer of a switch, and priority flow control |
 //! | [`credits`] | the other way to lose nothing: InfiniBand's credits |
 //! | [`link`] | one direction of a cable: rate, delay, queues, marking, statistics |
@@ -25,7 +25,7 @@
 //! | [`traffic`] | workloads: flows with a size and a start, and how long each took |
 //! | [`tenants`] | connections of many tenants, each with its DSCP |
 //! | [`cycles`] | training jobs: iterations of computing and exchanges |
-//! | [`neighbour`] | streams that share a slow link with each other, and with a TCP flow |
+//! | [`noisy_neighbour`] | streams that share a slow link with each other, and with a TCP flow |
 //!
 //! No threads, clocks, files or hash maps in here. To use several cores, run several simulations.
 #![no_std]
@@ -43,14 +43,14 @@ pub mod circle;
 pub mod credits;
 pub mod cycles;
 mod events;
-pub mod fabric;
 pub mod faults;
 pub mod goodput;
 pub mod graph;
 pub mod incast;
 pub mod link;
 pub mod memory;
-pub mod neighbour;
+pub mod network;
+pub mod noisy_neighbour;
 mod packet;
 mod paths;
 mod port;

@@ -254,7 +254,7 @@ pub(crate) struct Started {
     pub(crate) left_at: Time,
 }
 
-/// A link and its queue. Packets are numbers here, resolved by the fabric.
+/// A link and its queue. Packets are numbers here, resolved by the network.
 ///
 /// A large network has tens of thousands of links, and every packet passes several: the fields are in the order of use, so that
 /// a packet that finds its link idle touches few cache lines.

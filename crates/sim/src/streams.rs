@@ -17,8 +17,8 @@ use roce::device;
 use roce::endpoint::{Connect, QpConfig};
 use roce::verbs::{Access, CqId, MemoryRegion, Qpn, SendOp, SendWr, Sge, VerbsError, WcStatus};
 
-use crate::fabric::Fabric;
 use crate::memory::Phantom;
+use crate::network::Network;
 
 /// Messages posted and not completed.
 const DEPTH: u32 = 32;
@@ -65,20 +65,20 @@ pub(crate) struct Stream {
 impl Stream {
     /// Connects two nodes; `adjust` gets the attributes of both sides before they are used.
     pub(crate) fn open(
-        fabric: &mut Fabric<Phantom>,
+        network: &mut Network<Phantom>,
         from: u32,
         to: u32,
         message_bytes: u64,
         adjust: impl Fn(&mut Connect),
     ) -> Result<Stream, StreamError> {
-        let now = fabric.now();
-        let (cq, qpn, local) = end(fabric, from, message_bytes)?;
-        let (_, peer_qpn, remote) = end(fabric, to, message_bytes)?;
+        let now = network.now();
+        let (cq, qpn, local) = end(network, from, message_bytes)?;
+        let (_, peer_qpn, remote) = end(network, to, message_bytes)?;
         for (own, own_qpn, peer, peer_qpn) in [(from, qpn, to, peer_qpn), (to, peer_qpn, from, qpn)]
         {
-            let psn = fabric.node(peer).endpoint.query_qp(peer_qpn)?.sq_psn;
-            let connect = Connect::new(fabric.path_to(peer), peer_qpn, psn);
-            let endpoint = &mut fabric.node_mut(own).endpoint;
+            let psn = network.node(peer).endpoint.query_qp(peer_qpn)?.sq_psn;
+            let connect = Connect::new(network.path_to(peer), peer_qpn, psn);
+            let endpoint = &mut network.node_mut(own).endpoint;
             let local_psn = endpoint.query_qp(own_qpn)?.sq_psn;
             let mut connect = Connect { local_psn, ..connect };
             adjust(&mut connect);
@@ -88,8 +88,8 @@ impl Stream {
     }
 
     /// Polls completions and posts as many new messages.
-    pub(crate) fn turn(&mut self, fabric: &mut Fabric<Phantom>) -> Result<(), StreamError> {
-        while let Some(done) = fabric.node_quietly(self.from).endpoint.poll_cq(self.cq) {
+    pub(crate) fn turn(&mut self, network: &mut Network<Phantom>) -> Result<(), StreamError> {
+        while let Some(done) = network.node_quietly(self.from).endpoint.poll_cq(self.cq) {
             if done.status != WcStatus::Success {
                 return Err(StreamError::Ended(done.status));
             }
@@ -98,8 +98,8 @@ impl Stream {
         if self.outstanding == DEPTH {
             return Ok(());
         }
-        let now = fabric.now();
-        let endpoint = &mut fabric.node_mut(self.from).endpoint;
+        let now = network.now();
+        let endpoint = &mut network.node_mut(self.from).endpoint;
         while self.outstanding < DEPTH {
             let MemoryRegion { addr, len, lkey, .. } = self.local;
             let (remote_addr, rkey) = (self.remote.addr, self.remote.rkey);
@@ -121,18 +121,18 @@ impl Stream {
     }
 
     /// Payload bytes that have arrived in order.
-    pub(crate) fn arrived(&self, fabric: &Fabric<Phantom>) -> u64 {
-        let counters = fabric.node(self.to).endpoint.qp_counters(self.peer_qpn);
+    pub(crate) fn arrived(&self, network: &Network<Phantom>) -> u64 {
+        let counters = network.node(self.to).endpoint.qp_counters(self.peer_qpn);
         counters.map_or(0, |counters| counters.bytes_received)
     }
 }
 
 fn end(
-    fabric: &mut Fabric<Phantom>,
+    network: &mut Network<Phantom>,
     node: u32,
     bytes: u64,
 ) -> Result<(CqId, Qpn, MemoryRegion), VerbsError> {
-    let entry = fabric.node_mut(node);
+    let entry = network.node_mut(node);
     let region = entry.register(1 << 32, bytes, Access::ALL)?;
     let cq = entry.endpoint.create_cq(2 * DEPTH)?;
     let qpn = entry.endpoint.create_qp(QpConfig::rc(entry.pd, cq, DEPTH, 1))?;
@@ -141,18 +141,18 @@ fn end(
 
 /// Runs the streams until this time.
 pub(crate) fn run_until(
-    fabric: &mut Fabric<Phantom>,
+    network: &mut Network<Phantom>,
     streams: &mut [Stream],
     until: Time,
 ) -> Result<(), StreamError> {
-    streams.iter_mut().try_for_each(|stream| stream.turn(fabric))?;
-    fabric.wake_at(until, 0);
+    streams.iter_mut().try_for_each(|stream| stream.turn(network))?;
+    network.wake_at(until, 0);
     let mut touched = Vec::new();
-    while fabric.now() < until && fabric.advance() {
+    while network.now() < until && network.advance() {
         touched.clear();
-        touched.extend_from_slice(fabric.touched());
+        touched.extend_from_slice(network.touched());
         for stream in streams.iter_mut().filter(|stream| touched.contains(&stream.from)) {
-            stream.turn(fabric)?;
+            stream.turn(network)?;
         }
     }
     Ok(())
@@ -163,9 +163,9 @@ mod tests {
     use super::*;
     use roce::Duration;
 
-    use crate::fabric::FabricConfig;
     use crate::graph::Graph;
     use crate::link::{LinkConfig, Vertex};
+    use crate::network::NetworkConfig;
 
     /// Payload bytes that two streams get over a trunk of 10 Gbit/s in 4 ms; the second with this DSCP.
     fn over_trunk(dscp: u8) -> [u64; 2] {
@@ -181,14 +181,14 @@ mod tests {
         ];
         let graph = Graph::new(4, 2).join(Switch(0), Switch(1), trunk, trunk);
         let graph = joins.into_iter().fold(graph, |graph, (a, b)| graph.join(a, b, edge, edge));
-        let config = FabricConfig::new(graph, 1);
-        let mut fabric = Fabric::new(&config, |_| Phantom);
+        let config = NetworkConfig::new(graph, 1);
+        let mut network = Network::new(&config, |_| Phantom);
         let mut streams = [(0, 2, 0), (1, 3, dscp)].map(|(from, to, dscp)| {
             let adjust = |connect: &mut Connect| connect.path.dscp = dscp;
-            Stream::open(&mut fabric, from, to, 1 << 16, adjust).unwrap()
+            Stream::open(&mut network, from, to, 1 << 16, adjust).unwrap()
         });
-        run_until(&mut fabric, &mut streams, Time::from_nanos(4_000_000)).unwrap();
-        streams.each_ref().map(|stream| stream.arrived(&fabric))
+        run_until(&mut network, &mut streams, Time::from_nanos(4_000_000)).unwrap();
+        streams.each_ref().map(|stream| stream.arrived(&network))
     }
 
     #[test]

@@ -15,8 +15,8 @@ use roce::verbs::{
 use roce::wire::ICRC_BYTES;
 use roce::{Duration, Time};
 
-use crate::fabric::{Fabric, FabricConfig};
 use crate::memory::Phantom;
+use crate::network::{Network, NetworkConfig};
 use crate::packet::ETHERNET_BYTES;
 use crate::streams::StreamError;
 
@@ -101,7 +101,7 @@ struct Host {
 /// See the module's text.
 #[derive(Debug)]
 pub struct Tenants {
-    fabric: Fabric<Phantom>,
+    network: Network<Phantom>,
     transport: Transport,
     hosts: Vec<Option<Host>>,
     lines: Vec<Line>,
@@ -110,21 +110,21 @@ pub struct Tenants {
 
 impl Tenants {
     /// A network without connections. Endpoints serve their queue pairs a packet each, as a NIC does.
-    pub fn new(config: &FabricConfig, transport: Transport) -> Tenants {
+    pub fn new(config: &NetworkConfig, transport: Transport) -> Tenants {
         let endpoint = EndpointConfig { burst_packets: 1, max_qps: 1 << 16, ..config.endpoint };
-        let fabric = Fabric::new(&FabricConfig { endpoint, ..config.clone() }, |_| Phantom);
-        let hosts = alloc::vec![None; fabric.len() as usize];
-        Tenants { fabric, transport, hosts, lines: Vec::new(), finished: Vec::new() }
+        let network = Network::new(&NetworkConfig { endpoint, ..config.clone() }, |_| Phantom);
+        let hosts = alloc::vec![None; network.len() as usize];
+        Tenants { network, transport, hosts, lines: Vec::new(), finished: Vec::new() }
     }
 
     /// The network.
-    pub fn fabric(&mut self) -> &mut Fabric<Phantom> {
-        &mut self.fabric
+    pub fn network(&mut self) -> &mut Network<Phantom> {
+        &mut self.network
     }
 
     /// The present.
     pub fn now(&self) -> Time {
-        self.fabric.now()
+        self.network.now()
     }
 
     /// Connects two hosts, which are not the same, and returns the connection's number. It has nothing to send.
@@ -135,7 +135,7 @@ impl Tenants {
         let [(qpn, psn), (peer_qpn, peer_psn)] = {
             let mut queue_pair = |host| -> Result<_, StreamError> {
                 let Host { cq, .. } = self.host(host)?;
-                let node = self.fabric.node_quietly(host);
+                let node = self.network.node_quietly(host);
                 let config = QpConfig::rc(node.pd, cq, DEPTH, 1);
                 let qpn = node.endpoint.create_qp(config)?;
                 Ok((qpn, node.endpoint.query_qp(qpn)?.sq_psn))
@@ -143,12 +143,12 @@ impl Tenants {
             [queue_pair(pair.from)?, queue_pair(pair.to)?]
         };
         let Transport { mtu, window_packets, reliability, congestion } = self.transport;
-        let now = self.fabric.now();
+        let now = self.network.now();
         for (own, qpn, local_psn, peer, peer_qpn, remote_psn) in [
             (pair.from, qpn, psn, pair.to, peer_qpn, peer_psn),
             (pair.to, peer_qpn, peer_psn, pair.from, qpn, psn),
         ] {
-            let mut path = self.fabric.path_to(peer);
+            let mut path = self.network.path_to(peer);
             path.dscp = pair.dscp;
             let connect = Connect {
                 local_psn,
@@ -158,7 +158,7 @@ impl Tenants {
                 congestion,
                 ..Connect::new(path, peer_qpn, remote_psn)
             };
-            device::connect(&mut self.fabric.node_quietly(own).endpoint, now, qpn, &connect)?;
+            device::connect(&mut self.network.node_quietly(own).endpoint, now, qpn, &connect)?;
         }
         let (owed, outstanding, busy) = (Some(0), 0, Duration::ZERO);
         self.lines.push(Line { pair, qpn, peer_qpn, owed, outstanding, busy_since: None, busy });
@@ -170,7 +170,7 @@ impl Tenants {
         if let Some(known) = self.hosts[host as usize] {
             return Ok(known);
         }
-        let node = self.fabric.node_quietly(host);
+        let node = self.network.node_quietly(host);
         let memory = node.register(MEMORY_AT, MESSAGE_BYTES, Access::ALL)?;
         let cq = node.endpoint.create_cq(QUEUE_DEPTH)?;
         let new = Host { cq, memory };
@@ -199,7 +199,7 @@ impl Tenants {
 
     /// Posts messages up to the depth.
     fn post(&mut self, line: u32) -> Result<(), StreamError> {
-        let now = self.fabric.now();
+        let now = self.network.now();
         let entry = &mut self.lines[line as usize];
         while entry.outstanding < DEPTH && entry.owed != Some(0) {
             let bytes = entry.owed.unwrap_or(MESSAGE_BYTES).min(MESSAGE_BYTES);
@@ -211,7 +211,7 @@ impl Tenants {
             let sge = Sge { addr: local.addr, len: bytes as u32, lkey: local.lkey };
             let sges = [sge].into_iter().collect();
             let wr = SendWr { wr_id: line.into(), op, sges, signaled: true, ..SendWr::default() };
-            self.fabric.node_mut(entry.pair.from).endpoint.post_send(now, entry.qpn, wr)?;
+            self.network.node_mut(entry.pair.from).endpoint.post_send(now, entry.qpn, wr)?;
             entry.outstanding += 1;
             entry.owed = entry.owed.map(|owed| owed - bytes);
         }
@@ -225,11 +225,11 @@ impl Tenants {
     /// When a connection has ended.
     pub fn advance(&mut self, until: Time) -> Result<bool, StreamError> {
         self.finished.clear();
-        if !self.fabric.advance_within(until) {
+        if !self.network.advance_within(until) {
             return Ok(false);
         }
-        for place in 0..self.fabric.touched().len() {
-            let host = self.fabric.touched()[place];
+        for place in 0..self.network.touched().len() {
+            let host = self.network.touched()[place];
             self.take_completions(host)?;
         }
         Ok(true)
@@ -239,7 +239,7 @@ impl Tenants {
         let Some(Host { cq, .. }) = self.hosts[host as usize] else {
             return Ok(());
         };
-        while let Some(done) = self.fabric.node_quietly(host).endpoint.poll_cq(cq) {
+        while let Some(done) = self.network.node_quietly(host).endpoint.poll_cq(cq) {
             if done.status != WcStatus::Success {
                 return Err(StreamError::Ended(done.status));
             }
@@ -263,8 +263,8 @@ impl Tenants {
     /// # Errors
     /// When a connection has ended.
     pub fn run_until(&mut self, until: Time) -> Result<(), StreamError> {
-        self.fabric.wake_at(until, 0);
-        while self.fabric.now() < until && self.advance(until)? {}
+        self.network.wake_at(until, 0);
+        while self.network.now() < until && self.advance(until)? {}
         Ok(())
     }
 
@@ -276,19 +276,19 @@ impl Tenants {
     /// Payload bytes of a connection that have arrived.
     pub fn arrived(&self, line: u32) -> u64 {
         let Line { pair, peer_qpn, .. } = self.lines[line as usize];
-        let counters = self.fabric.node(pair.to).endpoint.qp_counters(peer_qpn);
+        let counters = self.network.node(pair.to).endpoint.qp_counters(peer_qpn);
         counters.map_or(0, |counters| counters.bytes_received)
     }
 
     /// How long a connection has had something to send, up to now.
     pub fn busy(&self, line: u32) -> Duration {
         let Line { busy, busy_since, .. } = self.lines[line as usize];
-        busy_since.map_or(busy, |since| busy + self.fabric.now().since(since))
+        busy_since.map_or(busy, |since| busy + self.network.now().since(since))
     }
 
     /// Bytes that so much payload takes on a link: headers, Ethernet's preamble and the gap between frames among them.
     pub fn wire_bytes(&self, payload: u64) -> u64 {
-        let around = u64::from(self.fabric.network_bytes() + ETHERNET_BYTES);
+        let around = u64::from(self.network.network_bytes() + ETHERNET_BYTES);
         let each = around + BTH_BYTES + ICRC_BYTES as u64;
         let packets = payload.div_ceil(self.transport.mtu.bytes().into());
         let with_address = match self.transport.reliability {
@@ -307,7 +307,7 @@ mod tests {
 
     fn tenants(reliability: Reliability) -> Tenants {
         let link = LinkConfig::new(10_000_000_000, Duration::from_micros(1));
-        let config = FabricConfig::new(Graph::star(3, link, link), 1);
+        let config = NetworkConfig::new(Graph::star(3, link, link), 1);
         let transport = Transport {
             mtu: Mtu::M4096,
             window_packets: 64,
@@ -325,7 +325,7 @@ mod tests {
             tenants.send(line, 10 << 20).unwrap();
             tenants.run_until(Time::from_nanos(50_000_000)).unwrap();
             assert_eq!(tenants.arrived(line), 10 << 20);
-            let sent = tenants.fabric().ingress_stats(0).sent_bytes;
+            let sent = tenants.network().ingress_stats(0).sent_bytes;
             assert_eq!(tenants.wire_bytes(10 << 20), sent);
             // 8.6 ms at 10 Gbit/s.
             let busy = tenants.busy(line).as_nanos();

@@ -1,7 +1,7 @@
-//! Registered memory that neighbours can map: the program has asked for it (`DQUANT_MEMORY=shared`).
+//! Registered memory that local peers can map: the program has asked for it (`DQUANT_MEMORY=shared`).
 //!
 //! [`nic::movable`] moves the memory. All devices of the process share one file, because a region of any of them may lie on the
-//! pages of another. Memory that cannot move stays where it is, and neighbours reach it as any other. Here is also what
+//! pages of another. Memory that cannot move stays where it is, and local peers reach it as any other. Here is also what
 //! `dquant explain` says about it.
 //!
 //! Two things keep away while memory moves: signals of the thread that moves it, whose handlers would wait for their own
@@ -12,8 +12,8 @@ use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
 use std::sync::Once;
 
+use nic::local_peers::LocalPeers;
 use nic::movable::Movable;
-use nic::neighbours::Neighbours;
 
 use adapter::shared::SignalsBlocked;
 use adapter::software::LocalPath;
@@ -69,12 +69,12 @@ pub(crate) struct SharedReport {
     pub(crate) stayed: Vec<(String, u64)>,
 }
 
-/// Opens the file and names it to neighbours, if the program asks for it.
+/// Opens the file and names it to local peers, if the program asks for it.
 pub(super) fn open(settings: &Settings, neighbours: &LocalPath) -> Sharing {
     settings.shares_memory.then(|| begin(neighbours.as_ref().map_err(Clone::clone)?))
 }
 
-fn begin(neighbours: &Neighbours) -> Result<(), String> {
+fn begin(neighbours: &LocalPeers) -> Result<(), String> {
     static HANDLERS: Once = Once::new();
     // SAFETY: functions without arguments that live as long as the process.
     HANDLERS.call_once(|| unsafe {
@@ -109,7 +109,7 @@ impl Engine {
         matches!(self.sharing, Some(Ok(())))
     }
 
-    /// A region that neighbours are going to know: its memory moves to where they can map it, if the program has asked for
+    /// A region that local peers are going to know: its memory moves to where they can map it, if the program has asked for
     /// it. The engine must not be locked: threads that touch the memory wait meanwhile. Undone by
     /// [`unshare`](Engine::unshare).
     pub(crate) fn share(&self, addr: u64, len: u64) -> Place {
@@ -131,7 +131,7 @@ impl Engine {
         Place::Stayed
     }
 
-    /// A region becomes known to neighbours that was not, and its memory stays.
+    /// A region becomes known to local peers that was not, and its memory stays.
     pub(crate) fn keep(&self, addr: u64, len: u64) -> Place {
         match &mut *SHARED.lock() {
             Some(shared) if self.shares() => {

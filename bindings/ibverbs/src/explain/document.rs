@@ -5,7 +5,7 @@
 
 use nic::clock;
 use nic::device::DeviceWire;
-use nic::neighbours::FifoCounters;
+use nic::local_peers::FifoCounters;
 use nic::udp::{TxCounters, UdpCounters};
 use roce::congestion::rtt::RttMeter;
 use roce::congestion::{Follows, WindowReport};
@@ -147,7 +147,7 @@ fn path(wire: &WireFacts) -> Value {
     ])
 }
 
-/// Memory that moved to where neighbours can map it.
+/// Memory that moved to where local peers can map it.
 fn memory(report: &Result<SharedReport, &str>) -> Value {
     let SharedReport { ranges, bytes, stayed } = match report {
         Ok(report) => report,

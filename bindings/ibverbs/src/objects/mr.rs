@@ -4,7 +4,7 @@ use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use roce::direct::RegionCard;
+use roce::direct::RegionDescriptor;
 use roce::verbs::{Access, MemoryRegion, PdId};
 use rustix::io::Errno;
 
@@ -223,7 +223,7 @@ impl Mr {
             let mut core = self.engine.lock();
             let changed = core.endpoint_mut().change_region(now.lkey, shape.pd, access);
             let in_force = if changed.is_ok() { &shape } else { &*now };
-            core.publish_region(now.lkey, &card(in_force, self.rkey()));
+            core.publish_region(now.lkey, &descriptor(in_force, self.rkey()));
             changed.map_err(errno_of)?;
         }
         *now = shape;
@@ -292,7 +292,7 @@ fn enlist(engine: &Engine, shape: &mut Shape) -> Outcome<MemoryRegion> {
     }
     populate(shape.addr, shape.len, access.local_write)?;
     let Shape { pd, iova, len, addr, .. } = *shape;
-    // Only neighbours need it there.
+    // Only local peers need it there.
     if access.is_remote() {
         shape.place = engine.share(addr, len);
     }
@@ -307,19 +307,19 @@ fn enlist(engine: &Engine, shape: &mut Shape) -> Outcome<MemoryRegion> {
         }
     };
     shape.lkey = region.lkey;
-    core.publish_region(region.lkey, &card(shape, region.rkey));
+    core.publish_region(region.lkey, &descriptor(shape, region.rkey));
     Ok(region)
 }
 
-/// What neighbours learn about a region.
-fn card(shape: &Shape, rkey: u32) -> RegionCard {
+/// What local peers learn about a region.
+fn descriptor(shape: &Shape, rkey: u32) -> RegionDescriptor {
     let access = access_of(shape.access).unwrap_or_default();
     let Shape { pd, iova, len, addr, place, .. } = *shape;
     let in_file = place.in_file();
-    RegionCard { rkey, pd, addr: iova, len, backing: addr, in_file, access }
+    RegionDescriptor { rkey, pd, addr: iova, len, backing: addr, in_file, access }
 }
 
-/// Takes a region from neighbours, and waits for those that use it.
+/// Takes a region from local peers, and waits for those that use it.
 ///
 /// # Errors
 /// `EBUSY` when one was stopped in the middle of an access: then nothing has changed.
@@ -328,7 +328,7 @@ fn withdraw(engine: &Engine, shape: &Shape, rkey: u32) -> Outcome<()> {
     if engine.quiesce() {
         return Ok(());
     }
-    engine.lock().publish_region(shape.lkey, &card(shape, rkey));
+    engine.lock().publish_region(shape.lkey, &descriptor(shape, rkey));
     Err(Errno::BUSY)
 }
 
@@ -337,7 +337,7 @@ fn retire(engine: &Engine, shape: &Shape, rkey: u32) -> Outcome<()> {
     withdraw(engine, shape, rkey)?;
     let mut core = engine.lock();
     core.endpoint_mut().deregister(shape.lkey).map_err(|error| {
-        core.publish_region(shape.lkey, &card(shape, rkey));
+        core.publish_region(shape.lkey, &descriptor(shape, rkey));
         errno_of(error)
     })?;
     drop(core);

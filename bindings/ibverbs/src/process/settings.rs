@@ -40,7 +40,7 @@ pub(crate) struct Settings {
     pub(crate) reliability: Reliability,
     pub(crate) congestion: Choice,
     pub(crate) path: PathChoice,
-    /// Registered memory moves to where neighbours can map it.
+    /// Registered memory moves to where local peers can map it.
     pub(crate) shares_memory: bool,
     /// DSCP of every path; the program chooses where there is none.
     pub(crate) dscp: Option<u8>,
@@ -113,7 +113,7 @@ fn path() -> PathChoice {
     }
 }
 
-/// Whether the program asks for registered memory that neighbours can map.
+/// Whether the program asks for registered memory that local peers can map.
 pub(crate) fn shares_memory() -> bool {
     match text_of(MEMORY).as_deref() {
         Some("shared") => true,

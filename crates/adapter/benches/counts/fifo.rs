@@ -5,10 +5,10 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use nic::neighbours::{Doorbell, Neighbours};
+use nic::local_peers::{Doorbell, LocalPeers};
 use nic::pool::Pool;
 use roce::device::Device;
-use roce::direct::{Posted, RegionCard};
+use roce::direct::{Posted, RegionDescriptor};
 use roce::endpoint::{Endpoint, EndpointConfig};
 use roce::verbs::{Access, MemoryRegion, PdId, Qpn, SendWr, Transport};
 use roce::world::{self, Memory, Path, RxFrame, TxFrame, Wire};
@@ -54,7 +54,7 @@ impl Wire for NoSockets {
 
 struct Side {
     endpoint: Endpoint,
-    neighbours: Neighbours,
+    neighbours: LocalPeers,
     memory: Pool,
     base: u64,
 }
@@ -65,7 +65,7 @@ impl Side {
         let endpoint =
             Endpoint::new(EndpointConfig { qpn_prefix, seed, ..EndpointConfig::default() });
         let addresses = [IpAddr::from(address(side))];
-        let neighbours = Neighbours::open(roce::wire::ROCE_PORT, SLOTS[side], &addresses).unwrap();
+        let neighbours = LocalPeers::open(roce::wire::ROCE_PORT, SLOTS[side], &addresses).unwrap();
         let mut memory = Pool::new(REGION_BYTES).unwrap();
         let base = memory.alloc(REGION_BYTES, 4096).unwrap().addr;
         Side { endpoint, neighbours, memory, base }
@@ -101,7 +101,7 @@ impl Shared {
         let mut sides = [0, 1].map(Side::new);
         for side in [0, 1] {
             let remote = SocketAddr::from((address(1 - side), roce::wire::ROCE_PORT));
-            let target = sides[side].neighbours.shared().meet(remote, SLOTS[1 - side]).unwrap();
+            let target = sides[side].neighbours.shared().discover(remote, SLOTS[1 - side]).unwrap();
             assert!(target.has_fifo());
             sides[side].neighbours.route(Qpn::new(1), Some(target));
         }
@@ -156,14 +156,15 @@ impl Pair for Shared {
         }
         let remote = SocketAddr::from((address(1 - side), roce::wire::ROCE_PORT));
         let own = &mut self.sides[side];
-        let target = own.neighbours.shared().meet(remote, SLOTS[1 - side]).unwrap();
+        let target = own.neighbours.shared().discover(remote, SLOTS[1 - side]).unwrap();
         own.neighbours.route(qpn, Some(target));
-        let card = own.endpoint.qp_card(qpn, |_| Some(address(side).into())).unwrap();
-        own.neighbours.publish_qp(&card);
+        let descriptor = own.endpoint.qp_descriptor(qpn, |_| Some(address(side).into())).unwrap();
+        own.neighbours.publish_qp(&descriptor);
         let MemoryRegion { addr, len, rkey, .. } = *region;
         let access = Access::ALL;
-        let card = RegionCard { rkey, pd, addr, len, backing: addr, in_file: None, access };
-        own.neighbours.publish_region(&card);
+        let descriptor =
+            RegionDescriptor { rkey, pd, addr, len, backing: addr, in_file: None, access };
+        own.neighbours.publish_region(&descriptor);
         own.neighbours.offer_pool(&own.memory);
     }
 

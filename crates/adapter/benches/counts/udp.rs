@@ -20,7 +20,7 @@ const STEP: Duration = Duration::from_micros(2);
 
 /// See the module's text.
 pub(crate) struct Sockets {
-    fabrics: [Software; 2],
+    adapters: [Software; 2],
     regions: [u64; 2],
     now: Time,
 }
@@ -32,18 +32,18 @@ impl Sockets {
             let local = SocketAddr::from((Ipv4Addr::new(127, 77, 0, 1 + side), 4791));
             Software::bind(local, REGION_BYTES, 0, u64::from(side) + 1).unwrap()
         };
-        let mut fabrics = [bind(0), bind(1)];
+        let mut adapters = [bind(0), bind(1)];
         let regions = [0, 1].map(|side: usize| {
-            let range = fabrics[side].memory_mut().alloc(REGION_BYTES, 4096).unwrap();
+            let range = adapters[side].memory_mut().alloc(REGION_BYTES, 4096).unwrap();
             range.addr
         });
-        Sockets { fabrics, regions, now: Time::from_nanos(1_000_000_000) }
+        Sockets { adapters, regions, now: Time::from_nanos(1_000_000_000) }
     }
 
     fn turn(&mut self, side: usize, phase: Phase, tally: &mut Tally) {
         self.now += STEP;
-        let (fabric, now) = (&mut self.fabrics[side], self.now);
-        tally.run(phase, || fabric.turn(now, |_, _| false));
+        let (adapter, now) = (&mut self.adapters[side], self.now);
+        tally.run(phase, || adapter.turn(now, |_, _| false));
     }
 }
 
@@ -53,11 +53,11 @@ impl Pair for Sockets {
     const COUNTS_PACKETS: bool = false;
 
     fn device(&mut self, side: usize) -> &mut Endpoint {
-        self.fabrics[side].device().endpoint_mut()
+        self.adapters[side].device().endpoint_mut()
     }
 
     fn path(&self, side: usize) -> Path {
-        Path::new(self.fabrics[side].local())
+        Path::new(self.adapters[side].local())
     }
 
     fn memory(&self, side: usize) -> u64 {
@@ -87,8 +87,8 @@ impl Pair for Sockets {
 
     fn calls(&mut self) -> Vec<(&'static str, u64)> {
         let mut calls = vec![("sendmmsg", 0), ("recvmmsg", 0)];
-        for fabric in &self.fabrics {
-            fabric.counters(&mut |name, value| match name {
+        for adapter in &self.adapters {
+            adapter.counters(&mut |name, value| match name {
                 "udp.tx.syscalls" => calls[0].1 += value,
                 "udp.rx.syscalls" => calls[1].1 += value,
                 _ => {}

@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use nic::congestion::Choice;
 use nic::loaded::{Library, LoadedDevice};
-use nic::neighbours::{Shared, Unfinished};
+use nic::local_peers::{Shared, Unfinished};
 use nic::pool::{Pool, PoolRange};
 use nic::ready::ReadySet;
 use roce::Time;
 use roce::congestion::CongestionControl;
 use roce::endpoint::Reliability;
-use roce::report::Pace;
+use roce::report::QpProgress;
 use roce::verbs::Qpn;
 use roce::world::Progress;
 
@@ -131,7 +131,7 @@ impl Adapter for Loaded {
     }
 
     /// The library does not tell.
-    fn pace(&self, _qpn: Qpn) -> Option<Pace> {
+    fn progress(&self, _qpn: Qpn) -> Option<QpProgress> {
         None
     }
 

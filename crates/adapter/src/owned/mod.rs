@@ -17,7 +17,7 @@ use std::sync::Arc;
 use nic::congestion::Choice;
 use nic::loaded::LoadError;
 pub use nic::loaded::Trouble;
-use nic::neighbours::{Shared, Unfinished};
+use nic::local_peers::{Shared, Unfinished};
 use nic::pool::{Pool, PoolError, PoolRange};
 use nic::ready::ReadySet;
 use nic::udp::UdpError;
@@ -25,7 +25,7 @@ use roce::Time;
 use roce::congestion::CongestionControl;
 use roce::device::Device;
 use roce::endpoint::Reliability;
-use roce::report::Pace;
+use roce::report::QpProgress;
 use roce::verbs::Qpn;
 use roce::world::Progress;
 
@@ -135,7 +135,7 @@ pub trait Adapter {
     }
 
     /// How far a reliable connection has come and what it may send now, where the device tells.
-    fn pace(&self, qpn: Qpn) -> Option<Pace>;
+    fn progress(&self, qpn: Qpn) -> Option<QpProgress>;
 
     /// Passes every counter and its name to `tell`.
     fn counters(&self, tell: &mut dyn FnMut(&str, u64));

@@ -8,14 +8,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use nic::fault::LossyWire;
-use nic::neighbours::{Neighbours, OWN_PORT, Shared, Unfinished};
+use nic::local_peers::{LocalPeers, OWN_PORT, Shared, Unfinished};
 use nic::pool::{Pool, PoolError, PoolRange};
 use nic::ready::ReadySet;
 use nic::udp::{SocketWire, UdpConfig, UdpWire};
 use roce::congestion::Follows;
 use roce::direct::Holding;
 use roce::endpoint::{Endpoint, EndpointConfig, Reliability};
-use roce::report::Pace;
+use roce::report::QpProgress;
 use roce::verbs::Qpn;
 use roce::world::{self, Progress, Wire};
 use roce::{Duration, Time};
@@ -103,8 +103,8 @@ impl<W: SocketWire> Software<W> {
 
 /// The path to local peers of a device at this address, who may map its memory.
 fn open_local(own: SocketAddr, memory: &Pool) -> LocalPath {
-    let opened = Neighbours::open(own.port(), OWN_PORT, &[own.ip()]);
-    let opened = opened.map_err(|error| format!("no board for neighbours: {error}"))?;
+    let opened = LocalPeers::open(own.port(), OWN_PORT, &[own.ip()]);
+    let opened = opened.map_err(|error| format!("no control segment for local peers: {error}"))?;
     opened.offer_pool(memory);
     Ok(opened)
 }
@@ -177,7 +177,7 @@ impl<W: SocketWire> Adapter for Software<W> {
     }
 
     fn prepare_sleep(&mut self) -> bool {
-        self.device.local_mut().as_mut().map_or(true, Neighbours::fall_asleep)
+        self.device.local_mut().as_mut().map_or(true, LocalPeers::fall_asleep)
     }
 
     fn woken(&mut self) {
@@ -187,7 +187,7 @@ impl<W: SocketWire> Adapter for Software<W> {
     }
 
     fn has_work(&mut self) -> bool {
-        self.device.local_mut().as_mut().is_ok_and(Neighbours::has_unannounced)
+        self.device.local_mut().as_mut().is_ok_and(LocalPeers::has_unannounced)
     }
 
     fn poll_trouble(&mut self) -> Option<Trouble> {
@@ -208,8 +208,8 @@ impl<W: SocketWire> Adapter for Software<W> {
         Reliability::Selective
     }
 
-    fn pace(&self, qpn: Qpn) -> Option<Pace> {
-        self.device.endpoint().pace(qpn)
+    fn progress(&self, qpn: Qpn) -> Option<QpProgress> {
+        self.device.endpoint().progress(qpn)
     }
 
     fn counters(&self, tell: &mut dyn FnMut(&str, u64)) {

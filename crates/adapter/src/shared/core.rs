@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use nic::clock;
 use nic::device::DeviceWire;
-use nic::neighbours::{FifoCounters, Neighbours};
+use nic::local_peers::{FifoCounters, LocalPeers};
 use roce::Time;
 use roce::device::Device;
-use roce::direct::{Posted, RegionCard};
+use roce::direct::{Posted, RegionDescriptor};
 use roce::endpoint::{AsyncEvent, Endpoint, QpAttr};
 use roce::verbs::{CqId, Qpn, SendWr, SrqId, Transport, VerbsError, WindowBinding};
 use roce::world;
@@ -445,8 +445,8 @@ impl<L: Listener> Core<L> {
     }
 
     /// Local peers with a right may use this region.
-    pub fn publish_region(&mut self, lkey: u32, card: &RegionCard) {
-        self.device.publish_region(lkey, card);
+    pub fn publish_region(&mut self, lkey: u32, descriptor: &RegionDescriptor) {
+        self.device.publish_region(lkey, descriptor);
     }
 
     /// Local peers may no longer begin to use this region.
@@ -468,17 +468,17 @@ impl<L: Listener> Core<L> {
 
     /// The progress thread is going to sleep; returns false if local peers have sent packets already.
     pub(super) fn fall_asleep(&mut self) -> bool {
-        self.device.local_mut().as_mut().map_or(true, Neighbours::fall_asleep)
+        self.device.local_mut().as_mut().map_or(true, LocalPeers::fall_asleep)
     }
 
     /// Whether local peers send to this process through FIFOs.
     pub(super) fn reads_fifos(&self) -> bool {
-        self.device.local().as_ref().is_ok_and(Neighbours::reads_fifos)
+        self.device.local().as_ref().is_ok_and(LocalPeers::reads_fifos)
     }
 
     /// Whether local peers have to wake the progress thread for what they leave.
     pub(super) fn is_asleep(&self) -> bool {
-        self.device.local().as_ref().is_ok_and(Neighbours::is_asleep)
+        self.device.local().as_ref().is_ok_and(LocalPeers::is_asleep)
     }
 
     /// Whether local peers have left something unannounced, or requests wait that could be carried out, or that no turn has
@@ -486,7 +486,7 @@ impl<L: Listener> Core<L> {
     pub(super) fn has_work(&mut self) -> bool {
         self.is_unseen
             || self.device.is_behind()
-            || self.device.local_mut().as_mut().is_ok_and(Neighbours::has_unannounced)
+            || self.device.local_mut().as_mut().is_ok_and(LocalPeers::has_unannounced)
     }
 
     /// Work has waited for the end of a sleep of the progress thread. The first time it is reported.

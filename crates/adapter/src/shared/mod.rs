@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use nic::clock;
 use nic::device::DeviceWire;
 use nic::driver::Driver;
-use nic::neighbours::{Neighbours, Shared};
+use nic::local_peers::{LocalPeers, Shared};
 use roce::direct::Holding;
 use roce::endpoint::{AsyncEvent, Endpoint, EndpointConfig, Mtu};
 use roce::verbs::{CqId, Path, Qpn};
@@ -174,7 +174,7 @@ impl<L: Listener> SharedDevice<L> {
     /// Every descriptor of its wire and of its path to local peers.
     pub fn descriptors(&self) -> Vec<RawFd> {
         let core = self.lock();
-        let local = core.device().local().as_ref().map_or_else(|_| Vec::new(), Neighbours::fds);
+        let local = core.device().local().as_ref().map_or_else(|_| Vec::new(), LocalPeers::fds);
         self.socket_numbers().into_iter().chain(local).collect()
     }
 
@@ -205,7 +205,7 @@ impl<L: Listener> SharedDevice<L> {
     /// Finds out whether a queue pair's peer is a process of this machine, before it is connected.
     pub fn discover(&self, path: &Path, dest: Qpn) -> LocalPeer {
         let discovery = self.discovery.as_ref().map_err(Clone::clone)?;
-        discovery.meet(path.remote, (dest.get() >> SLOT_SHIFT) as u8)
+        discovery.discover(path.remote, (dest.get() >> SLOT_SHIFT) as u8)
     }
 
     /// Waits until no local peer uses what was withdrawn before. Must be called without the lock. Returns false
@@ -252,7 +252,7 @@ impl<L: Listener> SharedDevice<L> {
                 // Another thread that yields counts as present for long; the one that posts may not poll.
                 self.progress.note_program_turn(core.now, true);
             }
-            if core.endpoint().awaits_verdicts() && !self.progress.is_napping() {
+            if core.endpoint().awaits_message_acks() && !self.progress.is_napping() {
                 self.progress.note_deadline(core.deadline());
             }
             self.pass_on(&mut core);
@@ -387,8 +387,8 @@ fn open_local(wire: &DeviceWire) -> LocalPath {
         return Err("packets are recorded".to_owned());
     }
     let _blocked = SignalsBlocked::all();
-    let opened = Neighbours::open(ROCE_PORT, wire.slot(), wire.addresses());
-    opened.map_err(|error| format!("no board for neighbours: {error}"))
+    let opened = LocalPeers::open(ROCE_PORT, wire.slot(), wire.addresses());
+    opened.map_err(|error| format!("no control segment for local peers: {error}"))
 }
 
 /// A driver that wakes for packets of this wire.

@@ -11,7 +11,7 @@ use parfait::agent::Reply;
 use parfait::brain::{self as machine, Ask, Brain, Effect, Request, State, StorageError};
 use parfait::job::Job;
 use parfait::log::{Book, Label, Outcome};
-use parfait::mending::Part;
+use parfait::repair_log::Part;
 use parfait::site::Ground;
 use parfait::spread::Ecmp;
 use service::auth;

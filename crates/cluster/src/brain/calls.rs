@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use parfait::brain::{Ask, Denial, Request as Wish, Which};
 use parfait::job::Job;
 use parfait::log::{Label, Outcome};
-use parfait::mending::Part;
+use parfait::repair_log::Part;
 use service::admission::Call;
 use service::log;
 use service::text::one_line;

@@ -172,25 +172,25 @@ impl Client {
         }
         let (ip, memory) = (self.local.ip(), test.memory());
         if test.by_roce_v1 {
-            let fabric = host::roce_v1(ip, self.peer.ip(), memory, self.seed)?;
-            return self.run_on(fabric, test, false);
+            let adapter = host::roce_v1(ip, self.peer.ip(), memory, self.seed)?;
+            return self.run_on(adapter, test, false);
         }
         let mut fallback = None;
         if test.by_xdp {
             match host::xdp(ip, memory, self.seed) {
-                Ok(fabric) => return self.run_on(fabric, test, false),
+                Ok(adapter) => return self.run_on(adapter, test, false),
                 Err(why) => fallback = Some(format!("no AF_XDP on this side: {why}")),
             }
         }
-        let fabric = host::software(ip, memory, self.seed, test.refused())?;
-        let mut outcome = self.run_on(fabric, test, false)?;
+        let adapter = host::software(ip, memory, self.seed, test.refused())?;
+        let mut outcome = self.run_on(adapter, test, false)?;
         outcome.fallbacks.extend(fallback);
         Ok(outcome)
     }
 
     fn run_on<F: Adapter>(
         &mut self,
-        mut fabric: F,
+        mut adapter: F,
         test: Test,
         is_loaded: bool,
     ) -> Result<Outcome, CliError> {
@@ -202,21 +202,21 @@ impl Client {
             other => return Err(unexpected(peer, other)),
         };
         check_address(&theirs, peer)?;
-        let mut ends = Ends::open(&mut fabric, test, self.seed)?;
-        let ours = ends.describe(&fabric, host::mtu(&fabric, peer));
-        let no_path = ends.connect(&mut fabric, &ours, &theirs, self.congestion)?;
+        let mut ends = Ends::open(&mut adapter, test, self.seed)?;
+        let ours = ends.describe(&adapter, host::mtu(&adapter, peer));
+        let no_path = ends.connect(&mut adapter, &ours, &theirs, self.congestion)?;
         if test.has_pong() && test.has_receives() {
-            ends.post_receives(fabric.device())?;
+            ends.post_receives(adapter.device())?;
         }
         self.control.send(&Message::Connect(ours.clone())).map_err(gone)?;
         match self.control.receive().map_err(gone)? {
             Message::Connected => {}
             other => return Err(unexpected(peer, other)),
         }
-        let driver = driver(&fabric, &self.control)?;
+        let driver = driver(&adapter, &self.control)?;
         let recorder = self.has_paces.then(|| Recorder::new(ends.mtu));
         let mut work =
-            Work::new(&mut fabric, &mut self.control, Requester::new(ends), test, is_loaded);
+            Work::new(&mut adapter, &mut self.control, Requester::new(ends), test, is_loaded);
         work.recorder = recorder;
         driver.run(&mut work);
         let Work { failure, start, end, requester, recorder, .. } = work;
@@ -228,11 +228,11 @@ impl Client {
             Message::Finished(verdict) => verdict,
             other => return Err(unexpected(peer, other)),
         };
-        let found = requester.verify(fabric.memory());
+        let found = requester.verify(adapter.memory());
         let mut outcome = measured(&test, &start, &end, &requester);
         outcome.mtu = requester.ends.mtu;
         outcome.paces = recorder.map(Recorder::into_samples).unwrap_or_default();
-        outcome.path = host::path(&fabric, is_loaded);
+        outcome.path = host::path(&adapter, is_loaded);
         let there = |why| format!("no AF_XDP at the server: {why}");
         outcome.fallbacks.extend(theirs.no_xdp.map(there));
         let without = |why| format!("no same-host path: {why}");
@@ -288,10 +288,10 @@ fn unexpected(peer: SocketAddr, message: Message) -> CliError {
 }
 
 /// A driver that wakes for packets and for control messages.
-pub(super) fn driver<F: Adapter>(fabric: &F, control: &Control) -> Result<Driver, CliError> {
+pub(super) fn driver<F: Adapter>(adapter: &F, control: &Control) -> Result<Driver, CliError> {
     let no_driver = |error| CliError::because("cannot wait for packets", &error);
     let driver = Driver::new().map_err(no_driver)?;
-    fabric.watch(driver.watched()).map_err(no_driver)?;
+    adapter.watch(driver.watched()).map_err(no_driver)?;
     driver.watched().add(control.fd(), 1).map_err(no_driver)?;
     Ok(driver)
 }
@@ -330,8 +330,8 @@ impl Failure {
 }
 
 /// The next trouble that ends a test; others are for people to read.
-pub(super) fn take_trouble<F: Adapter>(fabric: &mut F) -> Option<Failure> {
-    while let Some(trouble) = fabric.poll_trouble() {
+pub(super) fn take_trouble<F: Adapter>(adapter: &mut F) -> Option<Failure> {
+    while let Some(trouble) = adapter.poll_trouble() {
         match trouble {
             Trouble::Degraded(what) => service::log::line(what),
             Trouble::Gone(why) => return Some(Failure::Device(why)),
@@ -370,7 +370,7 @@ struct Point {
 }
 
 struct Work<'a, F> {
-    fabric: &'a mut F,
+    adapter: &'a mut F,
     control: &'a mut Control,
     requester: Requester,
     test: Test,
@@ -386,7 +386,7 @@ struct Work<'a, F> {
 
 impl<'a, F: Adapter> Work<'a, F> {
     fn new(
-        fabric: &'a mut F,
+        adapter: &'a mut F,
         control: &'a mut Control,
         requester: Requester,
         test: Test,
@@ -396,7 +396,7 @@ impl<'a, F: Adapter> Work<'a, F> {
         // Windows, round-trip times and caches settle; a tenth of the test.
         let warm_up = Duration::from_micros(u64::from(test.millis) * 100 + 10_000);
         Work {
-            fabric,
+            adapter,
             control,
             requester,
             test,
@@ -417,7 +417,7 @@ impl<'a, F: Adapter> Work<'a, F> {
             completed: self.requester.completed,
             lost: self.requester.lost,
             cpu_ns: host::cpu_ns(self.is_loaded),
-            retransmitted: host::retransmitted(self.fabric),
+            retransmitted: host::retransmitted(self.adapter),
             server: Snapshot::default(),
         }
     }
@@ -478,11 +478,11 @@ impl<'a, F: Adapter> Work<'a, F> {
 
     /// Takes a sample of every queue pair.
     fn record(&mut self, now: Time) {
-        let Work { recorder: Some(recorder), fabric, requester, .. } = self else {
+        let Work { recorder: Some(recorder), adapter, requester, .. } = self else {
             return;
         };
         for (flow, &qpn) in (0..).zip(&requester.ends.qps) {
-            if let Some(pace) = fabric.pace(qpn) {
+            if let Some(pace) = adapter.progress(qpn) {
                 recorder.take(now, flow, &pace);
             }
         }
@@ -496,7 +496,7 @@ impl<'a, F: Adapter> Work<'a, F> {
         };
         let look = self.test.is_silent(self.is_loaded).then(|| now + LOOK_AT_MEMORY);
         let sample = self.recorder.is_some().then(|| now + LOOK_EVERY);
-        self.fabric.next_wakeup().into_iter().chain([phase]).chain(look).chain(sample).min()
+        self.adapter.next_wakeup().into_iter().chain([phase]).chain(look).chain(sample).min()
     }
 }
 
@@ -505,9 +505,9 @@ impl<F: Adapter> Application for Work<'_, F> {
 
     fn turn(&mut self, now: Time) -> Turn {
         let requester = &mut self.requester;
-        let progress = self.fabric.turn(now, |device, pool| requester.step(now, device, pool));
+        let progress = self.adapter.turn(now, |device, pool| requester.step(now, device, pool));
         let failed = self.requester.failure.take().map(Failure::Device);
-        let failed = failed.or_else(|| take_trouble(self.fabric));
+        let failed = failed.or_else(|| take_trouble(self.adapter));
         let ended = failed.map_or_else(|| self.advance(now), Err);
         match ended {
             Ok(false) if self.test.spin => {
@@ -525,15 +525,15 @@ impl<F: Adapter> Application for Work<'_, F> {
     }
 
     fn prepare_sleep(&mut self) -> bool {
-        self.fabric.prepare_sleep()
+        self.adapter.prepare_sleep()
     }
 
     fn woken(&mut self) {
-        self.fabric.woken();
+        self.adapter.woken();
     }
 
     fn has_work(&mut self) -> bool {
-        self.fabric.has_work()
+        self.adapter.has_work()
     }
 
     fn note_rescue(&mut self) {

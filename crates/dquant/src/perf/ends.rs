@@ -10,7 +10,7 @@ use adapter::connect::{QpAddress, RNR_RETRY_FOREVER, Terms, connect, path_mtu};
 use adapter::owned::Adapter;
 use nic::clock;
 use nic::congestion::Choice;
-use nic::neighbours::OWN_PORT;
+use nic::local_peers::OWN_PORT;
 use nic::pool::Pool;
 use roce::device::{self, Device, InitialPsns};
 use roce::endpoint::{QpConfig, Reliability};
@@ -33,7 +33,7 @@ const ACK_TIMEOUT: u8 = 14;
 /// Unacknowledged packets per queue pair.
 const WINDOW_PACKETS: u32 = 512;
 
-/// One side of a test. It ends with its fabric.
+/// One side of a test. It ends with its adapter.
 #[derive(Debug)]
 pub(super) struct Ends {
     pub(super) test: Test,
@@ -57,12 +57,13 @@ impl Ends {
     /// # Errors
     /// When memory or the device refuse.
     pub(super) fn open<F: Adapter>(
-        fabric: &mut F,
+        adapter: &mut F,
         test: Test,
         seed: u64,
     ) -> Result<Ends, CliError> {
-        let range = fabric.memory_mut().alloc(test.memory(), 4096).map_err(CliError::from_cause)?;
-        let device = fabric.device();
+        let range =
+            adapter.memory_mut().alloc(test.memory(), 4096).map_err(CliError::from_cause)?;
+        let device = adapter.device();
         let refused = |error: VerbsError| CliError::because("the device refuses the test", &error);
         let pd = device.alloc_pd().map_err(refused)?;
         let depth = 2 * test.slots() * test.qps;
@@ -88,19 +89,19 @@ impl Ends {
         let (remote, datagrams) = ((0, 0), Vec::new());
         let ends =
             Ends { test, send_cq, recv_cq, qps, region, pd, psns, remote, mtu: 0, datagrams };
-        ends.fill(fabric.memory_mut());
+        ends.fill(adapter.memory_mut());
         Ok(ends)
     }
 
     /// This side, as the other needs to know it.
-    pub(super) fn describe<F: Adapter>(&self, fabric: &F, mtu: u32) -> End {
+    pub(super) fn describe<F: Adapter>(&self, adapter: &F, mtu: u32) -> End {
         let numbers = self.qps.iter().zip(&self.psns);
         End {
-            address: fabric.local(),
+            address: adapter.local(),
             memory: self.region.addr,
             rkey: self.region.rkey,
             mtu,
-            selective: fabric.reliability() == Reliability::Selective && !self.test.go_back_n,
+            selective: adapter.reliability() == Reliability::Selective && !self.test.go_back_n,
             no_xdp: None,
             qps: numbers.map(|(qpn, psn)| (qpn.get(), psn.get())).collect(),
         }
@@ -113,7 +114,7 @@ impl Ends {
     /// When the other side's numbers are impossible, or the device refuses.
     pub(super) fn connect<F: Adapter>(
         &mut self,
-        fabric: &mut F,
+        adapter: &mut F,
         ours: &End,
         peer: &End,
         congestion: Choice,
@@ -129,11 +130,11 @@ impl Ends {
         self.mtu = mtu.bytes();
         let refused = |error: VerbsError| CliError::because("cannot connect", &error);
         if self.test.service == Service::Ud {
-            self.start_datagrams(fabric.device(), peer).map_err(refused)?;
+            self.start_datagrams(adapter.device(), peer).map_err(refused)?;
             return Ok(None);
         }
         // Packets reach a peer that is no process of this machine.
-        let met = fabric.discovery().and_then(|own| own.meet(peer.address, OWN_PORT));
+        let found = adapter.discovery().and_then(|own| own.discover(peer.address, OWN_PORT));
         let terms = Terms {
             congestion,
             is_ours: true,
@@ -144,11 +145,11 @@ impl Ends {
             dscp: 0,
         };
         for (ours, theirs) in ours.queue_pairs().zip(peer.queue_pairs()) {
-            connect(fabric, clock::now(), &terms, (&ours, &theirs), mtu, met.clone())
+            connect(adapter, clock::now(), &terms, (&ours, &theirs), mtu, found.clone())
                 .map_err(refused)?;
         }
         let expected = self.test.may_be_direct() && peer.address.ip() == ours.address.ip();
-        Ok(met.err().filter(|_| expected))
+        Ok(found.err().filter(|_| expected))
     }
 
     /// Makes all queue pairs ready for datagrams, and handles for those of the other side.
@@ -330,9 +331,9 @@ mod tests {
         for bytes in [1, 7, 8, 9, 4096] {
             let test = Test { bytes, ..sample() };
             let local = "127.6.1.1".parse().expect("literal");
-            let mut fabric = host::software(local, test.memory(), 1, None).expect("loopback");
-            let ends = Ends::open(&mut fabric, test, 1).expect("a small test");
-            let pool = fabric.memory_mut();
+            let mut adapter = host::software(local, test.memory(), 1, None).expect("loopback");
+            let ends = Ends::open(&mut adapter, test, 1).expect("a small test");
+            let pool = adapter.memory_mut();
             let number = 2 + u64::from(test.slots());
             deliver(&ends, pool, 1, number);
             assert!(ends.has_stamp(pool, 1, ends.slot(number), number), "{bytes}");
@@ -348,10 +349,10 @@ mod tests {
 
     #[test]
     fn the_last_message_of_a_buffer_is_known() {
-        let mut fabric =
+        let mut adapter =
             host::software("127.6.1.2".parse().expect("literal"), sample().memory(), 1, None);
-        let fabric = fabric.as_mut().expect("loopback");
-        let ends = Ends::open(fabric, sample(), 1).expect("a small test");
+        let adapter = adapter.as_mut().expect("loopback");
+        let ends = Ends::open(adapter, sample(), 1).expect("a small test");
         let slots = u64::from(sample().slots());
         for sent in 0..3 * slots {
             for slot in 0..sample().slots() {

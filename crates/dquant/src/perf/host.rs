@@ -95,16 +95,16 @@ pub(crate) fn loaded(choice: &DeviceChoice, memory: u64) -> Result<Loaded, CliEr
 }
 
 /// The path MTU that this side can use towards the other, in payload bytes.
-pub(crate) fn mtu<F: Adapter>(fabric: &F, peer: SocketAddr) -> u32 {
-    fabric
+pub(crate) fn mtu<F: Adapter>(adapter: &F, peer: SocketAddr) -> u32 {
+    adapter
         .largest_mtu()
-        .min(mtu_towards(fabric.local().ip(), SocketAddr::new(peer.ip(), ROCE_PORT)))
+        .min(mtu_towards(adapter.local().ip(), SocketAddr::new(peer.ip(), ROCE_PORT)))
 }
 
 /// How messages have travelled so far.
-pub(super) fn path<F: Adapter>(fabric: &F, is_loaded: bool) -> MessagePath {
+pub(super) fn path<F: Adapter>(adapter: &F, is_loaded: bool) -> MessagePath {
     let (mut direct, mut fifo, mut udp, mut xdp, mut roce_v1) = (0, 0, 0, 0, 0);
-    fabric.counters(&mut |name, value| match name {
+    adapter.counters(&mut |name, value| match name {
         "roce.direct_writes"
         | "roce.direct_reads"
         | "roce.direct_atomics"
@@ -126,9 +126,9 @@ pub(super) fn path<F: Adapter>(fabric: &F, is_loaded: bool) -> MessagePath {
 }
 
 /// Packets sent again so far; none where the device does not tell.
-pub(crate) fn retransmitted<F: Adapter>(fabric: &F) -> Option<u64> {
+pub(crate) fn retransmitted<F: Adapter>(adapter: &F) -> Option<u64> {
     let mut total = None;
-    fabric.counters(&mut |name, value| {
+    adapter.counters(&mut |name, value| {
         if matches!(name, "roce.retransmitted_packets" | "roce.selective_retransmits") {
             *total.get_or_insert(0) += value;
         }

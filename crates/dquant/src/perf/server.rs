@@ -165,23 +165,23 @@ impl Session {
         let local = self.control.local().map_err(|error| lost(self.peer, &error))?;
         let ip = local.ip().to_canonical();
         if test.by_roce_v1 {
-            let fabric = host::roce_v1(ip, self.peer.ip().to_canonical(), memory, seed)?;
-            return self.run_on(fabric, test, seed, false, None);
+            let adapter = host::roce_v1(ip, self.peer.ip().to_canonical(), memory, seed)?;
+            return self.run_on(adapter, test, seed, false, None);
         }
         let mut no_xdp = None;
         if test.by_xdp {
             match host::xdp(ip, memory, seed) {
-                Ok(fabric) => return self.run_on(fabric, test, seed, false, None),
+                Ok(adapter) => return self.run_on(adapter, test, seed, false, None),
                 Err(why) => no_xdp = Some(why),
             }
         }
-        let fabric = host::software(ip, memory, seed, test.refused())?;
-        self.run_on(fabric, test, seed, false, no_xdp)
+        let adapter = host::software(ip, memory, seed, test.refused())?;
+        self.run_on(adapter, test, seed, false, no_xdp)
     }
 
     fn run_on<F: Adapter>(
         &mut self,
-        mut fabric: F,
+        mut adapter: F,
         test: Test,
         seed: u64,
         is_loaded: bool,
@@ -189,27 +189,27 @@ impl Session {
     ) -> Result<(), CliError> {
         let peer = self.peer;
         let gone = |error: io::Error| lost(peer, &error);
-        let mut ends = Ends::open(&mut fabric, test, seed)?;
+        let mut ends = Ends::open(&mut adapter, test, seed)?;
         no_xdp.iter().for_each(|why| log::line(format_args!("{peer}: no AF_XDP: {why}")));
-        let ours = End { no_xdp, ..ends.describe(&fabric, host::mtu(&fabric, peer)) };
+        let ours = End { no_xdp, ..ends.describe(&adapter, host::mtu(&adapter, peer)) };
         self.control.send(&Message::Ready(ours.clone())).map_err(gone)?;
         let theirs = match self.control.receive().map_err(gone)? {
             Message::Connect(end) => end,
             other => return Err(CliError::usage(format_args!("said {other:?} out of turn"))),
         };
         check_address(&theirs, peer)?;
-        if let Some(why) = ends.connect(&mut fabric, &ours, &theirs, Choice::default())? {
+        if let Some(why) = ends.connect(&mut adapter, &ours, &theirs, Choice::default())? {
             log::line(format_args!("{peer}: no same-host path: {why}"));
         }
         if test.has_receives() {
-            ends.post_receives(fabric.device())?;
+            ends.post_receives(adapter.device())?;
         }
         self.control.send(&Message::Connected).map_err(gone)?;
-        let driver = driver(&fabric, &self.control)?;
+        let driver = driver(&adapter, &self.control)?;
         let now = clock::now();
         let length = Duration::from_micros(u64::from(test.millis) * 1100);
         let mut work = Work {
-            fabric: &mut fabric,
+            adapter: &mut adapter,
             control: &mut self.control,
             responder: Responder::new(ends),
             test,
@@ -239,7 +239,7 @@ impl Session {
 }
 
 struct Work<'a, F> {
-    fabric: &'a mut F,
+    adapter: &'a mut F,
     control: &'a mut Control,
     responder: Responder,
     test: Test,
@@ -261,13 +261,13 @@ impl<F: Adapter> Work<'_, F> {
                     cpu_ns: host::cpu_ns(self.is_loaded),
                     received: self.responder.received,
                     lost: self.responder.lost,
-                    retransmitted: host::retransmitted(self.fabric),
+                    retransmitted: host::retransmitted(self.adapter),
                 };
                 self.control.send(&Message::Marked(snapshot)).map_err(Failure::Control)?;
                 Ok(None)
             }
             Some(Message::Finish(sent)) => {
-                let verdict = self.responder.verify(self.fabric.memory(), &sent);
+                let verdict = self.responder.verify(self.adapter.memory(), &sent);
                 self.control.send(&Message::Finished(verdict)).map_err(Failure::Control)?;
                 Ok(Some(verdict))
             }
@@ -281,9 +281,9 @@ impl<F: Adapter> Application for Work<'_, F> {
 
     fn turn(&mut self, now: Time) -> Turn {
         let responder = &mut self.responder;
-        let progress = self.fabric.turn(now, |device, pool| responder.step(now, device, pool));
+        let progress = self.adapter.turn(now, |device, pool| responder.step(now, device, pool));
         let failed = self.responder.failure.take().map(Failure::Device);
-        if let Some(failure) = failed.or_else(|| take_trouble(self.fabric)) {
+        if let Some(failure) = failed.or_else(|| take_trouble(self.adapter)) {
             self.end = Some(Err(failure));
             return Turn::Stop;
         }
@@ -311,7 +311,7 @@ impl<F: Adapter> Application for Work<'_, F> {
         match progress.is_idle() {
             true => {
                 let look = self.test.is_silent(self.is_loaded).then(|| now + LOOK_AT_MEMORY);
-                let due = self.fabric.next_wakeup().into_iter().chain([self.ends_at]);
+                let due = self.adapter.next_wakeup().into_iter().chain([self.ends_at]);
                 Turn::Idle(due.chain(look).min())
             }
             false => Turn::Busy,
@@ -319,15 +319,15 @@ impl<F: Adapter> Application for Work<'_, F> {
     }
 
     fn prepare_sleep(&mut self) -> bool {
-        self.fabric.prepare_sleep()
+        self.adapter.prepare_sleep()
     }
 
     fn woken(&mut self) {
-        self.fabric.woken();
+        self.adapter.woken();
     }
 
     fn has_work(&mut self) -> bool {
-        self.fabric.has_work()
+        self.adapter.has_work()
     }
 
     fn note_rescue(&mut self) {

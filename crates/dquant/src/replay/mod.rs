@@ -1,6 +1,6 @@
-//! `dquant job replay`: a training job that is not there. Its pattern is exchanged over the fabric, its computing is a pause.
+//! `dquant job replay`: a training job that is not there. Its pattern is exchanged over the adapter, its computing is a pause.
 //!
-//! Each rank is a process, as in a real job. The ranks meet at rank 0 ([`meeting`]), connect a queue pair for each pair of ranks
+//! Each rank is a process, as in a real job. The ranks meet at rank 0 ([`rendezvous`]), connect a queue pair for each pair of ranks
 //! that exchange anything, and begin together. From then on nothing but messages holds them together: an iteration is a pause
 //! and then the phases of the pattern, whose edges are those of [`parfait::demand`]; a phase of a rank ends when all that it sends
 //! is acknowledged and all that it is to receive is there and compared.
@@ -9,12 +9,12 @@
 //! |---|---|
 //! | [`schedule`] | who sends what to whom, phase by phase |
 //! | [`content`] | the bytes of a message, and their check |
-//! | [`meeting`] | how ranks find each other, begin together, and learn of each other's end |
+//! | [`rendezvous`] | how ranks find each other, begin together, and learn of each other's end |
 //! | [`rank`] | one rank on its device, from its queue pairs to its result |
 //!
 //! The command line and the form of results are in [`crate::cli`].
 
 mod content;
-pub mod meeting;
 pub mod rank;
+pub mod rendezvous;
 pub mod schedule;

@@ -28,7 +28,7 @@ use roce::{Duration, Time};
 use service::log;
 
 use super::content::Content;
-use super::meeting::{self, Broken, Meeting, Seat};
+use super::rendezvous::{self, Broken, RankInfo, Rendezvous};
 use super::schedule::{Schedule, Step};
 use crate::exit::CliError;
 use crate::perf::host;
@@ -62,7 +62,7 @@ const REASON_LIMIT: StdDuration = StdDuration::from_millis(500);
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// What has to be the same at all ranks.
-    pub terms: meeting::Terms,
+    pub terms: rendezvous::Terms,
     /// What all exchange.
     pub schedule: Schedule,
     /// Addresses by rank; rank 0 listens on the port of its own.
@@ -190,50 +190,50 @@ fn run_on<F: Adapter>(
     place: &Place,
     steps: Vec<Step>,
     sizes: &Sizes,
-    mut fabric: F,
+    mut adapter: F,
 ) -> Result<Outcome, CliError> {
     let rank = place.rank();
     let ip = setup.peers[rank as usize].ip();
     let seed = setup.seed.wrapping_add(u64::from(rank));
-    let mut ends = Ends::open(&mut fabric, rank, sizes, seed)?;
-    let seat = Seat {
-        port: fabric.local().port(),
-        mtu: host::mtu(&fabric, setup.peers[usize::from(rank == 0)]),
+    let mut ends = Ends::open(&mut adapter, rank, sizes, seed)?;
+    let info = RankInfo {
+        port: adapter.local().port(),
+        mtu: host::mtu(&adapter, setup.peers[usize::from(rank == 0)]),
         qps: ends.peers.iter().map(|peer| (peer.rank, peer.qpn.get(), peer.psn.get())).collect(),
     };
-    let mut meeting = match place {
+    let mut rendezvous = match place {
         Place::Host(listener) => {
-            Meeting::host(listener, &setup.peers, &setup.terms, seat.clone(), setup.wait)
+            Rendezvous::host(listener, &setup.peers, &setup.terms, info.clone(), setup.wait)
         }
         Place::Guest(_) => {
-            Meeting::join(&setup.peers, rank, setup.terms.clone(), seat.clone(), setup.wait)
+            Rendezvous::join(&setup.peers, rank, setup.terms.clone(), info.clone(), setup.wait)
         }
     }
-    .and_then(|(mut meeting, seats)| {
-        let connected = ends.connect(&mut fabric, setup, rank, &seat, &seats);
+    .and_then(|(mut rendezvous, infos)| {
+        let connected = ends.connect(&mut adapter, setup, rank, &info, &infos);
         connected.inspect_err(|error| {
             let (why, hint) = error.parts();
             let why = format!("rank {rank} ({ip}): {why}");
-            meeting.fail(Broken { why, hint: hint.unwrap_or_default() });
+            rendezvous.fail(Broken { why, hint: hint.unwrap_or_default() });
         })?;
-        Ok(meeting)
+        Ok(rendezvous)
     })?;
-    meeting.begin()?;
-    replay(setup, rank, steps, fabric, ends, meeting)
+    rendezvous.begin()?;
+    replay(setup, rank, steps, adapter, ends, rendezvous)
 }
 
 fn replay<F: Adapter>(
     setup: &Setup,
     rank: u32,
     steps: Vec<Step>,
-    fabric: F,
+    adapter: F,
     ends: Ends,
-    meeting: Meeting,
+    rendezvous: Rendezvous,
 ) -> Result<Outcome, CliError> {
     let no_driver = |error| CliError::because("cannot wait for packets", &error);
     let driver = Driver::new().map_err(no_driver)?;
-    fabric.watch(driver.watched()).map_err(no_driver)?;
-    for (number, fd) in (1..).zip(meeting.fds()) {
+    adapter.watch(driver.watched()).map_err(no_driver)?;
+    for (number, fd) in (1..).zip(rendezvous.fds()) {
         driver.watched().add(fd, number).map_err(no_driver)?;
     }
     let edges = edges_of(&steps);
@@ -251,13 +251,13 @@ fn replay<F: Adapter>(
         ends,
     };
     let peers = setup.peers.clone();
-    let mut work = Work { fabric, meeting, progress, peers, looked: now, failure: None };
+    let mut work = Work { adapter, rendezvous, progress, peers, looked: now, failure: None };
     driver.run(&mut work);
     match work.failure {
         Some(broken) => Err(broken.into_error()),
         None => {
             let mut outcome = work.progress.outcome;
-            outcome.retransmitted = host::retransmitted(&work.fabric);
+            outcome.retransmitted = host::retransmitted(&work.adapter);
             Ok(outcome)
         }
     }
@@ -348,18 +348,18 @@ struct Ends {
 
 impl Ends {
     fn open<F: Adapter>(
-        fabric: &mut F,
+        adapter: &mut F,
         rank: u32,
         sizes: &Sizes,
         seed: u64,
     ) -> Result<Ends, CliError> {
         let refused = |error: VerbsError| CliError::because("the device refuses the job", &error);
-        // A rank that exchanges nothing has no buffers, and still takes part in the meeting.
+        // A rank that exchanges nothing has no buffers, and still takes part in the rendezvous.
         let bytes = sizes.memory().unwrap_or(0).max(ALIGN);
-        let range = fabric.memory_mut().alloc(bytes, ALIGN).map_err(CliError::from_cause)?;
+        let range = adapter.memory_mut().alloc(bytes, ALIGN).map_err(CliError::from_cause)?;
         let ranks: BTreeSet<u32> =
             sizes.sends.keys().chain(sizes.receives.keys()).copied().collect();
-        let device = fabric.device();
+        let device = adapter.device();
         let pd = device.alloc_pd().map_err(refused)?;
         let depth = (2 * AHEAD as u32) * (ranks.len() as u32).max(1);
         let send_cq = device.create_cq(depth).map_err(refused)?;
@@ -373,8 +373,8 @@ impl Ends {
         };
         for peer in ranks {
             let config = QpConfig { recv_cq, ..QpConfig::rc(pd, send_cq, 2, AHEAD as u32) };
-            let qpn = fabric.device().create_qp(config).map_err(refused)?;
-            device::initialize(fabric.device(), clock::now(), qpn).map_err(refused)?;
+            let qpn = adapter.device().create_qp(config).map_err(refused)?;
+            device::initialize(adapter.device(), clock::now(), qpn).map_err(refused)?;
             let (out_bytes, inbox_bytes) = (
                 sizes.sends.get(&peer).copied().unwrap_or(0),
                 sizes.receives.get(&peer).copied().unwrap_or(0),
@@ -382,7 +382,7 @@ impl Ends {
             let source = take(out_bytes);
             let inboxes = std::array::from_fn(|_| take(inbox_bytes));
             let outgoing = Content::new(rank, peer);
-            outgoing.fill(fabric.memory_mut().bytes_mut(source, out_bytes as usize));
+            outgoing.fill(adapter.memory_mut().bytes_mut(source, out_bytes as usize));
             peers.push(Peer {
                 rank: peer,
                 qpn,
@@ -404,11 +404,11 @@ impl Ends {
     /// Connects all queue pairs to those of the others, and posts receives.
     fn connect<F: Adapter>(
         &mut self,
-        fabric: &mut F,
+        adapter: &mut F,
         setup: &Setup,
         rank: u32,
-        ours: &Seat,
-        seats: &[Seat],
+        ours: &RankInfo,
+        infos: &[RankInfo],
     ) -> Result<(), CliError> {
         let refused = |error: VerbsError| CliError::because("cannot connect", &error);
         let terms = Terms {
@@ -422,25 +422,25 @@ impl Ends {
         };
         for at in 0..self.peers.len() {
             let Peer { rank: peer, qpn, psn, .. } = self.peers[at];
-            let seat = &seats[peer as usize];
-            let theirs = seat.qps.iter().find(|(to, ..)| *to == rank);
+            let info = &infos[peer as usize];
+            let theirs = info.qps.iter().find(|(to, ..)| *to == rank);
             let Some(&(_, number, first)) = theirs else {
                 return Err(CliError::usage(format_args!("rank {peer} has no queue pair for it")));
             };
-            let mtu = path_mtu(ours.mtu, seat.mtu).ok_or_else(|| {
-                let limit = ours.mtu.min(seat.mtu);
+            let mtu = path_mtu(ours.mtu, info.mtu).ok_or_else(|| {
+                let limit = ours.mtu.min(info.mtu);
                 CliError::usage(format_args!("no path MTU fits {limit}"))
             })?;
             // The port is what it says, the address what this rank was told.
-            let remote = SocketAddr::new(setup.peers[peer as usize].ip(), seat.port);
-            let reliability = fabric.reliability();
-            let own = QpAddress { address: fabric.local(), qpn, psn, reliability, mtu: ours.mtu };
-            let theirs = QpAddress::received(remote, (number, first), reliability, seat.mtu);
+            let remote = SocketAddr::new(setup.peers[peer as usize].ip(), info.port);
+            let reliability = adapter.reliability();
+            let own = QpAddress { address: adapter.local(), qpn, psn, reliability, mtu: ours.mtu };
+            let theirs = QpAddress::received(remote, (number, first), reliability, info.mtu);
             let local = Err("ranks exchange packets".to_owned());
-            connect(fabric, clock::now(), &terms, (&own, &theirs), mtu, local).map_err(refused)?;
+            connect(adapter, clock::now(), &terms, (&own, &theirs), mtu, local).map_err(refused)?;
             if self.peers[at].inbox_bytes > 0 {
                 for slot in 0..AHEAD {
-                    self.post_receive(fabric.device(), at, slot).map_err(CliError::usage)?;
+                    self.post_receive(adapter.device(), at, slot).map_err(CliError::usage)?;
                 }
             }
         }
@@ -644,8 +644,8 @@ fn take<D: Device>(device: &mut D, cq: CqId) -> Result<ArrayVec<Completion, BATC
 // ---- turns -------------------------------------------------------------------------------------------
 
 struct Work<F> {
-    fabric: F,
-    meeting: Meeting,
+    adapter: F,
+    rendezvous: Rendezvous,
     progress: Progress,
     peers: Vec<SocketAddr>,
     looked: Time,
@@ -657,7 +657,7 @@ impl<F: Adapter> Work<F> {
     fn explain(&mut self, (peer, why): (u32, String)) -> Broken {
         let began = Instant::now();
         while began.elapsed() < REASON_LIMIT {
-            if let Err(broken) = self.meeting.look() {
+            if let Err(broken) = self.rendezvous.look() {
                 return broken;
             }
             std::thread::sleep(StdDuration::from_millis(5));
@@ -668,7 +668,7 @@ impl<F: Adapter> Work<F> {
         let why = format!("rank {own} lost its connection to rank {peer}{address}: {why}");
         let hint =
             "do packets of UDP port 4791 pass between them? `dquant doctor` examines a machine";
-        self.meeting.fail(Broken { why, hint: hint.to_owned() })
+        self.rendezvous.fail(Broken { why, hint: hint.to_owned() })
     }
 
     /// What the others and the device say.
@@ -677,25 +677,25 @@ impl<F: Adapter> Work<F> {
             return Ok(());
         }
         self.looked = now;
-        while let Some(trouble) = self.fabric.poll_trouble() {
+        while let Some(trouble) = self.adapter.poll_trouble() {
             match trouble {
                 Trouble::Degraded(what) => log::line(what),
                 Trouble::Gone(why) => {
                     let rank = self.progress.outcome.rank;
                     let why = format!("rank {rank}: its device is gone: {why}");
                     let hint = "is its interface still there?".to_owned();
-                    return Err(self.meeting.fail(Broken { why, hint }));
+                    return Err(self.rendezvous.fail(Broken { why, hint }));
                 }
             }
         }
-        self.meeting.look()
+        self.rendezvous.look()
     }
 
     fn advance(&mut self, now: Time) -> Result<bool, Broken> {
-        let Work { fabric, progress, .. } = self;
+        let Work { adapter, progress, .. } = self;
         let was_finished = matches!(progress.stage, Stage::Finished);
         let mut failed = None;
-        let moved = fabric.turn(now, |device, pool| {
+        let moved = adapter.turn(now, |device, pool| {
             progress.step(now, device, pool).unwrap_or_else(|why| {
                 failed = Some(why);
                 false
@@ -705,7 +705,7 @@ impl<F: Adapter> Work<F> {
             return Err(self.explain(why));
         }
         if !was_finished && matches!(self.progress.stage, Stage::Finished) {
-            self.meeting.finish()?;
+            self.rendezvous.finish()?;
         }
         self.look(now)?;
         Ok(!moved.is_idle())
@@ -721,28 +721,28 @@ impl<F: Adapter> Application for Work<F> {
                 self.failure = Some(broken);
                 Turn::Stop
             }
-            Ok(_) if self.meeting.is_over() => Turn::Stop,
+            Ok(_) if self.rendezvous.is_over() => Turn::Stop,
             Ok(true) => Turn::Busy,
             Ok(false) => {
                 let stage = match self.progress.stage {
                     Stage::Computing { until } => Some(until),
                     Stage::Exchanging { .. } | Stage::Finished => None,
                 };
-                Turn::Idle(self.fabric.next_wakeup().into_iter().chain(stage).min())
+                Turn::Idle(self.adapter.next_wakeup().into_iter().chain(stage).min())
             }
         }
     }
 
     fn prepare_sleep(&mut self) -> bool {
-        self.fabric.prepare_sleep()
+        self.adapter.prepare_sleep()
     }
 
     fn woken(&mut self) {
-        self.fabric.woken();
+        self.adapter.woken();
     }
 
     fn has_work(&mut self) -> bool {
-        self.fabric.has_work()
+        self.adapter.has_work()
     }
 
     fn note_rescue(&mut self) {

@@ -9,7 +9,7 @@ use adapter::connect::{QpAddress, is_specific, mtu_towards, path_mtu};
 use adapter::software::LocalPeer;
 use nic::clock;
 use nic::loaded::OTHER_PORT;
-use nic::neighbours::{self, Shared};
+use nic::local_peers::{self, Shared};
 use roce::endpoint::Reliability;
 use roce::verbs::{Qpn, VerbsError};
 use roce::wire::Psn;
@@ -102,11 +102,11 @@ impl TargetService {
     /// processes exchange messages, which takes seconds if the other one is stopped.
     async fn local_peer(&self, reader: SocketAddr, call: Held) -> LocalPeer {
         let discovery = self.discovery.clone()?;
-        let meet = move || {
+        let discover = move || {
             let _call = call;
-            discovery.meet(reader, neighbours::OWN_PORT)
+            discovery.discover(reader, local_peers::OWN_PORT)
         };
-        tokio::task::spawn_blocking(meet).await.map_err(|error| error.to_string())?
+        tokio::task::spawn_blocking(discover).await.map_err(|error| error.to_string())?
     }
 
     async fn begin(

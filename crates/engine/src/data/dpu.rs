@@ -16,7 +16,7 @@ use adapter::software::LocalPeer;
 use host::ring::{Producer, ProducerCounters};
 use nic::clock;
 use nic::driver::{Application, Turn};
-use nic::neighbours::{Shared, Unfinished};
+use nic::local_peers::{Shared, Unfinished};
 use nic::pool::PoolRange;
 use nic::ready::ReadySet;
 use roce::device::Device;
@@ -255,7 +255,7 @@ impl DpuEngine {
         host: Host<F>,
     ) -> Result<DpuEngine, EngineError> {
         let notes = host.notes();
-        let (roce, discovery) = (host.fabric.local(), host.fabric.discovery());
+        let (roce, discovery) = (host.adapter.local(), host.adapter.discovery());
         let driver = host.driver()?;
         let disposer = Disposer::start();
         let disposer = disposer.map_err(|source| EngineError::Os { what: "thread", source })?;
@@ -329,17 +329,17 @@ impl<F: Adapter> Application for Engine<F> {
     fn prepare_sleep(&mut self) -> bool {
         self.turns.slept();
         // For every one, even after one that has work: `woken` undoes it.
-        let idle = self.host.fabric.prepare_sleep();
+        let idle = self.host.adapter.prepare_sleep();
         self.streams.iter_mut().fold(idle, |idle, stream| stream.sink.prepare_sleep() && idle)
     }
 
     fn woken(&mut self) {
-        self.host.fabric.woken();
+        self.host.adapter.woken();
         self.streams.iter_mut().for_each(|stream| stream.sink.after_sleep());
     }
 
     fn has_work(&mut self) -> bool {
-        self.host.fabric.has_work()
+        self.host.adapter.has_work()
             || self.streams.iter_mut().any(|stream| stream.sink.has_credit())
     }
 
@@ -492,7 +492,7 @@ impl<F: Adapter> Engine<F> {
             return Err(EngineError::Limit { what: "streams", need, have });
         }
         let (data, connections) = (spec.setup.memory_bytes(), spec.targets.len() as u32);
-        let have = self.host.fabric.memory().free_bytes();
+        let have = self.host.adapter.memory().free_bytes();
         EngineError::check_staging(data + u64::from(connections) * CAPSULES_BYTES, have)?;
         Domain::open(&mut self.host, data, connections)
     }
@@ -520,8 +520,8 @@ impl<F: Adapter> Engine<F> {
         let capsules = stream.domain.capsules_of(line.connection);
         self.host.connect(&line.ours, &peer.theirs, peer.mtu, peer.local.clone())?;
         let memory = ConnectionMemory { capsules, credits };
-        let Host { fabric, now, .. } = &mut self.host;
-        Ok(stream.reader.connect(*now, fabric.device(), peer.connection, peer.ours, memory)?)
+        let Host { adapter, now, .. } = &mut self.host;
+        Ok(stream.reader.connect(*now, adapter.device(), peer.connection, peer.ours, memory)?)
     }
 
     fn close(&mut self, index: usize) {
@@ -539,9 +539,9 @@ impl<F: Adapter> Engine<F> {
     }
 
     fn status(&self) -> Counters {
-        let mut counters = Counters::of_fabric(&self.host.fabric);
+        let mut counters = Counters::of_fabric(&self.host.adapter);
         counters.set("dpu.streams", self.streams.len() as u64);
-        counters.set("dpu.memory_free_bytes", self.host.fabric.memory().free_bytes());
+        counters.set("dpu.memory_free_bytes", self.host.adapter.memory().free_bytes());
         counters.add(&self.ended);
         self.streams.iter().for_each(|stream| counters.add(&stream.counters()));
         self.turns.report(&mut counters);
@@ -569,6 +569,6 @@ impl Stream {
         let Some(index) = found else { return };
         let line = self.lines.swap_remove(index);
         host.destroy_qp(line.ours.qpn);
-        self.unfinished.and(host.fabric.unfinished());
+        self.unfinished.and(host.adapter.unfinished());
     }
 }

@@ -209,7 +209,7 @@ pub struct HostConfig {
 
 /// A device with its memory, as an engine uses it.
 pub(crate) struct Host<F> {
-    pub(crate) fabric: F,
+    pub(crate) adapter: F,
     congestion: Choice,
     rate_limit_bps: u64,
     mtu: Mtu,
@@ -222,51 +222,51 @@ impl Host<Software> {
     /// Our own device, on a UDP socket.
     fn software(config: &HostConfig) -> Result<Host<Software>, EngineError> {
         let HostConfig { roce, memory, congestion, rate_limit_bps, loss_ppm, seed, .. } = *config;
-        let mut fabric = Software::bind(roce, memory, loss_ppm, seed)?;
+        let mut adapter = Software::bind(roce, memory, loss_ppm, seed)?;
         let is_controlled =
             congestion != Choice::Auto && congestion != Choice::Always(CongestionControl::Off);
-        fabric.open_same_host(match () {
+        adapter.open_same_host(match () {
             () if loss_ppm > 0 => Some("received packets are dropped".to_owned()),
             () if is_controlled => Some("congestion control is on".to_owned()),
             () if rate_limit_bps > 0 => Some("the rate is limited".to_owned()),
             () => owned::refused_by_environment(),
         });
-        Ok(Host::new(fabric, config))
+        Ok(Host::new(adapter, config))
     }
 }
 
 impl Host<Loaded> {
     /// The device of a library.
     fn loaded(config: &HostConfig, choice: &DeviceChoice) -> Result<Host<Loaded>, EngineError> {
-        let fabric = Loaded::open(choice, config.memory)?;
-        Ok(Host::new(fabric, config))
+        let adapter = Loaded::open(choice, config.memory)?;
+        Ok(Host::new(adapter, config))
     }
 }
 
 impl<F: Adapter> Host<F> {
-    fn new(fabric: F, config: &HostConfig) -> Host<F> {
+    fn new(adapter: F, config: &HostConfig) -> Host<F> {
         let HostConfig { congestion, rate_limit_bps, mtu, seed, .. } = *config;
         let psns = InitialPsns::new(seed);
-        Host { fabric, congestion, rate_limit_bps, mtu, psns, now: clock::now() }
+        Host { adapter, congestion, rate_limit_bps, mtu, psns, now: clock::now() }
     }
 
     /// The paths chosen and why, for people to read.
     fn notes(&self) -> Vec<String> {
-        let pool = self.fabric.memory();
+        let pool = self.adapter.memory();
         let (pages, count) = (pool.pages(), pool.len().div_ceil(2 << 20));
         let memory = match pages {
             Pages::Base => format!("{pages}; for huge pages: sysctl vm.nr_hugepages={count}"),
             pages => format!("{pages} ({})", pool.why()),
         };
         let mut notes = vec![format!("memory: {memory}")];
-        notes.extend(self.fabric.notes());
+        notes.extend(self.adapter.notes());
         notes.push(format!("kernels: {}", host::kernels::best().1));
         notes.push(format!("congestion control: {}", self.congestion));
         notes
     }
 
     fn device(&mut self) -> &mut F::Device {
-        self.fabric.device()
+        self.adapter.device()
     }
 
     /// Receives packets, runs the engine's `work`, and sends.
@@ -276,7 +276,7 @@ impl<F: Adapter> Host<F> {
         work: impl FnOnce(&mut F::Device, &mut Pool) -> bool,
     ) -> Progress {
         self.now = now;
-        self.fabric.turn(now, work)
+        self.adapter.turn(now, work)
     }
 
     /// Allocates memory from the pool and registers it in a domain.
@@ -286,7 +286,7 @@ impl<F: Adapter> Host<F> {
         bytes: u64,
         access: Access,
     ) -> Result<(PoolRange, MemoryRegion), EngineError> {
-        let range = self.fabric.memory_mut().alloc(bytes.max(64), 4096)?;
+        let range = self.adapter.memory_mut().alloc(bytes.max(64), 4096)?;
         match self.device().register(pd, range.addr, range.len, access) {
             Ok(region) => Ok((range, region)),
             Err(error) => {
@@ -297,7 +297,7 @@ impl<F: Adapter> Host<F> {
     }
 
     fn release(&mut self, range: PoolRange) {
-        self.fabric.release(range);
+        self.adapter.release(range);
     }
 
     fn deregister(&mut self, range: PoolRange, region: &MemoryRegion) {
@@ -338,11 +338,11 @@ impl<F: Adapter> Host<F> {
         let (send_cq, recv_cq) = cqs;
         let config = QpConfig { recv_cq, ..QpConfig::rc(pd, send_cq, work, work) };
         let psn = self.psns.draw();
-        Ok(connect::create(&mut self.fabric, self.now, config, psn, self.mtu.bytes())?)
+        Ok(connect::create(&mut self.adapter, self.now, config, psn, self.mtu.bytes())?)
     }
 
     fn destroy_qp(&mut self, qpn: Qpn) {
-        let gone = self.fabric.device().destroy_qp(self.now, qpn);
+        let gone = self.adapter.device().destroy_qp(self.now, qpn);
         debug_assert!(gone.is_ok(), "{gone:?}");
     }
 
@@ -364,12 +364,12 @@ impl<F: Adapter> Host<F> {
             rate_limit_bps: self.rate_limit_bps,
             dscp: 0,
         };
-        Ok(connect::connect(&mut self.fabric, self.now, &terms, (ours, peer), mtu, local)?)
+        Ok(connect::connect(&mut self.adapter, self.now, &terms, (ours, peer), mtu, local)?)
     }
 
     /// Logs the device's troubles. Returns why it can no longer be used, if that is so.
     fn take_trouble(&mut self) -> Option<String> {
-        while let Some(trouble) = self.fabric.poll_trouble() {
+        while let Some(trouble) = self.adapter.poll_trouble() {
             match trouble {
                 Trouble::Degraded(what) => log::line(what),
                 Trouble::Gone(why) => {
@@ -383,14 +383,14 @@ impl<F: Adapter> Host<F> {
 
     /// What the driver does after a turn that was `busy` or not.
     fn next_turn(&self, busy: bool) -> Turn {
-        if busy { Turn::Busy } else { Turn::Idle(self.fabric.next_wakeup()) }
+        if busy { Turn::Busy } else { Turn::Idle(self.adapter.next_wakeup()) }
     }
 
     /// A driver that wakes for this engine's packets.
     fn driver(&self) -> Result<Driver, EngineError> {
         let no_driver = |source| EngineError::Os { what: "descriptors to wait with", source };
         let driver = Driver::new().map_err(no_driver)?;
-        self.fabric.watch(driver.watched()).map_err(no_driver)?;
+        self.adapter.watch(driver.watched()).map_err(no_driver)?;
         Ok(driver)
     }
 }

@@ -12,7 +12,7 @@ use host::root::IoMode;
 use host::root::OpenFile;
 use nic::clock;
 use nic::driver::{Application, Turn};
-use nic::neighbours::Shared;
+use nic::local_peers::Shared;
 use nic::pool::PoolRange;
 use roce::device::Device;
 use roce::endpoint::Mtu;
@@ -200,11 +200,11 @@ impl TargetEngine {
         count: u32,
     ) -> Result<TargetEngine, EngineError> {
         let bytes = u64::from(count) * u64::from(STAGING_BYTES);
-        let staging = host.fabric.memory_mut().alloc(bytes, u64::from(IO_ALIGN))?;
+        let staging = host.adapter.memory_mut().alloc(bytes, u64::from(IO_ALIGN))?;
         let cqs = host.create_cqs(MAX_SESSIONS as u32 * MAX_CREDITS * WORK_PER_CREDIT)?;
         let kernels = host::kernels::best().0;
         let target = Target::new(staging.addr, count, cqs.0, cqs.1, kernels);
-        let pool = host.fabric.memory();
+        let pool = host.adapter.memory();
         // SAFETY: the region stays mapped for as long as its handle lives. Only the target reads into it, and
         // nobody accesses a destination before the read completes (`xio::disk`).
         let memory = unsafe { DiskMemory::new(pool.base(), pool.len(), pool.region()) };
@@ -213,7 +213,7 @@ impl TargetEngine {
         notes.extend(
             disk.why_unregistered().map(|why| format!("disk: unregistered buffers ({why})")),
         );
-        let (roce, discovery) = (host.fabric.local(), host.fabric.discovery());
+        let (roce, discovery) = (host.adapter.local(), host.adapter.discovery());
         let driver = host.driver()?;
         let watched = driver.watched().add(disk.fd(), 1);
         watched.map_err(|source| EngineError::Os { what: "disk completions", source })?;
@@ -273,15 +273,15 @@ impl<F: Adapter> Application for Engine<F> {
 
     fn prepare_sleep(&mut self) -> bool {
         self.turns.slept();
-        self.host.fabric.prepare_sleep()
+        self.host.adapter.prepare_sleep()
     }
 
     fn woken(&mut self) {
-        self.host.fabric.woken();
+        self.host.adapter.woken();
     }
 
     fn has_work(&mut self) -> bool {
-        self.host.fabric.has_work()
+        self.host.adapter.has_work()
     }
 
     fn note_rescue(&mut self) {
@@ -400,8 +400,8 @@ impl<F: Adapter> Engine<F> {
         let Domain { capsules, staging, .. } = session.domain;
         let staging_lkey = staging.lkey;
         let memory = SessionMemory { staging_lkey, capsules: capsules.1, credits };
-        let Host { fabric, now, .. } = &mut self.host;
-        Ok(self.target.open(*now, fabric.device(), session.qpn, sources, memory)?)
+        let Host { adapter, now, .. } = &mut self.host;
+        Ok(self.target.open(*now, adapter.device(), session.qpn, sources, memory)?)
     }
 
     fn close(&mut self, qpn: Qpn, failure: Option<SessionFailure>) {
@@ -437,7 +437,7 @@ impl<F: Adapter> Engine<F> {
     }
 
     fn status(&self) -> Counters {
-        let mut counters = Counters::of_fabric(&self.host.fabric);
+        let mut counters = Counters::of_fabric(&self.host.adapter);
         let target = self.target.counters();
         counters.set("target.sessions", self.sessions.len() as u64);
         let disk = status::disk_counters(self.disk.counters());

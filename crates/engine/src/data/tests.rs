@@ -6,9 +6,9 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
 use host::ring::{Consumer, Producer, RingConfig};
-use nic::neighbours::{Shared, Unfinished};
+use nic::local_peers::{Shared, Unfinished};
 use roce::endpoint::Reliability;
-use roce::report::Pace;
+use roce::report::QpProgress;
 use roce::wire::Psn;
 use xio::dataset::{Dtype, Format, TokenFile};
 use xio::order::Cut;
@@ -347,8 +347,8 @@ impl Adapter for Failing {
         self.device.reliability()
     }
 
-    fn pace(&self, qpn: Qpn) -> Option<Pace> {
-        self.device.pace(qpn)
+    fn progress(&self, qpn: Qpn) -> Option<QpProgress> {
+        self.device.progress(qpn)
     }
 
     fn counters(&self, tell: &mut dyn FnMut(&str, u64)) {
@@ -361,11 +361,11 @@ impl Adapter for Failing {
 }
 
 fn failing() -> (Host<Failing>, Arc<AtomicBool>) {
-    let Host { fabric: device, congestion, rate_limit_bps, mtu, psns, now } =
+    let Host { adapter: device, congestion, rate_limit_bps, mtu, psns, now } =
         Host::software(&config()).expect("loopback");
     let has_failed = Arc::new(AtomicBool::new(false));
-    let fabric = Failing { device, has_failed: Arc::clone(&has_failed) };
-    (Host { fabric, congestion, rate_limit_bps, mtu, psns, now }, has_failed)
+    let adapter = Failing { device, has_failed: Arc::clone(&has_failed) };
+    (Host { adapter, congestion, rate_limit_bps, mtu, psns, now }, has_failed)
 }
 
 #[test]

@@ -8,9 +8,9 @@ use roce::shaping::Limiter;
 use roce::{Duration, Time};
 use sim::buffer::BufferConfig;
 use sim::cycles::{self, Grid, Program, Send};
-use sim::fabric::FabricConfig;
 use sim::graph::{Graph, Vertex};
 use sim::link::{LinkConfig, MAX_CLASSES};
+use sim::network::NetworkConfig;
 use sim::tenants::{Pair, Tenants};
 
 use super::{ProofError, WINDOWS, frame_bytes};
@@ -67,14 +67,14 @@ fn run(
     shifts: Option<&Shifts>,
     periods: u64,
 ) -> Result<Vec<Vec<Duration>>, ProofError> {
-    let mut tenants = Tenants::new(&fabric(capacity_bps, turns.len() as u32), WINDOWS);
+    let mut tenants = Tenants::new(&network(capacity_bps, turns.len() as u32), WINDOWS);
     let mut programs = Vec::new();
     for (place, turn) in (0..).zip(turns) {
         let to = turns.len() as u32 + place;
         let line = tenants.connect(Pair { from: place, to, dscp: DSCP })?;
         if turn.burst.bps < capacity_bps {
             let burst = 4 * u64::from(frame_bytes(WINDOWS.mtu));
-            tenants.fabric().set_rate_limit(
+            tenants.network().set_rate_limit(
                 place,
                 DSCP,
                 Some(Limiter::exact(turn.burst.bps, burst)),
@@ -116,7 +116,7 @@ fn program(turn: &Turn, line: u32, capacity_bps: u64, shifts: Option<&Shifts>) -
 }
 
 /// Senders at one switch, their receivers at another one, and the link in between.
-fn fabric(capacity_bps: u64, jobs: u32) -> FabricConfig {
+fn network(capacity_bps: u64, jobs: u32) -> NetworkConfig {
     let delay = Duration::from_micros(1);
     let link = LinkConfig { classes: MAX_CLASSES as u8, ..LinkConfig::new(capacity_bps, delay) };
     let edge = link.with_rate(capacity_bps.saturating_mul(4));
@@ -127,5 +127,5 @@ fn fabric(capacity_bps: u64, jobs: u32) -> FabricConfig {
         graph.join(Vertex::Node(node), switch, edge, edge)
     });
     let buffer = Some(BufferConfig::lossless(16 << 20));
-    FabricConfig { buffer, is_sealed: false, ..FabricConfig::new(graph, 1) }
+    NetworkConfig { buffer, is_sealed: false, ..NetworkConfig::new(graph, 1) }
 }

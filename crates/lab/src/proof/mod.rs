@@ -41,9 +41,9 @@ use roce::{Duration, Time};
 use sim::StreamError;
 use sim::buffer::BufferConfig;
 use sim::cycles::{self, Program, Send};
-use sim::fabric::FabricConfig;
 use sim::graph::{Graph, Spread, Vertex};
 use sim::link::{LinkConfig, MAX_CLASSES, Marking};
+use sim::network::NetworkConfig;
 use sim::queues::Queues;
 use sim::tenants::{Pair, Tenants, Transport};
 use sim::topology;
@@ -290,8 +290,8 @@ pub fn prove(
     let rounds = (0..members.len()).map(|at| set.phases(at).len()).max().unwrap_or(0);
     for round in 0..rounds {
         let mut tenants = site.round(round, &mut jobs, &mut used)?;
-        dropped += tenants.fabric().queue_drops();
-        events += tenants.fabric().events_handled();
+        dropped += tenants.network().queue_drops();
+        events += tenants.network().events_handled();
     }
     if options.iterate > Duration::ZERO {
         site.iterate(&mut jobs)?;
@@ -405,10 +405,10 @@ impl Site<'_> {
     /// The network with all connections and the queues of all ports.
     fn tenants(&self) -> Result<Tenants, ProofError> {
         let graph = graph(self.topology, self.hosts_forward, self.options.spread);
-        let config = FabricConfig {
+        let config = NetworkConfig {
             buffer: Some(self.buffer),
             is_sealed: false,
-            ..FabricConfig::new(graph, self.options.seed)
+            ..NetworkConfig::new(graph, self.options.seed)
         };
         let mut tenants = Tenants::new(&config, self.options.transport);
         let relays = match self.hosts_forward {
@@ -417,7 +417,7 @@ impl Site<'_> {
         };
         for (directed, plan, _) in self.plans {
             if let Some((from, to)) = self.ends(*directed, &relays) {
-                tenants.fabric().set_queues(from, to, &queues(plan));
+                tenants.network().set_queues(from, to, &queues(plan));
                 self.pace(&mut tenants, from, plan);
             }
         }
@@ -436,7 +436,7 @@ impl Site<'_> {
             if let Some(bps) = own.pace_bps {
                 let burst = 4 * u64::from(frame_bytes(self.options.transport.mtu));
                 let limiter = Limiter::exact(bps, burst);
-                tenants.fabric().set_rate_limit(node, own.guarantee.dscp.value(), Some(limiter));
+                tenants.network().set_rate_limit(node, own.guarantee.dscp.value(), Some(limiter));
             }
         }
     }
@@ -473,7 +473,7 @@ impl Site<'_> {
             }
         }
         tenants.run_until(Time::ZERO + self.options.warm_up)?;
-        tenants.fabric().restart_stats();
+        tenants.network().restart_stats();
         let begin: Vec<u64> = watched.iter().map(|&(line, ..)| tenants.arrived(line)).collect();
         let mut before = begin.clone();
         for _ in 0..self.options.windows {
@@ -491,7 +491,7 @@ impl Site<'_> {
             let bytes = tenants.wire_bytes(tenants.arrived(line) - begin);
             jobs[member].pairs[place].measured_bps = per_second(bytes, span);
         }
-        for (report, used) in tenants.fabric().link_reports().iter().zip(self.used_by(used)) {
+        for (report, used) in tenants.network().link_reports().iter().zip(self.used_by(used)) {
             *used = (*used).max(report.stats.rate_bps());
         }
         Ok(tenants)

@@ -12,9 +12,9 @@ use roce::shaping::Limiter;
 use roce::verbs::Mtu;
 use roce::{Duration, Time};
 use sim::buffer::BufferConfig;
-use sim::fabric::FabricConfig;
 use sim::graph::{Graph, Vertex};
 use sim::link::{LinkConfig, MAX_CLASSES, Marking};
+use sim::network::NetworkConfig;
 use sim::tenants::{Pair, Tenants, Transport};
 
 use super::set::QueueRules;
@@ -164,7 +164,7 @@ impl Run {
         seed: u64,
     ) -> Result<Run, ProofError> {
         let transport = effort.transport;
-        let mut tenants = Tenants::new(&fabric(seed), transport);
+        let mut tenants = Tenants::new(&network(seed), transport);
         let mut random = Pcg32::new(seed, 0x7e4a);
         let guarantees = guarantees(mix, seed);
         let mut all = Vec::new();
@@ -201,13 +201,13 @@ impl Run {
     }
 
     fn enforce(&mut self) {
-        let fabric = self.tenants.fabric();
-        fabric.set_queues(Vertex::Switch(0), Vertex::Node(0), &queues(&self.plan));
+        let network = self.tenants.network();
+        network.set_queues(Vertex::Switch(0), Vertex::Node(0), &queues(&self.plan));
         let burst = PACE_FRAMES * u64::from(frame_bytes(self.transport.mtu));
         for tenant in &self.all {
             let own = self.plan.binding(tenant.guarantee.job);
             let pace = own.and_then(|own| own.pace_bps).map(|bps| Limiter::exact(bps, burst));
-            fabric.set_rate_limit(tenant.node, tenant.guarantee.dscp.value(), pace);
+            network.set_rate_limit(tenant.node, tenant.guarantee.dscp.value(), pace);
         }
     }
 
@@ -305,13 +305,13 @@ impl Run {
 }
 
 /// Twelve senders and a receiver, node 0, at a lossless switch that marks.
-fn fabric(seed: u64) -> FabricConfig {
+fn network(seed: u64) -> NetworkConfig {
     let delay = Duration::from_micros(1);
     let up = LinkConfig { classes: MAX_CLASSES as u8, ..LinkConfig::new(SENDER_BPS, delay) };
     let down = LinkConfig { marking: Some(Marking::dctcp(PORT_BPS)), ..up.with_rate(PORT_BPS) };
     let buffer = Some(BufferConfig::lossless(16 << 20));
     let graph = Graph::star(TENANTS as u32 + 1, up, down);
-    FabricConfig { buffer, is_sealed: false, ..FabricConfig::new(graph, seed) }
+    NetworkConfig { buffer, is_sealed: false, ..NetworkConfig::new(graph, seed) }
 }
 
 /// A time of exponential distribution, at least 1 ns.

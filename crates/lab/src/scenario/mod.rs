@@ -35,10 +35,10 @@ use roce::{Duration, Time};
 use serde::Deserialize;
 use sim::buffer::BufferConfig;
 use sim::chance::Chance;
-use sim::fabric::{Collector, Rerouting, Watchdog};
 use sim::graph::{Graph, Spread, Vertex};
 use sim::link::{LinkConfig, Marking};
-use sim::traffic::{Flow, Network, Runner, Workload};
+use sim::network::{Collector, Rerouting, Watchdog};
+use sim::traffic::{Flow, Runner, Testbed, Workload};
 use toml::{Table, Value};
 
 use crate::input;
@@ -114,7 +114,7 @@ pub struct Prepared {
     /// Hosts as nodes of the network.
     pub hosts: Hosts,
     /// The network.
-    pub network: Network,
+    pub network: Testbed,
     /// The flows.
     pub flows: Vec<Flow>,
     /// What fails, in the order of the network's faults.
@@ -181,7 +181,7 @@ impl Scenario {
         let hosts = Hosts::of(&topology, file.topology.relay)?;
         let graph = graph(&file, &topology, &hosts)?;
         let mtu = mtu(file.transport.mtu)?;
-        let base_rtt = Network::base_rtt(&graph, mtu);
+        let base_rtt = Testbed::base_rtt(&graph, mtu);
         let workload = self.workload(&file.workload, hosts.count)?;
         let host_bps = hosts.link_bps;
         let mut chance = Chance::new(file.run.seed);
@@ -197,7 +197,7 @@ impl Scenario {
             title: file.title.clone().unwrap_or_else(|| self.path.display().to_string()),
             control: control.clone(),
             host_bps,
-            network: Network {
+            network: Testbed {
                 graph,
                 buffer: buffer(&file)?,
                 watermarks: watermarks(&file.switches)?,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ::topology::drawing;
 use roce::Time;
-use sim::fabric::{LinkReport, QueueSample};
+use sim::network::{LinkReport, QueueSample};
 use sim::traffic::{Outcome, Slowdowns};
 
 use super::Prepared;

@@ -7,8 +7,8 @@ use std::time::Duration;
 use roce::Time;
 use roce::verbs::WcStatus;
 use serde::Serialize;
-use sim::fabric::Cause;
 use sim::graph::Vertex;
+use sim::network::Cause;
 use sim::traffic::{GivenUp, Outcome, Record, Slowdowns};
 
 use super::Prepared;

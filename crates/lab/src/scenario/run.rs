@@ -85,7 +85,7 @@ fn cpu_time() -> Duration {
 /// What was sampled of flows ([`Sampled::Flows`]).
 pub fn samples(prepared: &Prepared, outcome: &Outcome) -> Vec<Sample> {
     let mut recorder = Recorder::new(prepared.network.mtu.bytes());
-    for (sample, paces) in outcome.samples.iter().zip(&outcome.paces) {
+    for (sample, paces) in outcome.samples.iter().zip(&outcome.progress) {
         for (flow, pace) in paces {
             recorder.take(sample.at, *flow, pace);
         }

@@ -5,7 +5,7 @@
 //! | [`mod@file`] | samples as CSV, written and read |
 //! | [`compare`] | two runs of one case beside each other, in numbers and as a picture |
 //!
-//! The samples are the same of a simulated and of a real wire ([`roce::report::Pace`]), since the endpoint is. Nothing in
+//! The samples are the same of a simulated and of a real wire ([`roce::report::QpProgress`]), since the endpoint is. Nothing in
 //! here prints.
 
 pub mod compare;
@@ -14,7 +14,7 @@ pub mod file;
 use std::collections::BTreeMap;
 
 use roce::Time;
-use roce::report::Pace;
+use roce::report::QpProgress;
 use roce::wire::Psn;
 
 /// One flow at one moment.
@@ -55,22 +55,22 @@ impl Recorder {
     }
 
     /// Takes a sample, unless there are too many already.
-    pub fn take(&mut self, now: Time, flow: u32, pace: &Pace) {
+    pub fn take(&mut self, now: Time, flow: u32, progress: &QpProgress) {
         if self.samples.len() == MOST_SAMPLES {
             return;
         }
-        let (psn, packets) = self.flows.entry(flow).or_insert((pace.unacknowledged, 0));
-        let forward = pace.unacknowledged.distance_from(*psn);
+        let (psn, packets) = self.flows.entry(flow).or_insert((progress.unacknowledged, 0));
+        let forward = progress.unacknowledged.distance_from(*psn);
         *packets += u64::try_from(forward).unwrap_or(0);
-        *psn = pace.unacknowledged;
+        *psn = progress.unacknowledged;
         self.samples.push(Sample {
             at_ns: now.as_nanos(),
             flow,
             acknowledged_bytes: *packets * self.packet_bytes,
-            in_flight_packets: pace.in_flight_packets,
-            window_packets: pace.window_packets,
-            rate_bps: pace.rate_bps,
-            rtt_ns: pace.rtt.map(|rtt| rtt.as_nanos()),
+            in_flight_packets: progress.in_flight_packets,
+            window_packets: progress.window_packets,
+            rate_bps: progress.rate_bps,
+            rtt_ns: progress.rtt.map(|rtt| rtt.as_nanos()),
         });
     }
 
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn acknowledged_payload_survives_the_wrap_of_psns() {
         let mut recorder = Recorder::new(1_024);
-        let pace = |psn| Pace {
+        let progress = |psn| QpProgress {
             unacknowledged: Psn::new(psn),
             in_flight_packets: 3,
             window_packets: 8,
@@ -95,9 +95,9 @@ mod tests {
             rtt: None,
         };
         for (at, psn) in [(1, 0xff_fffe), (2, 0xff_ffff), (3, 4)] {
-            recorder.take(Time::from_nanos(at), 7, &pace(psn));
+            recorder.take(Time::from_nanos(at), 7, &progress(psn));
         }
-        recorder.take(Time::from_nanos(4), 8, &pace(9));
+        recorder.take(Time::from_nanos(4), 8, &progress(9));
         let bytes: Vec<u64> =
             recorder.into_samples().iter().map(|sample| sample.acknowledged_bytes).collect();
         assert_eq!(bytes, [0, 1_024, 6 * 1_024, 0]);

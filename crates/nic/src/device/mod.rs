@@ -47,7 +47,7 @@ use rustix::net::{SendFlags, sendto};
 
 use crate::capture::Capture;
 use crate::interfaces;
-use crate::neighbours::Doorbell;
+use crate::local_peers::Doorbell;
 use crate::packet::PacketTap;
 use crate::rates::{RateLimits, receive_watched};
 use crate::udp::receive::Receiver;

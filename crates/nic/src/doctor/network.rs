@@ -9,7 +9,7 @@ use roce::wire::ROCE_PORT;
 use super::Finding;
 use crate::device::{DeviceConfig, DeviceWire};
 use crate::interfaces::{self as list, Interface};
-use crate::neighbours;
+use crate::local_peers;
 use crate::packet::PacketTap;
 use crate::udp::socket::{Plan, Socket, set};
 
@@ -73,7 +73,7 @@ pub(super) fn socket_buffers() -> Finding {
 /// Whether verbs programs of one user reach each other without sockets.
 pub(super) fn same_host() -> Finding {
     let topic = "processes of one machine";
-    match neighbours::probe() {
+    match local_peers::probe() {
         Ok(()) => Finding::ok(topic, "WRITEs and READs without packets, the rest in shared memory"),
         Err(why) => Finding::warn(
             topic,

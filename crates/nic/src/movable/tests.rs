@@ -1,4 +1,4 @@
-//! Memory as the program and its neighbours see it, through `malloc`, `fork`, `madvise` and other threads. The file is
+//! Memory as the program and its local peers see it, through `malloc`, `fork`, `madvise` and other threads. The file is
 //! mapped here a second time in place of a neighbour.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -44,7 +44,7 @@ fn addr(mapping: &Mapping) -> u64 {
     mapping.pages().first
 }
 
-/// What a neighbour sees.
+/// What a local peer sees.
 fn seen(movable: &Movable, offset: u64, len: usize) -> Mapping {
     Mapping::of_file(&movable.file, offset, len).expect("the file")
 }
@@ -320,7 +320,7 @@ fn new_memory_at_an_old_address_is_not_taken_for_the_old() {
     assert_eq!((bytes(&memory)[0], pages_of(&movable), movable.ranges()), (7, 0, (0, 0)));
 }
 
-/// The kernel may be copying to and from memory that neighbours know by its address.
+/// The kernel may be copying to and from memory that local peers know by its address.
 #[test]
 fn pages_below_a_region_that_stayed_do_not_move() {
     let Some(mut movable) = opened("pages_below_a_region_that_stayed_do_not_move") else { return };

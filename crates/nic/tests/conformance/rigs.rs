@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use nic::clock;
 use nic::device::{DeviceConfig, DeviceWire};
 use nic::loaded::{Library, LoadedDevice};
-use nic::neighbours::Neighbours;
+use nic::local_peers::LocalPeers;
 use nic::pool::Pool;
 use nic::roce_v1::{RESOLVE_LIMIT, RoceV1Wire};
 use nic::udp::{UdpConfig, UdpWire};
@@ -14,10 +14,10 @@ use roce::verbs::{MemoryRegion, Qpn, Transport};
 use roce::wire::ROCE_PORT;
 use roce::world::{self, Memory, Path, RxFrame, Staging, TxFrame, Wire};
 use roce::{Duration, Time};
-use sim::fabric::{Fabric, FabricConfig};
 use sim::graph::Graph;
 use sim::link::LinkConfig;
 use sim::memory::{Arena, Guard, Touch};
+use sim::network::{Network, NetworkConfig};
 
 use super::rig::{BUFFER, Rig};
 use super::veth::{Lab, address};
@@ -38,13 +38,13 @@ impl Guard for AnyAccess {
 }
 
 /// Two nodes on a simulated cable.
-pub(crate) struct Simulated(Fabric<Arena<AnyAccess>>);
+pub(crate) struct Simulated(Network<Arena<AnyAccess>>);
 
 impl Simulated {
     pub(crate) fn new() -> Simulated {
         let link = LinkConfig::unlimited(Duration::from_micros(2));
-        let config = FabricConfig::new(Graph::cable(link), 8);
-        Simulated(Fabric::new(&config, |_| Arena::with(vec![0; MEMORY as usize], AnyAccess)))
+        let config = NetworkConfig::new(Graph::cable(link), 8);
+        Simulated(Network::new(&config, |_| Arena::with(vec![0; MEMORY as usize], AnyAccess)))
     }
 }
 
@@ -121,7 +121,7 @@ pub(crate) fn shared_device() -> Wired<DeviceWire> {
 
 /// The wire of one of two processes that exchange packets through shared memory.
 pub(crate) struct Local {
-    neighbours: Neighbours,
+    neighbours: LocalPeers,
     wire: DeviceWire,
 }
 
@@ -130,13 +130,13 @@ pub(crate) fn neighbours() -> Wired<Local> {
     let Wired(sides) = shared_device();
     let mut sides = sides.map(|Side { endpoint, wire, pool, path }| {
         let neighbours =
-            Neighbours::open(ROCE_PORT, wire.slot(), wire.addresses()).expect("shared memory");
+            LocalPeers::open(ROCE_PORT, wire.slot(), wire.addresses()).expect("shared memory");
         Side { endpoint, wire: Local { neighbours, wire }, pool, path }
     });
     for (own, other) in [(0, 1), (1, 0)] {
         let (remote, slot) = (sides[other].path.remote, sides[other].wire.wire.slot());
         let local = &mut sides[own].wire.neighbours;
-        let target = local.shared().meet(remote, slot).expect("an exchange");
+        let target = local.shared().discover(remote, slot).expect("an exchange");
         assert!(target.has_fifo());
         // Any queue pair: packets go by address and slot.
         local.route(Qpn::new(1), Some(target));

@@ -1,6 +1,6 @@
 //! Brains, agents and clients in a simulated data centre in which everything goes wrong.
 //!
-//! `DQUANT_SEEDS=0..5000` runs these seeds, `DQUANT_SEEDS=17..18` one. With the feature `planted-bugs`, every planted bug
+//! `DQUANT_SEEDS=0..5000` runs these seeds, `DQUANT_SEEDS=17..18` one. With the feature `seeded-bugs`, every seeded bug
 //! has to be found; `DQUANT_BUG=lease-unchecked` looks for one only.
 
 mod checks;
@@ -8,7 +8,7 @@ mod volume;
 mod world;
 
 use checks::Checks;
-use parfait::planted::Bug;
+use parfait::seeded::Bug;
 use world::{MS, Tally, World};
 
 /// The seeds that the environment names, or so many from 0.
@@ -60,7 +60,7 @@ fn many_seeds_keep_every_promise() {
     sweep(seeds(2000));
 }
 
-#[cfg(feature = "planted-bugs")]
+#[cfg(feature = "seeded-bugs")]
 #[test]
 fn every_planted_bug_is_found() {
     const PATIENCE: u64 = 300;

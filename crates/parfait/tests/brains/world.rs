@@ -7,9 +7,9 @@ use parfait::agent::{Agent, Command, Measure, Position, Reply, Saved, Share, Ste
 use parfait::brain::{Ask, Brain, Config, Denial, Effect, Lease, Request, State, Which};
 use parfait::demand::Abstraction;
 use parfait::log::{Label, Outcome};
-use parfait::mending::Part;
 use parfait::network::Network;
-use parfait::planted::Bug;
+use parfait::repair_log::Part;
+use parfait::seeded::Bug;
 use parfait::site::{Ground, Site};
 use parfait::spread::Ecmp;
 use rand_pcg::Pcg32;
@@ -177,8 +177,8 @@ pub(crate) struct World {
     next_event: u64,
     next_holder: u64,
     #[cfg_attr(
-        not(feature = "planted-bugs"),
-        expect(dead_code, reason = "planted bugs are a feature")
+        not(feature = "seeded-bugs"),
+        expect(dead_code, reason = "seeded bugs are a feature")
     )]
     bug: Option<Bug>,
     tally: Tally,
@@ -665,11 +665,11 @@ impl World {
                 };
                 self.next_holder += 1;
                 #[cfg_attr(
-                    not(feature = "planted-bugs"),
-                    expect(unused_mut, reason = "planted bugs are a feature")
+                    not(feature = "seeded-bugs"),
+                    expect(unused_mut, reason = "seeded bugs are a feature")
                 )]
                 let mut brain = Brain::new(config, self.ground.clone(), &self.switches());
-                #[cfg(feature = "planted-bugs")]
+                #[cfg(feature = "seeded-bugs")]
                 if let Some(bug) = self.bug {
                     brain.plant(bug);
                 }
@@ -681,11 +681,11 @@ impl World {
                 let ports_bps = self.network.ports_bps(self.agents[at].node);
                 let saved = self.agents[at].durable.clone();
                 #[cfg_attr(
-                    not(feature = "planted-bugs"),
-                    expect(unused_mut, reason = "planted bugs are a feature")
+                    not(feature = "seeded-bugs"),
+                    expect(unused_mut, reason = "seeded bugs are a feature")
                 )]
                 let mut agent = Agent::new(ports_bps, saved);
-                #[cfg(feature = "planted-bugs")]
+                #[cfg(feature = "seeded-bugs")]
                 if let Some(bug) = self.bug {
                     agent.plant(bug);
                 }

@@ -18,8 +18,8 @@ mod window;
 
 use alloc::collections::BTreeMap;
 
-use crate::planted::{Bug, Planted};
 use crate::rng::{Cipher, Rng, permute};
+use crate::seeded::{Bug, Seeded};
 use crate::slab::{Layout, Slab};
 use crate::verbs::{Access, MemoryRegion, PdId, Qpn, VerbsError};
 use window::WindowTable;
@@ -114,7 +114,7 @@ pub(crate) struct RegionTable {
     users: BTreeMap<PdId, u32>,
     lkey_seed: u64,
     rkeys: Cipher,
-    pub(crate) planted: Planted,
+    pub(crate) seeded: Seeded,
 }
 
 impl RegionTable {
@@ -124,8 +124,8 @@ impl RegionTable {
         let slab = Slab::new(layout, rng.next_u32());
         let (lkey_seed, rkeys) = (rng.next_u64(), Cipher::new(KEY_BITS, rng));
         let windows = WindowTable::new(limit, rng);
-        let (users, planted) = (BTreeMap::new(), Planted::default());
-        RegionTable { slab, windows, users, lkey_seed, rkeys, planted }
+        let (users, seeded) = (BTreeMap::new(), Seeded::default());
+        RegionTable { slab, windows, users, lkey_seed, rkeys, seeded }
     }
 
     pub(crate) fn register(&mut self, wanted: Registration) -> Result<MemoryRegion, VerbsError> {
@@ -228,14 +228,14 @@ impl RegionTable {
             _ => self.by_rkey(range.key),
         };
         let region = found.ok_or(ProtectionError::Key)?;
-        if region.pd != pd && !self.planted.is(Bug::KeyOfOtherDomain) {
+        if region.pd != pd && !self.seeded.is(Bug::KeyOfOtherDomain) {
             return Err(ProtectionError::Pd);
         }
         if !allows(region.access, kind) {
             return Err(ProtectionError::Access);
         }
         let span = region.span();
-        let extra = u64::from(self.planted.is(Bug::BoundsOffByOne));
+        let extra = u64::from(self.seeded.is(Bug::BoundsOffByOne));
         Mapping { len: span.len + extra, ..span }.locate(range)
     }
 

@@ -19,7 +19,7 @@ use crate::congestion::{
     WindowReport,
 };
 use crate::io::{BURST_PACKETS, Telemetry};
-use crate::planted::{Bug, Planted};
+use crate::seeded::{Bug, Seeded};
 use crate::time::{Duration, Time, earlier};
 use crate::verbs::{Connect, Ecn, Path};
 use crate::wire::telemetry::{Form, Report};
@@ -140,9 +140,9 @@ impl Congestion {
     // ---- notifications -------------------------------------------------------------------------
 
     /// A packet from the peer was marked.
-    pub(super) fn marked(&mut self, now: Time, planted: Planted) {
+    pub(super) fn marked(&mut self, now: Time, seeded: Seeded) {
         let is_due = self.point.marked(now, self.cnp_interval);
-        if is_due || planted.is(Bug::NotificationStorm) {
+        if is_due || seeded.is(Bug::NotificationStorm) {
             let most = if self.counts_marks { MAX_CNPS_DUE } else { 1 };
             self.cnps_due = (self.cnps_due + 1).min(most);
         }

@@ -13,11 +13,11 @@ use crate::congestion::CongestionControl;
 use crate::counters::Counters;
 use crate::direct::{
     Backlog, Direct, DirectKind, DirectRefusal, DirectRequest, Handed, Holding, MAX_DIRECT_BYTES,
-    MAX_HANDED_BYTES, Message, MessageHeader, Posted, Verdict,
+    MAX_HANDED_BYTES, Message, MessageAck, MessageHeader, Posted,
 };
 use crate::memory::region::AccessKind;
 use crate::memory::sg::{self, Extent, Placements};
-use crate::planted::{Bug, Planted};
+use crate::seeded::{Bug, Seeded};
 use crate::verbs::{
     Access, AsyncEvent, Completion, PdId, QpState, SendOp, SendWr, Transport, VerbsError, WcOpcode,
     WcStatus,
@@ -69,11 +69,11 @@ impl Qp {
         direct: &mut dyn Direct,
     ) -> Result<(Posted, u32), DirectRefusal> {
         if let Some(imm) = immediate_of(&wr.op) {
-            let len = self.may_be_handed_over(cx.planted, wr, direct)?;
+            let len = self.may_be_handed_over(cx.seeded, wr, direct)?;
             self.hand_over(cx, wr, (len, imm), direct)?;
             return Ok((Posted::HandedOver, len));
         }
-        let len = self.may_be_direct(cx.planted, wr, direct)?;
+        let len = self.may_be_direct(cx.seeded, wr, direct)?;
         if len > MAX_DIRECT_BYTES {
             return Ok((Posted::Held, len));
         }
@@ -122,7 +122,7 @@ impl Qp {
             let is_whole = matches!(DirectKind::of(&wr.op), Some((DirectKind::Atomic(_), ..)));
             let part = if is_whole { len } else { (len - offset).min(*budget) };
             let part = Extent { offset, len: part };
-            let permitted = self.may_be_direct(cx.planted, wr, direct);
+            let permitted = self.may_be_direct(cx.seeded, wr, direct);
             let done = permitted.and_then(|_| self.carry_out(cx, wr, len, direct, part));
             let Kind::Rc(rc) = &mut self.kind else {
                 return Backlog::Empty;
@@ -164,7 +164,7 @@ impl Qp {
             let refusal = match (immediate_of(&wr.op), DirectKind::of(&wr.op)) {
                 (Some(imm), _) => {
                     let wr = wr.clone();
-                    let permitted = self.may_be_handed_over(cx.planted, &wr, direct);
+                    let permitted = self.may_be_handed_over(cx.seeded, &wr, direct);
                     let done = permitted.and_then(|len| {
                         *budget = budget.saturating_sub(len.max(1));
                         self.hand_over(cx, &wr, (len, imm), direct).map(|()| len)
@@ -211,7 +211,7 @@ impl Qp {
     /// The length of a SEND that could be handed over now.
     fn may_be_handed_over(
         &mut self,
-        planted: Planted,
+        seeded: Seeded,
         wr: &SendWr,
         direct: &dyn Direct,
     ) -> Result<u32, DirectRefusal> {
@@ -228,7 +228,7 @@ impl Qp {
         };
         match () {
             () if self.state != QpState::Rts
-                || !rc.requester.has_no_packets() && !planted.is(Bug::DirectOvertakes) =>
+                || !rc.requester.has_no_packets() && !seeded.is(Bug::DirectOvertakes) =>
             {
                 Err(DirectRefusal::Outstanding)
             }
@@ -272,33 +272,33 @@ impl Qp {
         Ok(())
     }
 
-    /// Keeps a SEND that was handed over until its verdict.
+    /// Keeps a SEND that was handed over until its acknowledgement.
     fn keep_handed(&mut self, wr: SendWr, len: u32) {
         if let Kind::Rc(rc) = &mut self.kind {
             rc.requester.handed_mut().push(wr, len);
         }
     }
 
-    /// A neighbour has decided on the oldest message of this round.
-    pub(crate) fn handle_verdict(
+    /// A local peer has decided on the oldest message of this round.
+    pub(crate) fn handle_message_ack(
         &mut self,
         cx: &mut Context<'_>,
         handed: Handed,
-        verdict: Verdict,
+        ack: MessageAck,
     ) {
         let Kind::Rc(rc) = &mut self.kind else { return };
         let messages = rc.requester.handed_mut();
         if messages.is_empty() || messages.round() != handed.round {
             return;
         }
-        if verdict == Verdict::Lost {
+        if ack == MessageAck::Lost {
             return self.fail_handed(cx);
         }
-        match messages.settle(verdict) {
+        match messages.settle(ack) {
             Settled::Waiting => {}
             Settled::Done { wr_id, signaled } => {
                 *cx.handed_over -= 1;
-                if signaled || cx.planted.is(Bug::UnsignaledCompleted) {
+                if signaled || cx.seeded.is(Bug::UnsignaledCompleted) {
                     let (status, opcode) = (WcStatus::Success, WcOpcode::Send);
                     let done = Completion::new(wr_id, status, opcode, self.qpc.qpn);
                     cx.complete(self.qpc.send_cq, done, None);
@@ -311,14 +311,14 @@ impl Qp {
         }
     }
 
-    /// Messages without a verdict become packets.
+    /// Messages without an acknowledgement become packets.
     pub(super) fn release_handed(&mut self, cx: &mut Context<'_>) {
         let Kind::Rc(rc) = &mut self.kind else { return };
         *cx.handed_over -= rc.requester.handed_mut().len() as u64;
         rc.requester.release_handed(&self.qpc);
     }
 
-    /// There will be no more verdicts.
+    /// There will be no more acknowledgements.
     fn fail_handed(&mut self, cx: &mut Context<'_>) {
         self.release_handed(cx);
         let fault = Fault { index: 0, status: WcStatus::RetryExceeded };
@@ -326,8 +326,8 @@ impl Qp {
         self.fail_send(cx, fault);
     }
 
-    /// A message that a neighbour hands over: puts its placement into `cx.pieces` and completes a receive. Returns false
-    /// if it is refused; the neighbour then sends it as packets.
+    /// A message that a local peer hands over: puts its placement into `cx.pieces` and completes a receive. Returns false
+    /// if it is refused; the local peer then sends it as packets.
     pub(crate) fn handle_message(
         &mut self,
         cx: &mut Context<'_>,
@@ -420,7 +420,7 @@ impl Qp {
             DirectKind::Read => &mut c.direct_reads,
             DirectKind::Atomic(_) => &mut c.direct_atomics,
         });
-        if wr.signaled || cx.planted.is(Bug::UnsignaledCompleted) {
+        if wr.signaled || cx.seeded.is(Bug::UnsignaledCompleted) {
             let opcode = wc_opcode(wr.op);
             let bare = Completion::new(wr.wr_id, WcStatus::Success, opcode, self.qpc.qpn);
             let byte_len = if kind == DirectKind::Write { 0 } else { len };
@@ -431,7 +431,7 @@ impl Qp {
     /// The length of a request that this side could carry out now.
     fn may_be_direct(
         &self,
-        planted: Planted,
+        seeded: Seeded,
         wr: &SendWr,
         direct: &dyn Direct,
     ) -> Result<u32, DirectRefusal> {
@@ -448,7 +448,7 @@ impl Qp {
         match () {
             () if self.is_paced() => Err(DirectRefusal::Paced),
             () if self.state != QpState::Rts
-                || !rc.requester.lets_pass(wr) && !planted.is(Bug::DirectOvertakes) =>
+                || !rc.requester.lets_pass(wr) && !seeded.is(Bug::DirectOvertakes) =>
             {
                 Err(DirectRefusal::Outstanding)
             }
@@ -460,7 +460,7 @@ impl Qp {
         self.qpc.rate_limit_bps > 0 || !matches!(self.qpc.peer.congestion, CongestionControl::Off)
     }
 
-    /// What neighbours need to know about it: its domain, what its peer may do, and whether it serves
+    /// What local peers need to know about it: its domain, what its peer may do, and whether it serves
     /// requests, and READs.
     pub(crate) fn offers_directly(&self) -> (PdId, Access, bool, bool) {
         // The first request of a peer raises an event in RTR, so it is a packet.

@@ -24,7 +24,7 @@ use super::resources::{PeerRequest, Resources};
 use super::{RxPacket, Scope};
 use crate::io::AtomicOp;
 use crate::memory::region::{AccessKind, Range};
-use crate::planted::Bug;
+use crate::seeded::Bug;
 use crate::srq::SrqTable;
 use crate::verbs::{MAX_MESSAGE_BYTES, RecvWr, WcStatus};
 use crate::wire::{Aeth, AtomicAckEth, AtomicEth, Bth, Ext, Headers, Opcode, Psn, Reth, Syndrome};
@@ -278,7 +278,7 @@ impl Executor {
         part: Range,
         is_known: bool,
     ) -> bool {
-        let is_unchecked = cx.planted.is(Bug::DuplicateReadUnchecked);
+        let is_unchecked = cx.seeded.is(Bug::DuplicateReadUnchecked);
         if !is_known && !is_unchecked {
             cx.count(|c| &mut c.unmatched_duplicates);
             return false;

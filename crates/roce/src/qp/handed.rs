@@ -1,20 +1,20 @@
-//! SENDs that were handed to a neighbour, until it has decided on them ([`crate::direct`]).
+//! SENDs that were handed to a local peer, until it has decided on them ([`crate::direct`]).
 //!
-//! They are behind all packets and before all requests that wait. The neighbour takes them in order, so a verdict is on
-//! the oldest one without a verdict. After the first refusal the rest of the *round* is refused, too; when all verdicts
+//! They are behind all packets and before all requests that wait. The local peer takes them in order, so an acknowledgement is on
+//! the oldest one without an acknowledgement. After the first refusal the rest of the *round* is refused, too; when all acknowledgements
 //! are there, those that were not taken become packets, in order, and the next round begins after some SENDs as packets:
 //! a refusal costs the bytes and a round trip.
 
 use alloc::collections::VecDeque;
 
-use crate::direct::Verdict;
+use crate::direct::MessageAck;
 use crate::verbs::SendWr;
 
 /// SENDs that are packets after a refusal, before the next is handed over.
 const FIRST_REST: u32 = 8;
 const LONGEST_REST: u32 = 1 << 16;
 
-/// Messages taken in a row after which the neighbour is trusted as at first.
+/// Messages taken in a row after which the local peer is trusted as at first.
 const TRUSTED: u32 = 64;
 
 /// See the module's text.
@@ -31,12 +31,12 @@ pub(super) struct HandedOver {
     taken_in_a_row: u32,
 }
 
-/// What a verdict leads to.
+/// What an acknowledgement leads to.
 #[derive(Debug)]
 pub(super) enum Settled {
     /// This one is done.
     Done { wr_id: u64, signaled: bool },
-    /// More verdicts have to come.
+    /// More acknowledgements have to come.
     Waiting,
     /// All messages in the queue are refused: they become packets.
     RoundOver,
@@ -79,9 +79,9 @@ impl HandedOver {
         self.queue.push_back((wr, len));
     }
 
-    /// The verdict on the oldest message without one.
-    pub(super) fn settle(&mut self, verdict: Verdict) -> Settled {
-        if verdict == Verdict::Taken && self.refused == 0 {
+    /// The acknowledgement on the oldest message without one.
+    pub(super) fn settle(&mut self, ack: MessageAck) -> Settled {
+        if ack == MessageAck::Taken && self.refused == 0 {
             self.taken_in_a_row += 1;
             if self.taken_in_a_row >= TRUSTED {
                 self.next_rest = FIRST_REST;
@@ -103,7 +103,7 @@ impl HandedOver {
         self.begin_round();
     }
 
-    /// Verdicts on what was handed over before are none of the next round's.
+    /// Acknowledgements on what was handed over before are none of the next round's.
     fn begin_round(&mut self) {
         self.round = self.round.wrapping_add(1);
         self.refused = 0;
@@ -143,20 +143,20 @@ mod tests {
         let mut handed = with(3);
         for wr_id in 0..3 {
             assert!(
-                matches!(handed.settle(Verdict::Taken), Settled::Done { wr_id: done, .. } if done == wr_id)
+                matches!(handed.settle(MessageAck::Taken), Settled::Done { wr_id: done, .. } if done == wr_id)
             );
         }
-        assert!(handed.is_empty() && matches!(handed.settle(Verdict::Taken), Settled::Waiting));
+        assert!(handed.is_empty() && matches!(handed.settle(MessageAck::Taken), Settled::Waiting));
     }
 
     #[test]
-    fn a_refusal_ends_the_round_when_all_verdicts_are_there() {
+    fn a_refusal_ends_the_round_when_all_acks_are_there() {
         let mut handed = with(3);
-        assert!(matches!(handed.settle(Verdict::Taken), Settled::Done { .. }));
-        assert!(matches!(handed.settle(Verdict::Refused), Settled::Waiting));
+        assert!(matches!(handed.settle(MessageAck::Taken), Settled::Done { .. }));
+        assert!(matches!(handed.settle(MessageAck::Refused), Settled::Waiting));
         assert!(!handed.may_hand_over());
-        // A neighbour that says so nevertheless gets the message twice, and nobody else suffers.
-        assert!(matches!(handed.settle(Verdict::Taken), Settled::RoundOver));
+        // A local peer that says so nevertheless gets the message twice, and nobody else suffers.
+        assert!(matches!(handed.settle(MessageAck::Taken), Settled::RoundOver));
         let again: Vec<u64> =
             core::iter::from_fn(|| handed.pop()).map(|(wr, _)| wr.wr_id).collect();
         assert_eq!(again, [1, 2]);
@@ -170,7 +170,7 @@ mod tests {
         let mut handed = HandedOver::new();
         let mut refuse = || {
             handed.push(wr(0), 1);
-            assert!(matches!(handed.settle(Verdict::Refused), Settled::RoundOver));
+            assert!(matches!(handed.settle(MessageAck::Refused), Settled::RoundOver));
             handed.pop();
             handed.end_round();
             (0..).take_while(|_| !handed.may_hand_over()).count()
@@ -178,10 +178,10 @@ mod tests {
         assert_eq!([refuse(), refuse(), refuse()], [8, 16, 32]);
         for _ in 0..TRUSTED {
             handed.push(wr(0), 1);
-            assert!(matches!(handed.settle(Verdict::Taken), Settled::Done { .. }));
+            assert!(matches!(handed.settle(MessageAck::Taken), Settled::Done { .. }));
         }
         handed.push(wr(0), 1);
-        handed.settle(Verdict::Refused);
+        handed.settle(MessageAck::Refused);
         handed.pop();
         handed.end_round();
         assert_eq!((0..).take_while(|_| !handed.may_hand_over()).count(), 8);

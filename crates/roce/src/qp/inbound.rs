@@ -13,7 +13,7 @@ use crate::counters::Counters;
 use crate::direct::MessageHeader;
 use crate::memory::region::{AccessKind, Range};
 use crate::memory::sg::{self, Extent, Placement};
-use crate::planted::Bug;
+use crate::seeded::Bug;
 use crate::srq::SrqTable;
 use crate::verbs::{Access, Completion, MAX_MESSAGE_BYTES, WcOpcode, WcStatus};
 use crate::wire::{Ext, Headers, Opcode, Reth};
@@ -95,12 +95,12 @@ impl Inbound {
         };
         self.message = message;
         if let Some(rkey) = invalidates
-            && !cx.planted.is(Bug::InvalidateForgotten)
+            && !cx.seeded.is(Bug::InvalidateForgotten)
         {
             // Checked together with this packet.
             let qpc = cx.qpc;
             let _ = cx.regions.invalidate(qpc.pd, qpc.qpn, rkey);
-            if cx.planted.is(Bug::InvalidateTooMuch) {
+            if cx.seeded.is(Bug::InvalidateTooMuch) {
                 cx.regions.forget_qp(qpc.qpn);
             }
         }
@@ -197,7 +197,7 @@ impl Inbound {
     ) -> Result<Outcome, Violation> {
         let opcode = headers.bth().opcode;
         check_enabled(cx, |access| access.remote_write)?;
-        let counts_all = !cx.planted.is(Bug::LengthOfLastPacket);
+        let counts_all = !cx.seeded.is(Bug::LengthOfLastPacket);
         let written = written.map(|bytes| if counts_all { bytes } else { 0 });
         let target = self.write_target(cx.qpc, headers, written);
         let (target, total) = target.ok_or_else(|| bad_length(cx))?;

@@ -53,8 +53,8 @@ use crate::events::EventQueue;
 use crate::io::{Origin, Telemetry};
 use crate::memory::region::{AccessKind, ProtectionError, RegionTable};
 use crate::memory::sg::{self, Extent, Placements};
-use crate::planted::{Bug, Planted};
 use crate::report::{Cause, LastError, TimeoutReason};
+use crate::seeded::{Bug, Seeded};
 use crate::srq::{Receive, SrqSlot, SrqTable};
 use crate::time::Time;
 use crate::verbs::{
@@ -106,11 +106,11 @@ pub(crate) struct Context<'a> {
     pub(crate) owed_packets: &'a mut u32,
     /// The packet that was built, and its path; in place for the same reason.
     pub(crate) packet: &'a mut Option<(Path, Headers)>,
-    /// Messages of the endpoint that are handed over and without a verdict.
+    /// Messages of the endpoint that are handed over and without an acknowledgement.
     pub(crate) handed_over: &'a mut u64,
     /// A completion was lost because its queue was full.
     pub(crate) cq_overflowed: bool,
-    pub(crate) planted: Planted,
+    pub(crate) seeded: Seeded,
 }
 
 impl<'a> Context<'a> {
@@ -138,7 +138,7 @@ impl<'a> Context<'a> {
 
     fn complete(&mut self, cq: CqId, completion: Completion, srq_slot: Option<SrqSlot>) {
         let pushed = self.cqs.push(cq, completion, srq_slot);
-        if self.planted.is(Bug::CompletionsSwapped) {
+        if self.seeded.is(Bug::CompletionsSwapped) {
             self.cqs.swap_last(cq);
         }
         if pushed == Pushed::Added {
@@ -576,7 +576,7 @@ impl Qp {
         }
         self.state = QpState::Error;
         cx.count(|c| &mut c.qp_errors);
-        if let (Kind::Rc(rc), true) = (&mut self.kind, cx.planted.is(Bug::FlushForgotten)) {
+        if let (Kind::Rc(rc), true) = (&mut self.kind, cx.seeded.is(Bug::FlushForgotten)) {
             rc.requester.take_front();
         }
         self.flush_sends(cx, fault);
@@ -656,7 +656,7 @@ impl Qp {
         if let SendOp::BindWindow(binding) = &mut wr.op {
             cx.regions.draw_key(binding);
         }
-        wr.fence &= !cx.planted.is(Bug::FenceIgnored);
+        wr.fence &= !cx.seeded.is(Bug::FenceIgnored);
         match &mut self.kind {
             Kind::Rc(rc)
                 if rc.requester.is_holding()
@@ -946,7 +946,7 @@ impl Qp {
         cx.count(|c| &mut c.ecn_marked);
         // Datagrams have many senders: it is not known whom to notify.
         if self.qpc.transport != Transport::Ud {
-            self.congestion.marked(cx.now, cx.planted);
+            self.congestion.marked(cx.now, cx.seeded);
         }
     }
 

@@ -13,7 +13,7 @@ use alloc::collections::VecDeque;
 
 use super::Scope;
 use super::codes::{NO_CREDITS, credit_code};
-use crate::planted::Bug;
+use crate::seeded::Bug;
 use crate::srq::{Receive, SrqTable};
 use crate::verbs::{Completion, RecvWr, SrqId};
 use crate::wire::Headers;
@@ -140,7 +140,7 @@ impl RecvQueue {
         let left = cx.srqs.left(srq);
         let most = MAX_IDLE.min(left / MAX_IDLE_PART);
         let is_fair = missing <= left && self.idle + missing.saturating_sub(1) <= most;
-        missing == 0 || is_fair || cx.planted.is(Bug::SharedReceivesHoarded)
+        missing == 0 || is_fair || cx.seeded.is(Bug::SharedReceivesHoarded)
     }
 
     /// Completes the current receive with `completion`; immediate and solicited are those of the

@@ -8,7 +8,7 @@ use super::uc::Uc;
 use super::ud::Ud;
 use super::{Context, Fault, Kind, Qp, Rc};
 use crate::counters::Counters;
-use crate::report::{Cause, Flow, LastError, Pace, Peer, QpReport};
+use crate::report::{Cause, Flow, LastError, Peer, QpProgress, QpReport};
 use crate::verbs::{QpState, Transport, WcStatus};
 use crate::wire::Psn;
 
@@ -143,12 +143,12 @@ impl Qp {
     }
 
     /// How far it has come and what it may send, if it is a connected reliable connection.
-    pub(crate) fn pace(&self) -> Option<Pace> {
+    pub(crate) fn progress(&self) -> Option<QpProgress> {
         let Kind::Rc(rc) = &self.kind else {
             return None;
         };
         let Flow { unacknowledged, in_flight_packets, window_packets, .. } = self.flow(rc);
-        self.is_started().then(|| Pace {
+        self.is_started().then(|| QpProgress {
             unacknowledged,
             in_flight_packets,
             window_packets,

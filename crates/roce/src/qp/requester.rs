@@ -188,7 +188,7 @@ impl Requester {
         self.requests.post(qpc, wr, len);
     }
 
-    // ---- messages handed to a neighbour --------------------------------------------------------
+    // ---- messages handed to a local peer --------------------------------------------------------
 
     pub(super) fn has_handed_over(&self) -> bool {
         !self.handed.is_empty()
@@ -198,7 +198,7 @@ impl Requester {
         &mut self.handed
     }
 
-    /// Those without a verdict become packets. Receives that the others have taken are none of the credits any more.
+    /// Those without an acknowledgement become packets. Receives that the others have taken are none of the credits any more.
     pub(super) fn release_handed(&mut self, qpc: &QpContext) {
         self.requests.forget_credits();
         while let Some((wr, len)) = self.handed.pop() {

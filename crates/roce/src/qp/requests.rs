@@ -34,8 +34,8 @@ use super::{HELD_RESPONSES, RxPacket, Scope, TimeoutReason};
 use crate::congestion::rtt::RttMeter;
 use crate::memory::region::AccessKind;
 use crate::memory::sg::{self, Extent};
-use crate::planted::Bug;
 use crate::report::Credits;
+use crate::seeded::Bug;
 use crate::time::{Duration, Time};
 use crate::verbs::{SendWr, WcStatus};
 use crate::wire::{Aeth, Psn, Syndrome};
@@ -562,7 +562,7 @@ impl Requests {
         } else {
             self.next_packet = 0;
         }
-        if request.wr.signaled || cx.planted.is(Bug::UnsignaledCompleted) {
+        if request.wr.signaled || cx.seeded.is(Bug::UnsignaledCompleted) {
             cx.complete_send(request, WcStatus::Success, request.bytes_brought());
         }
         self.queue.pop_front();
@@ -667,7 +667,7 @@ impl Requests {
         }
         // The peer responds, so the path works: only RNR retries count from here on.
         self.restore_retries(cx.qpc);
-        if !cx.planted.is(Bug::RnrWaitForgotten) {
+        if !cx.seeded.is(Bug::RnrWaitForgotten) {
             self.rnr_until = Some(cx.now + rnr_delay(timer));
         }
         Ok(true)

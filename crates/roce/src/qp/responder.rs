@@ -20,7 +20,7 @@ use super::recovery::{Mode, ReceiveRecovery, with_mode};
 use super::recv_queue::RecvQueue;
 use super::{RxPacket, Scope};
 use crate::direct::MessageHeader;
-use crate::planted::{Bug, Planted};
+use crate::seeded::{Bug, Seeded};
 use crate::srq::{Receive, SrqTable};
 use crate::verbs::RecvWr;
 use crate::wire::{Bth, Headers, Psn, Syndrome};
@@ -92,7 +92,7 @@ impl Responder {
         cx: &mut Scope<'_, '_>,
         packet: RxPacket<'_>,
     ) -> Result<(), Fatal> {
-        if self.is_behind_read(packet.headers, cx.planted) {
+        if self.is_behind_read(packet.headers, cx.seeded) {
             let executor = &self.executor;
             *cx.owed_packets =
                 with_mode!(&self.recovery, mode => mode.owed_packets(executor, cx.qpc));
@@ -105,7 +105,7 @@ impl Responder {
     /// others of its round then.
     pub(super) fn take_message(&mut self, cx: &mut Scope<'_, '_>, header: &MessageHeader) -> bool {
         let is_over = self.refused_round == Some(header.round);
-        if is_over && !cx.planted.is(Bug::DirectRoundIgnored) {
+        if is_over && !cx.seeded.is(Bug::DirectRoundIgnored) {
             return false;
         }
         let is_taken = self.executor.inbound.take_message(cx, header).is_some();
@@ -121,7 +121,7 @@ impl Responder {
         cx: &mut Scope<'_, '_>,
         packet: RxPacket<'_>,
     ) -> Result<(), Fatal> {
-        if self.is_behind_read(packet.headers, cx.planted) {
+        if self.is_behind_read(packet.headers, cx.seeded) {
             cx.count(|c| &mut c.deferred_requests);
             self.executor.refuse_expected(Syndrome::SequenceError);
             with_mode!(&mut self.recovery, mode => mode.note_nak());
@@ -139,12 +139,12 @@ impl Responder {
 
     /// Whether a request whose turn it is must wait for responses of READs before it: it could change
     /// what they return, or signal to a program that they are done.
-    fn is_behind_read(&self, headers: &Headers, planted: Planted) -> bool {
+    fn is_behind_read(&self, headers: &Headers, seeded: Seeded) -> bool {
         let Bth { opcode, psn, .. } = *headers.bth();
         psn == self.executor.expected
             && with_mode!(&self.recovery, mode => mode.owes_read(&self.executor))
             && !opcode.is_read_request()
-            && !planted.is(Bug::ReadOvertaken)
+            && !seeded.is(Bug::ReadOvertaken)
     }
 
     /// The original value of the word of the atomic with this PSN.

@@ -21,7 +21,7 @@ use super::send_queue::{Posted, SendQueue};
 use super::{RxPacket, Scope, request};
 use crate::memory::region::AccessKind;
 use crate::memory::sg::{self, Extent};
-use crate::planted::Bug;
+use crate::seeded::Bug;
 use crate::srq::SrqTable;
 use crate::verbs::{SendOp, SendWr, WcStatus};
 use crate::wire::{Ext, Headers, Opcode, Psn, Reth};
@@ -84,7 +84,7 @@ impl Uc {
         cx: &mut Scope<'_, '_>,
         packet: RxPacket<'_>,
     ) -> Result<(), WcStatus> {
-        if cx.planted.is(Bug::GapForever) && packet.headers.bth().psn != self.expected {
+        if cx.seeded.is(Bug::GapForever) && packet.headers.bth().psn != self.expected {
             return Ok(());
         }
         self.follow_sequence(cx, packet.headers);
@@ -108,7 +108,7 @@ impl Uc {
     /// Abandons the message in progress if this packet is not the next, or starts another message.
     fn follow_sequence(&mut self, cx: &mut Scope<'_, '_>, headers: &Headers) {
         let bth = headers.bth();
-        let in_sequence = bth.psn == self.expected || cx.planted.is(Bug::GapIgnored);
+        let in_sequence = bth.psn == self.expected || cx.seeded.is(Bug::GapIgnored);
         self.expected = bth.psn.next();
         if !in_sequence {
             cx.count(|c| &mut c.out_of_sequence);

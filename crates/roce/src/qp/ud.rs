@@ -15,7 +15,7 @@ use super::{RxPacket, Scope};
 use crate::io::Origin;
 use crate::memory::region::AccessKind;
 use crate::memory::sg::{self, Extent};
-use crate::planted::Bug;
+use crate::seeded::Bug;
 use crate::srq::SrqTable;
 use crate::verbs::{Completion, Datagram, GRH_BYTES, SendOp, SendWr, WcOpcode, WcStatus};
 use crate::wire::{Deth, Ext, Opcode};
@@ -60,7 +60,7 @@ impl Ud {
             .headers
             .ext()
             .deth()
-            .filter(|deth| deth.qkey == cx.qpc.qkey || cx.planted.is(Bug::QueueKeyIgnored))
+            .filter(|deth| deth.qkey == cx.qpc.qkey || cx.seeded.is(Bug::QueueKeyIgnored))
         else {
             cx.count(|c| &mut c.bad_qkey);
             return Ok(());

@@ -12,7 +12,7 @@ use roce::wire::{Headers, Opcode, Psn};
 use roce::world::{Ecn, Origin};
 use roce::{Duration, Time};
 
-use crate::harness::{BASE, End, Fabric, FabricConfig};
+use crate::harness::{BASE, End, Network, NetworkConfig};
 
 const LINE_BPS: u64 = 10_000_000_000;
 const MESSAGE_BYTES: u32 = 400_000;
@@ -20,27 +20,27 @@ const MESSAGE_BYTES: u32 = 400_000;
 const PACKET_BITS: u64 = 8 * (28 + 12 + 4 + 1024);
 
 struct Pair {
-    fabric: Fabric,
+    network: Network,
     ends: [End; 2],
     source: MemoryRegion,
     target: MemoryRegion,
 }
 
 fn pair(congestion: CongestionControl) -> Pair {
-    let mut fabric = Fabric::new(&FabricConfig::default());
-    let (a, b) = fabric.pair(|connect| {
+    let mut network = Network::new(&NetworkConfig::default());
+    let (a, b) = network.pair(|connect| {
         connect.congestion = congestion;
         connect.window_packets = 10_000;
         connect.timeout = 0;
     });
     let [source, target] = [0, 1]
-        .map(|node| fabric.nodes[node].register(BASE, MESSAGE_BYTES.into(), Access::ALL).unwrap());
-    Pair { fabric, ends: [a, b], source, target }
+        .map(|node| network.nodes[node].register(BASE, MESSAGE_BYTES.into(), Access::ALL).unwrap());
+    Pair { network, ends: [a, b], source, target }
 }
 
 impl Pair {
     fn endpoint(&mut self, side: usize) -> &mut Endpoint {
-        &mut self.fabric.nodes[side].endpoint
+        &mut self.network.nodes[side].endpoint
     }
 
     /// Side 0 writes to side 1.
@@ -72,8 +72,8 @@ impl Pair {
     }
 
     fn deliver(&mut self, to: usize, now: Time, packet: &Transmit, ecn: Ecn) {
-        let from = SocketAddr::new(self.fabric.nodes[1 - to].ip(), 49_152);
-        let origin = Origin { ecn, ..Origin::new(from, self.fabric.nodes[to].ip()) };
+        let from = SocketAddr::new(self.network.nodes[1 - to].ip(), 49_152);
+        let origin = Origin { ecn, ..Origin::new(from, self.network.nodes[to].ip()) };
         let len = packet.payload_len();
         let _ = self.endpoint(to).handle_packet(now, &origin, &packet.headers, len);
     }
@@ -305,8 +305,8 @@ fn a_limit_ends_with_its_connection() {
 /// A queue that is full drops a burst as it comes. So after each timeout fewer packets leave at once.
 #[test]
 fn after_a_timeout_what_was_lost_leaves_within_the_window() {
-    let mut fabric = Fabric::new(&FabricConfig::default());
-    let (a, b) = fabric.pair(|connect| {
+    let mut network = Network::new(&NetworkConfig::default());
+    let (a, b) = network.pair(|connect| {
         connect.congestion = CongestionControl::Delay(DelayParams::DEFAULT);
         connect.reliability = Reliability::Selective;
         connect.window_packets = 10_000;
@@ -314,8 +314,8 @@ fn after_a_timeout_what_was_lost_leaves_within_the_window() {
         connect.timeout = 14;
     });
     let [source, target] = [0, 1]
-        .map(|node| fabric.nodes[node].register(BASE, MESSAGE_BYTES.into(), Access::ALL).unwrap());
-    let mut pair = Pair { fabric, ends: [a, b], source, target };
+        .map(|node| network.nodes[node].register(BASE, MESSAGE_BYTES.into(), Access::ALL).unwrap());
+    let mut pair = Pair { network, ends: [a, b], source, target };
     pair.write();
     let first = pair.sent(0, Time::ZERO).len();
     assert_eq!(first, 16, "the first window");
@@ -332,8 +332,8 @@ fn after_a_timeout_what_was_lost_leaves_within_the_window() {
 /// While lost packets wait for the window, nothing new leaves: the peer would have to keep more than a window.
 #[test]
 fn nothing_new_leaves_ahead_of_what_was_lost() {
-    let mut fabric = Fabric::new(&FabricConfig::default());
-    let (a, b) = fabric.pair(|connect| {
+    let mut network = Network::new(&NetworkConfig::default());
+    let (a, b) = network.pair(|connect| {
         // The queue pair's own window is the smaller one; after a timeout there is one packet.
         let params = AdvertisedParams { path_bytes: 100 * 1_068, budget_per_mille: 1_000 };
         connect.congestion = CongestionControl::Advertised(params);
@@ -342,8 +342,8 @@ fn nothing_new_leaves_ahead_of_what_was_lost() {
         connect.timeout = 10;
     });
     let [source, target] = [0, 1]
-        .map(|node| fabric.nodes[node].register(BASE, MESSAGE_BYTES.into(), Access::ALL).unwrap());
-    let mut pair = Pair { fabric, ends: [a, b], source, target };
+        .map(|node| network.nodes[node].register(BASE, MESSAGE_BYTES.into(), Access::ALL).unwrap());
+    let mut pair = Pair { network, ends: [a, b], source, target };
     pair.write();
     let window = pair.sent(0, Time::ZERO);
     assert_eq!(window.len(), 8);
@@ -370,15 +370,15 @@ fn nothing_new_leaves_ahead_of_what_was_lost() {
 #[test]
 fn urgent_packets_keep_a_dscp_that_was_asked_for() {
     for (asked, wanted) in [(0, 46), (26, 26)] {
-        let mut fabric = Fabric::new(&FabricConfig::default());
-        let (a, b) = fabric.pair(|connect| {
+        let mut network = Network::new(&NetworkConfig::default());
+        let (a, b) = network.pair(|connect| {
             let params = AdvertisedParams { path_bytes: 100 * 1_068, budget_per_mille: 1_000 };
             connect.congestion = CongestionControl::Advertised(params);
             connect.path.dscp = asked;
         });
         let [source, target] =
-            [0, 1].map(|node| fabric.nodes[node].register(BASE, 10_000, Access::ALL).unwrap());
-        let mut pair = Pair { fabric, ends: [a, b], source, target };
+            [0, 1].map(|node| network.nodes[node].register(BASE, 10_000, Access::ALL).unwrap());
+        let mut pair = Pair { network, ends: [a, b], source, target };
         pair.write_bytes(5_000);
         let message = pair.sent(0, Time::ZERO);
         assert_eq!(message.len(), 5);

@@ -10,11 +10,11 @@ use roce::world::Origin;
 
 use AsyncEvent::{CommunicationEstablished, CqError, QpAccessError, QpFatal, QpRequestError};
 
-use crate::harness::{BASE, Chance, End, Fabric, FabricConfig};
+use crate::harness::{BASE, Chance, End, Network, NetworkConfig};
 use crate::kit::{TRANSPORTS, attributes, bring_to, list, recv, registered, send};
 
 struct Pair {
-    fabric: Fabric,
+    network: Network,
     a: End,
     b: End,
     regions: [MemoryRegion; 2],
@@ -22,41 +22,41 @@ struct Pair {
 
 impl Pair {
     fn new(transport: Transport) -> Pair {
-        let mut fabric = Fabric::new(&FabricConfig::default());
-        let regions = [0, 1].map(|node: usize| registered(&mut fabric.nodes[node]));
-        let (a, b) = fabric.pair_of(transport, Mtu::M256);
-        Pair { fabric, a, b, regions }
+        let mut network = Network::new(&NetworkConfig::default());
+        let regions = [0, 1].map(|node: usize| registered(&mut network.nodes[node]));
+        let (a, b) = network.pair_of(transport, Mtu::M256);
+        Pair { network, a, b, regions }
     }
 
     fn wr(&self, op: SendOp, len: u32) -> SendWr {
-        let to = Some(self.fabric.address(self.b));
+        let to = Some(self.network.address(self.b));
         SendWr { to, ..send(1, op, list(self.regions[0], 0, len)) }
     }
 
     /// A message of node 0 into a receive of node 1.
     fn deliver(&mut self, solicited: bool) {
         let wr = SendWr { solicited, ..self.wr(SendOp::Send, 10) };
-        self.fabric.post_send(self.a, wr);
-        self.fabric.run(10_000);
+        self.network.post_send(self.a, wr);
+        self.network.run(10_000);
     }
 
     fn receives(&mut self, count: u64) {
         for wr_id in 0..count {
-            self.fabric.post_recv(self.b, recv(wr_id, list(self.regions[1], 0, 100)));
+            self.network.post_recv(self.b, recv(wr_id, list(self.regions[1], 0, 100)));
         }
     }
 
     fn events(&mut self) -> Vec<AsyncEvent> {
         let b = self.b;
-        std::iter::from_fn(|| self.fabric.endpoint(b).poll_event()).collect()
+        std::iter::from_fn(|| self.network.endpoint(b).poll_event()).collect()
     }
 
     fn arm(&mut self, cq: CqId, solicited_only: bool) {
-        self.fabric.nodes[1].endpoint.req_notify(cq, solicited_only).unwrap();
+        self.network.nodes[1].endpoint.req_notify(cq, solicited_only).unwrap();
     }
 
     fn notified(&mut self) -> Vec<CqId> {
-        let endpoint = &mut self.fabric.nodes[1].endpoint;
+        let endpoint = &mut self.network.nodes[1].endpoint;
         std::iter::from_fn(|| endpoint.poll_notified()).collect()
     }
 }
@@ -66,26 +66,26 @@ impl Pair {
 #[test]
 fn the_first_packet_in_rtr_establishes_communication_once() {
     for transport in TRANSPORTS {
-        let mut fabric = Fabric::new(&FabricConfig::default());
-        let regions = [0, 1].map(|node: usize| registered(&mut fabric.nodes[node]));
-        let (a, b) = (fabric.create(0, transport, None), fabric.create(1, transport, None));
-        fabric.bring_up(a, b, transport, Mtu::M256);
-        let base = attributes(fabric.nodes[0].path(), b.qpn, a.qpn, Mtu::M256);
-        bring_to(fabric.endpoint(b), b.qpn, transport, &base, QpState::Rtr);
+        let mut network = Network::new(&NetworkConfig::default());
+        let regions = [0, 1].map(|node: usize| registered(&mut network.nodes[node]));
+        let (a, b) = (network.create(0, transport, None), network.create(1, transport, None));
+        network.bring_up(a, b, transport, Mtu::M256);
+        let base = attributes(network.nodes[0].path(), b.qpn, a.qpn, Mtu::M256);
+        bring_to(network.endpoint(b), b.qpn, transport, &base, QpState::Rtr);
         for wr_id in 0..2 {
-            fabric.post_recv(b, recv(wr_id, list(regions[1], 0, 100)));
+            network.post_recv(b, recv(wr_id, list(regions[1], 0, 100)));
         }
-        let to = Some(fabric.address(b));
+        let to = Some(network.address(b));
         let wr = SendWr { to, ..send(1, SendOp::Send, list(regions[0], 0, 10)) };
-        assert_eq!(fabric.endpoint(b).poll_event(), None);
-        fabric.post_send(a, wr.clone());
-        fabric.post_send(a, wr);
-        fabric.run(1000);
-        let event = fabric.endpoint(b).poll_event();
+        assert_eq!(network.endpoint(b).poll_event(), None);
+        network.post_send(a, wr.clone());
+        network.post_send(a, wr);
+        network.run(1000);
+        let event = network.endpoint(b).poll_event();
         assert_eq!(event, Some(CommunicationEstablished(b.qpn)), "{transport:?}");
-        assert_eq!(fabric.endpoint(b).poll_event(), None);
-        assert_eq!(fabric.endpoint(a).poll_event(), None);
-        assert_eq!(fabric.received_by(b).len(), 2);
+        assert_eq!(network.endpoint(b).poll_event(), None);
+        assert_eq!(network.endpoint(a).poll_event(), None);
+        assert_eq!(network.received_by(b).len(), 2);
     }
 }
 
@@ -93,18 +93,18 @@ fn the_first_packet_in_rtr_establishes_communication_once() {
 fn refused_requests_are_told_by_their_reason() {
     let mut pair = Pair::new(Transport::Rc);
     let wr = pair.wr(SendOp::Write { remote_addr: BASE, rkey: 1 }, 10);
-    pair.fabric.post_send(pair.a, wr);
-    pair.fabric.run(1000);
+    pair.network.post_send(pair.a, wr);
+    pair.network.run(1000);
     assert_eq!(pair.events(), [QpAccessError(pair.b.qpn)]);
     let mut pair = Pair::new(Transport::Rc);
     strike(&mut pair, Opcode::RcSendMiddle, 256);
     assert_eq!(pair.events(), [QpRequestError(pair.b.qpn)]);
-    assert_eq!(pair.fabric.state(pair.b), QpState::Error);
+    assert_eq!(pair.network.state(pair.b), QpState::Error);
     // An error reported by a receive is not an event.
     let mut pair = Pair::new(Transport::Rc);
     pair.receives(1);
     strike(&mut pair, Opcode::RcSendOnly, 200);
-    assert_eq!(pair.fabric.state(pair.b), QpState::Error);
+    assert_eq!(pair.network.state(pair.b), QpState::Error);
     assert_eq!(pair.events(), []);
 }
 
@@ -124,25 +124,25 @@ fn strike(pair: &mut Pair, opcode: Opcode, payload: usize) {
         psn,
     };
     let headers = Headers::new(bth, Ext::None).unwrap();
-    let source = pair.fabric.nodes[0].path().remote;
+    let source = pair.network.nodes[0].path().remote;
     let origin = Origin::new(source, source.ip());
-    let endpoint = &mut pair.fabric.nodes[1].endpoint;
+    let endpoint = &mut pair.network.nodes[1].endpoint;
     let _ = endpoint.handle_packet(Time::ZERO, &origin, &headers, payload);
 }
 
 #[test]
 fn an_overrun_is_told_once_for_the_queue_and_for_each_queue_pair() {
-    let mut fabric = Fabric::new(&FabricConfig::default());
-    let region = registered(&mut fabric.nodes[1]);
-    let (a, b) = (fabric.create_end(0, 64, 64), fabric.create_end(1, 64, 2));
-    fabric.connect(a, b, |_| {});
-    let source = registered(&mut fabric.nodes[0]);
+    let mut network = Network::new(&NetworkConfig::default());
+    let region = registered(&mut network.nodes[1]);
+    let (a, b) = (network.create_end(0, 64, 64), network.create_end(1, 64, 2));
+    network.connect(a, b, |_| {});
+    let source = registered(&mut network.nodes[0]);
     for wr_id in 0..4 {
-        fabric.post_recv(b, recv(wr_id, list(region, 0, 100)));
-        fabric.post_send(a, send(wr_id, SendOp::Send, list(source, 0, 10)));
+        network.post_recv(b, recv(wr_id, list(region, 0, 100)));
+        network.post_send(a, send(wr_id, SendOp::Send, list(source, 0, 10)));
     }
-    fabric.run_until(Time::from_nanos(1_000_000));
-    let endpoint = fabric.endpoint(b);
+    network.run_until(Time::from_nanos(1_000_000));
+    let endpoint = network.endpoint(b);
     assert_eq!(endpoint.cq_overrun(b.recv_cq), Some(true));
     let events: Vec<_> = std::iter::from_fn(|| endpoint.poll_event()).collect();
     assert_eq!(events, [CqError(b.recv_cq), QpFatal(b.qpn)]);
@@ -153,7 +153,7 @@ fn events_go_with_the_object_they_are_about() {
     let mut pair = Pair::new(Transport::Rc);
     strike(&mut pair, Opcode::RcSendMiddle, 256);
     let b = pair.b;
-    pair.fabric.endpoint(b).destroy_qp(Time::ZERO, b.qpn).unwrap();
+    pair.network.endpoint(b).destroy_qp(Time::ZERO, b.qpn).unwrap();
     assert_eq!(pair.events(), []);
 }
 
@@ -162,7 +162,7 @@ fn going_to_error_by_order_is_no_event() {
     for transport in TRANSPORTS {
         let mut pair = Pair::new(transport);
         let b = pair.b;
-        pair.fabric.endpoint(b).modify_qp(Time::ZERO, b.qpn, &QpAttr::to(QpState::Error)).unwrap();
+        pair.network.endpoint(b).modify_qp(Time::ZERO, b.qpn, &QpAttr::to(QpState::Error)).unwrap();
         assert_eq!(pair.events(), []);
     }
 }
@@ -177,7 +177,7 @@ fn one_arm_makes_one_notification() {
         pair.deliver(false);
         assert_eq!(pair.notified(), [], "not armed");
         let (b, cq) = (pair.b, pair.b.recv_cq);
-        pair.fabric.received_by(b);
+        pair.network.received_by(b);
         pair.arm(cq, false);
         assert_eq!(pair.notified(), [], "nothing waits");
         pair.deliver(false);
@@ -208,14 +208,14 @@ fn arming_with_completions_waiting_notifies_at_once() {
         assert_eq!(pair.notified(), [], "{transport:?}: it is not armed");
         pair.arm(cq, true);
         assert_eq!(pair.notified(), [cq], "{transport:?}: a solicited one waits");
-        pair.fabric.received_by(b);
+        pair.network.received_by(b);
         pair.deliver(false);
-        pair.fabric.received_by(b);
+        pair.network.received_by(b);
         pair.arm(cq, false);
         assert_eq!(pair.notified(), [], "it was polled");
         pair.arm(cq, false);
         pair.receives(1);
-        pair.fabric.endpoint(b).modify_qp(Time::ZERO, b.qpn, &QpAttr::to(QpState::Error)).unwrap();
+        pair.network.endpoint(b).modify_qp(Time::ZERO, b.qpn, &QpAttr::to(QpState::Error)).unwrap();
         assert_eq!(pair.notified(), [cq], "{transport:?}: a failed one");
     }
 }
@@ -234,7 +234,7 @@ fn arming_before_polling_brings_one_event_for_each_completion() {
             for left in (0..burst).rev() {
                 assert_eq!(pair.notified(), [cq], "{transport:?}: {left} more to come");
                 pair.arm(cq, false);
-                assert!(pair.fabric.endpoint(b).poll_cq(cq).is_some());
+                assert!(pair.network.endpoint(b).poll_cq(cq).is_some());
             }
             assert_eq!(pair.notified(), [], "{transport:?}: nothing is there");
         }
@@ -253,10 +253,10 @@ fn solicited_only_waits_for_what_is_solicited_or_wrong() {
         pair.deliver(true);
         assert_eq!(pair.notified(), [cq], "{transport:?}: solicited");
         let solicited: Vec<bool> =
-            pair.fabric.received_by(b).iter().map(|done| done.solicited).collect();
+            pair.network.received_by(b).iter().map(|done| done.solicited).collect();
         assert_eq!(solicited, [false, true]);
         pair.arm(cq, true);
-        pair.fabric.endpoint(b).modify_qp(Time::ZERO, b.qpn, &QpAttr::to(QpState::Error)).unwrap();
+        pair.network.endpoint(b).modify_qp(Time::ZERO, b.qpn, &QpAttr::to(QpState::Error)).unwrap();
         assert_eq!(pair.notified(), [cq], "{transport:?}: flushed");
     }
 }
@@ -279,13 +279,13 @@ fn sends_notify_their_own_queue() {
     let mut pair = Pair::new(Transport::Rc);
     pair.receives(2);
     let a = pair.a;
-    pair.fabric.endpoint(a).req_notify(a.send_cq, false).unwrap();
+    pair.network.endpoint(a).req_notify(a.send_cq, false).unwrap();
     let wr = SendWr { signaled: false, ..pair.wr(SendOp::Send, 10) };
-    pair.fabric.post_send(a, wr);
-    pair.fabric.run(1000);
-    assert_eq!(pair.fabric.endpoint(a).poll_notified(), None, "not signalled");
+    pair.network.post_send(a, wr);
+    pair.network.run(1000);
+    assert_eq!(pair.network.endpoint(a).poll_notified(), None, "not signalled");
     pair.deliver(false);
-    assert_eq!(pair.fabric.endpoint(a).poll_notified(), Some(a.send_cq));
+    assert_eq!(pair.network.endpoint(a).poll_notified(), Some(a.send_cq));
 }
 
 /// A program that polls and arms, in either order, and then sleeps until it is notified never misses a
@@ -312,7 +312,7 @@ fn polling_and_arming_in_any_order_loses_no_wake_up() {
                 if arms {
                     pair.arm(cq, false);
                 } else {
-                    seen += pair.fabric.received_by(b).len() as u64;
+                    seen += pair.network.received_by(b).len() as u64;
                 }
             }
             deliver(&mut pair, &mut draw, &mut sent);
@@ -341,7 +341,7 @@ fn completion_queues_change_size_but_lose_nothing() {
         pair.deliver(false);
     }
     let (b, cq) = (pair.b, pair.b.recv_cq);
-    let endpoint = pair.fabric.endpoint(b);
+    let endpoint = pair.network.endpoint(b);
     let too_small = endpoint.resize_cq(cq, 2);
     assert_eq!(
         too_small,
@@ -352,8 +352,8 @@ fn completion_queues_change_size_but_lose_nothing() {
     assert!(endpoint.resize_cq(cq, u32::MAX).is_err());
     pair.receives(1);
     pair.deliver(false);
-    assert_eq!(pair.fabric.endpoint(b).cq_overrun(cq), Some(true));
-    assert_eq!(pair.fabric.received_by(b).len(), 3);
+    assert_eq!(pair.network.endpoint(b).cq_overrun(cq), Some(true));
+    assert_eq!(pair.network.received_by(b).len(), 3);
 }
 
 #[test]
@@ -407,12 +407,12 @@ fn management_queue_pairs_never_answer() {
     for number in [0, 1] {
         let mut pair = Pair::new(Transport::Rc);
         let wr = pair.wr(SendOp::Send, 10);
-        pair.fabric.post_send(pair.a, wr);
-        let genuine = pair.fabric.nodes[0].endpoint.poll_transmit(Time::ZERO).unwrap().headers;
+        pair.network.post_send(pair.a, wr);
+        let genuine = pair.network.nodes[0].endpoint.poll_transmit(Time::ZERO).unwrap().headers;
         let bth = Bth { dest_qp: Qpn::new(number), psn: Psn::new(0), ..*genuine.bth() };
         let headers = Headers::new(bth, *genuine.ext()).unwrap();
-        let source = pair.fabric.nodes[0].path().remote;
-        let endpoint = &mut pair.fabric.nodes[1].endpoint;
+        let source = pair.network.nodes[0].path().remote;
+        let endpoint = &mut pair.network.nodes[1].endpoint;
         let origin = Origin::new(source, source.ip());
         let delivery = endpoint.handle_packet(Time::ZERO, &origin, &headers, 10);
         assert!(delivery.pieces.is_empty());

@@ -12,19 +12,19 @@ use roce::device;
 use roce::endpoint::{Connect, EndpointConfig, QpConfig};
 use roce::verbs::{Completion, CqId, Qpn, SrqId};
 use roce::wire::Headers;
-use sim::fabric::{Direction, Sighting};
 use sim::graph::{Graph, Vertex};
 use sim::link::LinkConfig;
 use sim::memory::Arena;
+use sim::network::{Direction, Sighting};
 
 pub(crate) use sim::chance::Chance;
 pub(crate) use sim::faults::{Fault, FaultMix};
 pub(crate) use sim::memory::BASE;
 
-pub(crate) type Node = sim::fabric::Node<Arena>;
+pub(crate) type Node = sim::network::Node<Arena>;
 
-/// Configuration of a fabric.
-pub(crate) struct FabricConfig {
+/// Configuration of a network.
+pub(crate) struct NetworkConfig {
     pub(crate) nodes: u32,
     pub(crate) arena_bytes: usize,
     pub(crate) ipv6: bool,
@@ -34,9 +34,9 @@ pub(crate) struct FabricConfig {
     pub(crate) seed: u64,
 }
 
-impl Default for FabricConfig {
-    fn default() -> FabricConfig {
-        FabricConfig {
+impl Default for NetworkConfig {
+    fn default() -> NetworkConfig {
+        NetworkConfig {
             nodes: 2,
             arena_bytes: 1 << 20,
             ipv6: false,
@@ -49,39 +49,39 @@ impl Default for FabricConfig {
 }
 
 /// Nodes, each with a cable to each other.
-pub(crate) struct Fabric {
-    world: sim::fabric::Fabric<Arena>,
+pub(crate) struct Network {
+    world: sim::network::Network<Arena>,
     /// Every packet sent, if recording.
     pub(crate) trace: Option<Vec<Headers>>,
     sightings: Vec<Sighting>,
 }
 
-impl Deref for Fabric {
-    type Target = sim::fabric::Fabric<Arena>;
+impl Deref for Network {
+    type Target = sim::network::Network<Arena>;
 
     fn deref(&self) -> &Self::Target {
         &self.world
     }
 }
 
-impl DerefMut for Fabric {
+impl DerefMut for Network {
     fn deref_mut(&mut self) -> &mut Self::Target {
         &mut self.world
     }
 }
 
-impl Fabric {
-    pub(crate) fn new(config: &FabricConfig) -> Fabric {
+impl Network {
+    pub(crate) fn new(config: &NetworkConfig) -> Network {
         let link = LinkConfig::unlimited(config.latency);
         let pairs = (0..config.nodes).flat_map(|b| (0..b).map(move |a| [a, b].map(Vertex::Node)));
         let graph = Graph::new(config.nodes, 0);
         let graph = pairs.fold(graph, |graph, [a, b]| graph.join(a, b, link, link));
-        let FabricConfig { ipv6, batch, endpoint, seed, .. } = *config;
-        let plain = sim::fabric::FabricConfig::new(graph, seed);
-        let config_of_world = sim::fabric::FabricConfig { ipv6, batch, endpoint, ..plain };
+        let NetworkConfig { ipv6, batch, endpoint, seed, .. } = *config;
+        let plain = sim::network::NetworkConfig::new(graph, seed);
+        let config_of_world = sim::network::NetworkConfig { ipv6, batch, endpoint, ..plain };
         let memory = |chance: &mut Chance| Arena::strict(config.arena_bytes, chance);
-        let world = sim::fabric::Fabric::new(&config_of_world, memory);
-        Fabric { world, trace: None, sightings: Vec::new() }
+        let world = sim::network::Network::new(&config_of_world, memory);
+        Network { world, trace: None, sightings: Vec::new() }
     }
 
     /// Keeps every packet that is sent in `trace`.
@@ -140,7 +140,7 @@ pub(crate) struct End {
     pub(crate) recv_cq: CqId,
 }
 
-impl Fabric {
+impl Network {
     /// A queue pair with its own completion queues, not connected.
     pub(crate) fn create_end(&mut self, node: usize, max_wr: u32, cq_depth: u32) -> End {
         self.create_end_with(node, max_wr, cq_depth, None)

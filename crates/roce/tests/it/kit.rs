@@ -1,4 +1,4 @@
-//! Queue pairs of every transport on the fabric, brought up by verbs.
+//! Queue pairs of every transport on the network, brought up by verbs.
 //!
 //! `harness` has connections; this module adds attributes, states and address handles.
 
@@ -11,7 +11,7 @@ use roce::verbs::{
 use roce::wire::Psn;
 use roce::world::Path;
 
-use crate::harness::{BASE, End, Fabric, Node};
+use crate::harness::{BASE, End, Network, Node};
 
 pub(crate) const TRANSPORTS: [Transport; 3] = [Transport::Rc, Transport::Uc, Transport::Ud];
 
@@ -114,7 +114,7 @@ pub(crate) fn brief(completions: &[Completion]) -> Vec<(u64, WcStatus)> {
     completions.iter().map(|done| (done.wr_id, done.status)).collect()
 }
 
-impl Fabric {
+impl Network {
     /// A queue pair of any transport in RESET, with its own completion queues.
     pub(crate) fn create(&mut self, node: usize, transport: Transport, srq: Option<SrqId>) -> End {
         let Node { endpoint, pd, .. } = &mut self.nodes[node];

@@ -55,16 +55,16 @@ impl Victim {
     }
 
     fn sent_by(&mut self, side: usize) -> Vec<Transmit> {
-        let now = self.pair.fabric.now();
-        let endpoint = &mut self.pair.fabric.nodes[side].endpoint;
+        let now = self.pair.network.now();
+        let endpoint = &mut self.pair.network.nodes[side].endpoint;
         endpoint.handle_timeout(now);
         std::iter::from_fn(|| endpoint.poll_transmit(now)).collect()
     }
 
     fn deliver(&mut self, side: usize, headers: &Headers, payload_len: usize) {
-        let source = self.pair.fabric.nodes[1 - side].path().remote;
-        let (now, origin) = (self.pair.fabric.now(), Origin::new(source, source.ip()));
-        let endpoint = &mut self.pair.fabric.nodes[side].endpoint;
+        let source = self.pair.network.nodes[1 - side].path().remote;
+        let (now, origin) = (self.pair.network.now(), Origin::new(source, source.ip()));
+        let endpoint = &mut self.pair.network.nodes[side].endpoint;
         let _ = endpoint.handle_packet(now, &origin, headers, payload_len);
     }
 
@@ -114,14 +114,14 @@ impl Victim {
             for answer in self.sent_by(1) {
                 self.deliver(0, &answer.headers, answer.payload_len());
             }
-            let endings = self.pair.fabric.sent_by(self.pair.a);
+            let endings = self.pair.network.sent_by(self.pair.a);
             if !endings.is_empty() {
                 return (endings.iter().map(|wc| (wc.wr_id, wc.status)).collect(), timeouts);
             }
             requests = self.sent_by(0);
             if requests.is_empty() {
-                let (at, _) = self.pair.fabric.nodes[0].endpoint.poll_timeout().unwrap();
-                self.pair.fabric.advance_to(at);
+                let (at, _) = self.pair.network.nodes[0].endpoint.poll_timeout().unwrap();
+                self.pair.network.advance_to(at);
                 timeouts += 1;
                 requests = self.sent_by(0);
             }
@@ -192,9 +192,9 @@ fn a_forged_packet_reaches_one_queue_pair_and_only_from_its_peers_address() {
     assert_eq!(victim.pair.counters(0).unknown_qp, others.len() as u64);
     let bth = Bth { opcode: Opcode::RcAcknowledge, psn, ..bth_to(victim.qpn(0)) };
     let headers = Headers::new(bth, Ext::Aeth(aeth)).unwrap();
-    let (here, now) = (victim.pair.fabric.nodes[0].path().remote, victim.pair.fabric.now());
+    let (here, now) = (victim.pair.network.nodes[0].path().remote, victim.pair.network.now());
     for source in [here, "10.250.0.9:4791".parse().unwrap(), "[fd00::9]:4791".parse().unwrap()] {
-        let endpoint = &mut victim.pair.fabric.nodes[0].endpoint;
+        let endpoint = &mut victim.pair.network.nodes[0].endpoint;
         let _ = endpoint.handle_packet(now, &Origin::new(source, here.ip()), &headers, 0);
     }
     assert_eq!(victim.pair.counters(0).wrong_source, 3);

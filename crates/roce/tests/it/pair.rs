@@ -1,6 +1,6 @@
 //! Two connected queue pairs controlled by a test, and one whose peer is the test itself.
 //!
-//! [`Pair`] runs over the fabric: real packets, virtual time, the faults that the test sets, and a
+//! [`Pair`] runs over the network: real packets, virtual time, the faults that the test sets, and a
 //! trace of all sent packets. [`Lone`] passes single packets to its queue pair and checks each
 //! response. Both are small on purpose: the subject of a test is in the test.
 
@@ -12,14 +12,14 @@ use roce::verbs::{
 use roce::wire::{Aeth, Bth, DEFAULT_PKEY, Ext, Headers, Opcode, Psn, Reth, Syndrome};
 use roce::world::{Memory, Origin};
 
-use crate::harness::{BASE, End, Fabric, FabricConfig};
+use crate::harness::{BASE, End, Network, NetworkConfig};
 
 /// Completions, shortened: `wr_id` and status.
 pub(crate) type Endings = Vec<(u64, WcStatus)>;
 
 /// Two connected queue pairs, each with the first half of its node's memory registered.
 pub(crate) struct Pair {
-    pub(crate) fabric: Fabric,
+    pub(crate) network: Network,
     pub(crate) a: End,
     pub(crate) b: End,
     /// Regions of node 0 and node 1.
@@ -36,17 +36,17 @@ impl Pair {
     }
 
     pub(crate) fn with(adjust: impl Fn(&mut Connect)) -> Pair {
-        Pair::build(&FabricConfig::default(), adjust)
+        Pair::build(&NetworkConfig::default(), adjust)
     }
 
-    pub(crate) fn build(config: &FabricConfig, adjust: impl Fn(&mut Connect)) -> Pair {
-        let mut fabric = Fabric::new(config);
-        fabric.record();
+    pub(crate) fn build(config: &NetworkConfig, adjust: impl Fn(&mut Connect)) -> Pair {
+        let mut network = Network::new(config);
+        network.record();
         let regions = [0, 1].map(|node: usize| {
-            fabric.nodes[node].register(BASE, REGION_BYTES, Access::ALL).unwrap()
+            network.nodes[node].register(BASE, REGION_BYTES, Access::ALL).unwrap()
         });
-        let (a, b) = fabric.pair(adjust);
-        Pair { fabric, a, b, regions }
+        let (a, b) = network.pair(adjust);
+        Pair { network, a, b, regions }
     }
 
     pub(crate) fn sge(&self, node: usize, offset: u64, len: u32) -> SgList {
@@ -67,7 +67,7 @@ impl Pair {
     }
 
     pub(crate) fn post(&mut self, wr: SendWr) {
-        self.fabric.nodes[0].endpoint.post_send(Time::ZERO, self.a.qpn, wr).unwrap();
+        self.network.nodes[0].endpoint.post_send(Time::ZERO, self.a.qpn, wr).unwrap();
     }
 
     pub(crate) fn send(&mut self, wr_id: u64, len: u32) {
@@ -95,27 +95,27 @@ impl Pair {
 
     pub(crate) fn receive(&mut self, wr_id: u64, len: u32) {
         let wr = RecvWr { wr_id, sges: self.sge(1, 200_000, len) };
-        self.fabric.nodes[1].endpoint.post_recv(Time::ZERO, self.b.qpn, wr).unwrap();
+        self.network.nodes[1].endpoint.post_recv(Time::ZERO, self.b.qpn, wr).unwrap();
     }
 
     /// Runs to the end and returns the completions of sender and receiver.
     pub(crate) fn run(&mut self) -> (Endings, Endings) {
-        self.fabric.run(1_000_000);
+        self.network.run(1_000_000);
         let brief = |all: Vec<Completion>| all.iter().map(|wc| (wc.wr_id, wc.status)).collect();
-        (brief(self.fabric.sent_by(self.a)), brief(self.fabric.received_by(self.b)))
+        (brief(self.network.sent_by(self.a)), brief(self.network.received_by(self.b)))
     }
 
     pub(crate) fn counters(&self, node: usize) -> &Counters {
-        self.fabric.nodes[node].endpoint.counters()
+        self.network.nodes[node].endpoint.counters()
     }
 
     pub(crate) fn state(&self, node: usize) -> QpState {
         let qpn = if node == 0 { self.a.qpn } else { self.b.qpn };
-        self.fabric.nodes[node].endpoint.qp_state(qpn).unwrap()
+        self.network.nodes[node].endpoint.qp_state(qpn).unwrap()
     }
 
     pub(crate) fn trace(&self) -> &[Headers] {
-        self.fabric.trace.as_deref().unwrap()
+        self.network.trace.as_deref().unwrap()
     }
 
     pub(crate) fn opcodes(&self) -> Vec<Opcode> {
@@ -123,13 +123,13 @@ impl Pair {
     }
 
     pub(crate) fn first_psn(&self) -> Psn {
-        self.fabric.nodes[0].endpoint.query_qp(self.a.qpn).unwrap().sq_psn
+        self.network.nodes[0].endpoint.query_qp(self.a.qpn).unwrap().sq_psn
     }
 
     /// Drops the packets selected by `lose`, which also gets the number of its call.
     pub(crate) fn lose(&mut self, mut lose: impl FnMut(u64, &Headers) -> bool + 'static) {
         let mut asked = 0;
-        self.fabric.keep_if(move |headers| {
+        self.network.keep_if(move |headers| {
             asked += 1;
             !lose(asked, headers)
         });
@@ -144,16 +144,16 @@ impl Pair {
         ahead: u32,
     ) -> Delivery {
         let bth = Bth { opcode, psn: self.first_psn().plus(ahead), ..bth_to(self.a.qpn) };
-        let source = self.fabric.nodes[1].path().remote;
+        let source = self.network.nodes[1].path().remote;
         let headers = Headers::new(bth, ext).unwrap();
-        let now = self.fabric.now();
-        let endpoint = &mut self.fabric.nodes[0].endpoint;
+        let now = self.network.now();
+        let endpoint = &mut self.network.nodes[0].endpoint;
         endpoint.handle_packet(now, &Origin::new(source, source.ip()), &headers, payload)
     }
 
     /// Whether the peer's memory at `offset` equals the start of this side's.
     pub(crate) fn arrived(&self, offset: u64, len: usize) -> bool {
-        let [from, to] = [&self.fabric.nodes[0].memory, &self.fabric.nodes[1].memory];
+        let [from, to] = [&self.network.nodes[0].memory, &self.network.nodes[1].memory];
         from.peek(BASE, len) == to.peek(BASE + offset, len)
     }
 }
@@ -211,8 +211,8 @@ impl Lone {
 
     /// Passes node 1 a packet, and executes its atomic.
     pub(crate) fn deliver(&mut self, headers: &Headers, payload: usize) -> Delivery {
-        let source = self.pair.fabric.nodes[0].path().remote;
-        let node = &mut self.pair.fabric.nodes[1];
+        let source = self.pair.network.nodes[0].path().remote;
+        let node = &mut self.pair.network.nodes[1];
         let origin = Origin::new(source, source.ip());
         let mut delivery = node.endpoint.handle_packet(Time::ZERO, &origin, headers, payload);
         if delivery.owed_packets > 0 {
@@ -235,7 +235,7 @@ impl Lone {
 
     /// The next packet that node 1 has to send, if any.
     pub(crate) fn answer_packet(&mut self) -> Option<Headers> {
-        Some(self.pair.fabric.nodes[1].endpoint.poll_transmit(Time::ZERO)?.headers)
+        Some(self.pair.network.nodes[1].endpoint.poll_transmit(Time::ZERO)?.headers)
     }
 
     pub(crate) fn reth(&self, len: u32) -> Ext {

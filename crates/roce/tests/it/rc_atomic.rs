@@ -18,17 +18,17 @@ const LANDING: u64 = 400_000;
 
 /// A word of node 1.
 fn word(pair: &Pair, offset: u64) -> u64 {
-    let bytes = pair.fabric.nodes[1].memory.peek(BASE + offset, 8);
+    let bytes = pair.network.nodes[1].memory.peek(BASE + offset, 8);
     u64::from_ne_bytes(bytes.try_into().unwrap())
 }
 
 fn set_word(pair: &mut Pair, offset: u64, value: u64) {
-    pair.fabric.nodes[1].memory.poke(BASE + offset, &value.to_ne_bytes());
+    pair.network.nodes[1].memory.poke(BASE + offset, &value.to_ne_bytes());
 }
 
 /// The original value returned for work request `wr_id`.
 fn former(pair: &Pair, wr_id: u64) -> u64 {
-    let bytes = pair.fabric.nodes[0].memory.peek(BASE + LANDING + 8 * wr_id, 8);
+    let bytes = pair.network.nodes[0].memory.peek(BASE + LANDING + 8 * wr_id, 8);
     u64::from_ne_bytes(bytes.try_into().unwrap())
 }
 
@@ -72,8 +72,8 @@ fn both_operations_return_the_former_value() {
         let op = swap_op(&pair, WORDS, compare, 0x0123_4567_89ab_cdef);
         post(&mut pair, wr_id, op);
     }
-    pair.fabric.run(10_000);
-    let sent = pair.fabric.sent_by(pair.a);
+    pair.network.run(10_000);
+    let sent = pair.network.sent_by(pair.a);
     let brief: Vec<_> = sent.iter().map(|wc| (wc.status, wc.opcode, wc.byte_len)).collect();
     let swap = (Success, WcOpcode::CompareSwap, 8);
     assert_eq!(brief, [(Success, WcOpcode::FetchAdd, 8), swap, swap]);
@@ -106,7 +106,7 @@ fn a_former_value_is_scattered_like_any_message() {
     wr.sges.extend(pair.sge(0, LANDING + 100, 5));
     pair.post(wr);
     assert_eq!(pair.run().0, [(0, Success)]);
-    let arena = &pair.fabric.nodes[0].memory;
+    let arena = &pair.network.nodes[0].memory;
     let landed = [arena.peek(BASE + LANDING, 3), arena.peek(BASE + LANDING + 100, 5)].concat();
     assert_eq!(landed, 0x1122_3344_5566_7788_u64.to_ne_bytes());
 }
@@ -116,7 +116,7 @@ fn a_list_that_does_not_hold_eight_bytes_is_refused_when_posted() {
     let mut pair = Pair::new();
     for len in [0, 7, 9, 16] {
         let wr = pair.wr(0, add_op(&pair, WORDS, 1), LANDING, len);
-        let refused = pair.fabric.nodes[0].endpoint.post_send(Time::ZERO, pair.a.qpn, wr);
+        let refused = pair.network.nodes[0].endpoint.post_send(Time::ZERO, pair.a.qpn, wr);
         assert!(matches!(refused, Err(VerbsError::Invalid { .. })), "{len} bytes");
     }
 }
@@ -218,7 +218,7 @@ fn faults_of_every_kind_leave_the_sum_right() {
     for fault in Fault::ALL.into_iter().take(Fault::PER_PACKET) {
         let mut pair = Pair::with(|connect| connect.timeout = 8);
         set_word(&mut pair, WORDS, 0);
-        pair.fabric.mix = FaultMix::NONE.with(fault, 150_000);
+        pair.network.mix = FaultMix::NONE.with(fault, 150_000);
         (0..60).for_each(|wr_id| add(&mut pair, wr_id, 1 << (wr_id % 8)));
         assert_eq!(pair.run().0.len(), 60, "{fault:?}");
         let sum = (0..60).fold(0, |sum, wr_id| {
@@ -237,7 +237,7 @@ fn reads_and_atomics_share_the_limit() {
     add(&mut pair, 0, 1);
     pair.read(1, 100);
     add(&mut pair, 2, 1);
-    pair.fabric.settle();
+    pair.network.settle();
     assert_eq!(pair.opcodes(), [Opcode::RcFetchAdd, Opcode::RcReadRequest]);
     assert_eq!(pair.run().0.len(), 3);
 }
@@ -265,7 +265,7 @@ fn the_limit_may_be_raised_while_the_queue_pair_drains() {
     let sqd = QpAttr::to(QpState::Sqd);
     let more = QpAttr { mask: AttrMask::MAX_DEST_RD_ATOMIC, max_dest_rd_atomic: 16, ..sqd };
     for attr in [sqd, more, QpAttr::to(QpState::Rts)] {
-        pair.fabric.nodes[1].endpoint.modify_qp(Time::ZERO, pair.b.qpn, &attr).unwrap();
+        pair.network.nodes[1].endpoint.modify_qp(Time::ZERO, pair.b.qpn, &attr).unwrap();
     }
     set_word(&mut pair, WORDS, 0);
     pair.read(0, 20_000);
@@ -295,14 +295,14 @@ fn answers_leave_in_the_order_of_the_requests() {
 /// The status of an atomic that the peer must refuse, and whether nothing was changed.
 fn refused(make: impl FnOnce(&mut Pair) -> (u64, u32)) -> (WcStatus, Pair) {
     let mut pair = Pair::new();
-    let before = pair.fabric.nodes[1].memory.all().to_vec();
+    let before = pair.network.nodes[1].memory.all().to_vec();
     let (remote_addr, rkey) = make(&mut pair);
     post(&mut pair, 0, SendOp::FetchAdd { remote_addr, rkey, add: 1 });
     add(&mut pair, 1, 1);
     let (sent, _) = pair.run();
     assert_eq!(sent[1..], [(1, WrFlushError)]);
     assert_eq!(pair.counters(1).atomics, 0);
-    assert!(before == pair.fabric.nodes[1].memory.all());
+    assert!(before == pair.network.nodes[1].memory.all());
     (sent[0].1, pair)
 }
 
@@ -318,7 +318,7 @@ fn words_have_to_be_aligned() {
 #[test]
 fn words_have_to_be_aligned_where_they_lie() {
     let (status, pair) = refused(|pair| {
-        let region = register_at(&mut pair.fabric.nodes[1], 0, 64, BASE + WORDS + 4);
+        let region = register_at(&mut pair.network.nodes[1], 0, 64, BASE + WORDS + 4);
         (8, region.rkey)
     });
     assert_eq!(status, WcStatus::RemoteInvalidRequest);
@@ -328,7 +328,7 @@ fn words_have_to_be_aligned_where_they_lie() {
 #[test]
 fn keys_bounds_domains_and_flags_hold() {
     let region = |pair: &mut Pair, access| -> MemoryRegion {
-        pair.fabric.nodes[1].register(BASE + WORDS, 64, access).unwrap()
+        pair.network.nodes[1].register(BASE + WORDS, 64, access).unwrap()
     };
     let no_atomics = Access { remote_atomic: false, ..Access::ALL };
     let (status, pair) = refused(|pair| (BASE + WORDS, region(pair, no_atomics).rkey));
@@ -340,7 +340,7 @@ fn keys_bounds_domains_and_flags_hold() {
     let (status, pair) = refused(|pair| (BASE + REGION_BYTES, pair.regions[1].rkey));
     assert_eq!((status, pair.counters(1).bad_bounds), (WcStatus::RemoteAccessError, 1));
     let (status, pair) = refused(|pair| {
-        let node = &mut pair.fabric.nodes[1];
+        let node = &mut pair.network.nodes[1];
         let other = node.endpoint.alloc_pd();
         (
             BASE + WORDS,
@@ -353,7 +353,7 @@ fn keys_bounds_domains_and_flags_hold() {
 #[test]
 fn a_former_value_needs_a_place_that_may_be_written() {
     let mut pair = Pair::new();
-    let region = pair.fabric.nodes[0].register(BASE + LANDING, 64, Access::LOCAL_READ).unwrap();
+    let region = pair.network.nodes[0].register(BASE + LANDING, 64, Access::LOCAL_READ).unwrap();
     let mut wr: SendWr = pair.wr(0, add_op(&pair, WORDS, 1), LANDING, 8);
     wr.sges[0].lkey = region.lkey;
     pair.post(wr);
@@ -374,7 +374,7 @@ fn strike(lone: &mut Lone, psn: Psn, payload: usize) -> Insert {
 
 /// The original value in node 1's response, if there is one.
 fn answered(lone: &mut Lone) -> Option<(Psn, u64)> {
-    let endpoint = &mut lone.pair.fabric.nodes[1].endpoint;
+    let endpoint = &mut lone.pair.network.nodes[1].endpoint;
     let headers = endpoint.poll_transmit(Time::ZERO)?.headers;
     match *headers.ext() {
         Ext::AethAtomicAck(_, ack) => Some((headers.bth().psn, ack.original)),
@@ -413,7 +413,7 @@ fn a_result_outlives_its_region() {
     let (psn, region) = (lone.psn, lone.pair.regions[1]);
     strike(&mut lone, psn, 0);
     assert_eq!(answered(&mut lone), Some((psn, 7)));
-    lone.pair.fabric.nodes[1].deregister(region.lkey).unwrap();
+    lone.pair.network.nodes[1].deregister(region.lkey).unwrap();
     assert_eq!(strike(&mut lone, psn, 0), Insert::None);
     assert_eq!(answered(&mut lone), Some((psn, 7)));
 }
@@ -448,10 +448,10 @@ fn an_answer_that_does_not_belong_to_an_atomic_ends_the_connection() {
             pair.read(0, 8);
         }
         pair.lose(|_, _| true);
-        pair.fabric.settle();
+        pair.network.settle();
         let delivery = pair.respond(Opcode::RcAtomicAcknowledge, ext, payload, 0);
         assert_eq!(delivery.insert == Insert::Value(1), status == Success);
-        let sent = pair.fabric.sent_by(pair.a);
+        let sent = pair.network.sent_by(pair.a);
         assert_eq!(sent[0].status, status);
     }
 }

@@ -1,6 +1,6 @@
 //! Requests that are carried out without packets, mixed with packets (`roce::direct`).
 //!
-//! A seed draws a program of WRITEs, READs and SENDs, a neighbour that refuses some requests, lost packets,
+//! A seed draws a program of WRITEs, READs and SENDs, a local peer that refuses some requests, lost packets,
 //! pauses and failures. Whatever of it is direct, waits, or becomes packets: every request completes once and
 //! in order, and has the effect that it would have had alone, one after the other (C2).
 //!
@@ -10,7 +10,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use roce::direct::{
     Backlog, Direct, DirectKind, DirectRefusal, DirectRequest, Handed, Holding, MAX_DIRECT_BYTES,
-    Message, MessageHeader, Posted, Verdict,
+    Message, MessageAck, MessageHeader, Posted,
 };
 use roce::endpoint::{QpAttr, QpState};
 use roce::verbs::{Access, Qpn, SendOp, SendWr, SgList, Sge, WcStatus};
@@ -29,7 +29,7 @@ const TARGET_BYTES: u64 = 3_000;
 /// Each request has its own bytes on this side.
 const SLOT: u64 = 4_000;
 
-/// Both memories, as a neighbour of the first node reaches them.
+/// Both memories, as a local peer of the first node reaches them.
 struct Neighbour<'a> {
     own: &'a mut Arena,
     peer: &'a mut Arena,
@@ -126,15 +126,15 @@ impl Program {
         });
         let loses = draw.per_mille(300);
         if loses {
-            pair.fabric.mix = FaultMix::NONE.with(Fault::Loss, 30_000);
+            pair.network.mix = FaultMix::NONE.with(Fault::Loss, 30_000);
         }
-        let model = pair.fabric.nodes[1].memory.peek(BASE, TARGET_BYTES as usize).to_vec();
+        let model = pair.network.nodes[1].memory.peek(BASE, TARGET_BYTES as usize).to_vec();
         let refuses_per_mille = draw.pick(&[0, 0, 20, 300, 1_000]);
         let (posted, completed, reads, held) = (0, Vec::new(), Vec::new(), 0);
         let holding = draw.pick(&[Holding::Runs, Holding::Runs, Holding::All, Holding::Relaxed]);
         let letters = draw.per_mille(600).then(VecDeque::new);
-        let (now, qpn) = (pair.fabric.now(), pair.a.qpn);
-        pair.fabric.nodes[0].endpoint.hold_sends(now, qpn, holding).expect("it exists");
+        let (now, qpn) = (pair.network.now(), pair.a.qpn);
+        pair.network.nodes[0].endpoint.hold_sends(now, qpn, holding).expect("it exists");
         Program {
             pair,
             draw,
@@ -153,8 +153,8 @@ impl Program {
     }
 
     fn with_neighbour<T>(&mut self, act: impl FnOnce(&mut Reach<'_>) -> T) -> T {
-        let (now, qpn) = (self.pair.fabric.now(), self.pair.a.qpn);
-        let [node, other, ..] = &mut self.pair.fabric.nodes[..] else {
+        let (now, qpn) = (self.pair.network.now(), self.pair.a.qpn);
+        let [node, other, ..] = &mut self.pair.network.nodes[..] else {
             unreachable!("two nodes");
         };
         let Node { endpoint, memory, .. } = node;
@@ -184,7 +184,7 @@ impl Program {
         };
         let mut bytes = vec![0; len as usize];
         self.draw.fill(&mut bytes);
-        self.pair.fabric.nodes[0].memory.poke(BASE + slot, &bytes);
+        self.pair.network.nodes[0].memory.poke(BASE + slot, &bytes);
         let is_write = matches!(op, SendOp::Write { .. });
         let is_quiet = is_write && self.posted + 1 < REQUESTS && self.draw.per_mille(500);
         let wr = SendWr { signaled: !is_quiet, ..self.pair.wr(self.posted, op, slot, len) };
@@ -220,7 +220,7 @@ impl Program {
     fn begin(&mut self, holding: Holding) {
         (self.refuses_per_mille, self.loses, self.holding) = (0, false, holding);
         self.letters = None;
-        self.pair.fabric.mix = FaultMix::NONE;
+        self.pair.network.mix = FaultMix::NONE;
         let held = self.with_neighbour(|at| at.endpoint.hold_sends(at.now, at.qpn, holding));
         held.expect("it exists");
     }
@@ -256,7 +256,7 @@ impl Program {
                 at.expect("it exists");
             }
             _ => {
-                self.pair.fabric.advance();
+                self.pair.network.advance();
             }
         }
         self.set_state(self.pair.state(0), QpState::Sqd, QpState::Rts);
@@ -273,23 +273,23 @@ impl Program {
 
     /// The peer decides on messages, the oldest first.
     fn deliver(&mut self, most: u64) {
-        let now = self.pair.fabric.now();
+        let now = self.pair.network.now();
         for _ in 0..most {
             let letter = self.letters.as_mut().and_then(VecDeque::pop_front);
             let Some((header, bytes)) = letter else { return };
-            let from = self.pair.fabric.nodes[0].ip();
-            let Node { endpoint, memory, .. } = &mut self.pair.fabric.nodes[1];
+            let from = self.pair.network.nodes[0].ip();
+            let Node { endpoint, memory, .. } = &mut self.pair.network.nodes[1];
             let taken = world::take_message(endpoint, memory, now, from, (&header, &bytes));
-            let verdict = if taken { Verdict::Taken } else { Verdict::Refused };
+            let ack = if taken { MessageAck::Taken } else { MessageAck::Refused };
             let handed = Handed { source: header.source, round: header.round };
-            self.pair.fabric.nodes[0].endpoint.handle_verdict(now, handed, verdict);
+            self.pair.network.nodes[0].endpoint.handle_message_ack(now, handed, ack);
         }
     }
 
     fn set_state(&mut self, now: QpState, from: QpState, to: QpState) {
         if now == from {
-            let (at, qpn) = (self.pair.fabric.now(), self.pair.a.qpn);
-            let endpoint = &mut self.pair.fabric.nodes[0].endpoint;
+            let (at, qpn) = (self.pair.network.now(), self.pair.a.qpn);
+            let endpoint = &mut self.pair.network.nodes[0].endpoint;
             endpoint.modify_qp(at, qpn, &QpAttr::to(to)).unwrap();
             self.carry_on();
         }
@@ -309,8 +309,8 @@ impl Program {
             // Atomics have one part.
             assert!(moved < u64::from(budget) + 8, "{moved} bytes of {budget}");
         }
-        self.pair.fabric.settle();
-        let done = self.pair.fabric.sent_by(self.pair.a);
+        self.pair.network.settle();
+        let done = self.pair.network.sent_by(self.pair.a);
         self.completed.extend(done.iter().map(|wc| (wc.wr_id, wc.status)));
     }
 
@@ -352,17 +352,17 @@ fn direct_requests_and_packets_stay_in_order() {
         assert!(program.is_done());
         program.check_order();
         assert!(program.completed.iter().all(|done| done.1 == WcStatus::Success));
-        let peer = &program.pair.fabric.nodes[1].memory;
+        let peer = &program.pair.network.nodes[1].memory;
         assert!(peer.peek(BASE, TARGET_BYTES as usize) == program.model);
-        let own = &program.pair.fabric.nodes[0].memory;
+        let own = &program.pair.network.nodes[0].memory;
         // A slot is used again after 100 requests.
         let is_kept = |wr: u64| !program.loses && wr + 100 >= REQUESTS;
         for (wr, bytes) in program.reads.iter().filter(|(wr, _)| is_kept(*wr)) {
             assert!(own.peek(BASE + wr % 100 * SLOT, bytes.len()) == bytes, "READ {wr}");
         }
         held += program.held;
-        let counters = program.pair.fabric.nodes[0].endpoint.counters();
-        assert!(!program.pair.fabric.nodes[0].endpoint.awaits_verdicts());
+        let counters = program.pair.network.nodes[0].endpoint.counters();
+        assert!(!program.pair.network.nodes[0].endpoint.awaits_message_acks());
         sent += counters.direct_sends;
         refused += counters.direct_sends_refused;
     }
@@ -378,10 +378,10 @@ fn writes_between_messages_are_direct_where_all_wait() {
     program.post_pairs(10, true);
     for _ in 0..1_000 {
         program.carry_on();
-        program.pair.fabric.advance();
+        program.pair.network.advance();
     }
     program.check_order();
-    let counters = program.pair.fabric.nodes[0].endpoint.counters();
+    let counters = program.pair.network.nodes[0].endpoint.counters();
     assert_eq!((counters.direct_writes, counters.direct_refused_outstanding), (10, 0));
 }
 
@@ -404,7 +404,7 @@ fn quiet_writes_pass_messages_where_the_order_is_relaxed() {
         }
         program.post_pairs(10, signaled);
         program.carry_on();
-        program.pair.fabric.nodes[0].endpoint.counters().direct_writes
+        program.pair.network.nodes[0].endpoint.counters().direct_writes
     };
     assert_eq!(direct_writes(Holding::Relaxed, false, false), 10);
     assert_eq!(direct_writes(Holding::Relaxed, true, false), 1);
@@ -462,12 +462,12 @@ impl Direct for Recorder {
 fn long_write(most: usize) -> (Pair, Vec<(u32, u32)>) {
     const LEN: u64 = 7 << 20;
     let mut pair = Pair::new();
-    let all = pair.fabric.nodes[0].register(BASE, 1 << 20, Access::LOCAL).expect("its memory");
+    let all = pair.network.nodes[0].register(BASE, 1 << 20, Access::LOCAL).expect("its memory");
     let sge = Sge { addr: BASE, len: 1 << 20, lkey: all.lkey };
     let sges: SgList = (0..LEN >> 20).map(|_| sge).collect();
     let wr = SendWr { sges, ..pair.wr(7, pair.write_op(0), 0, 1) };
-    let (now, qpn) = (pair.fabric.now(), pair.a.qpn);
-    let endpoint = &mut pair.fabric.nodes[0].endpoint;
+    let (now, qpn) = (pair.network.now(), pair.a.qpn);
+    let endpoint = &mut pair.network.nodes[0].endpoint;
     let mut direct = Recorder { parts: Vec::new(), most };
     assert_eq!(endpoint.post_send_direct(now, qpn, wr, &mut direct), Ok(Posted::Held));
     assert!(direct.parts.is_empty(), "the post copies nothing");

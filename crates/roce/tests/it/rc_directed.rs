@@ -18,7 +18,7 @@ use roce::{Duration, Time};
 
 use WcStatus::{Success, WrFlushError};
 
-use crate::harness::{BASE, Chance, Fabric, FabricConfig, Fault, FaultMix};
+use crate::harness::{BASE, Chance, Fault, FaultMix, Network, NetworkConfig};
 use crate::pair::{Lone, Pair, REGION_BYTES, WILD, positive};
 
 // ---- messages ----------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ fn messages_of_no_bytes_need_no_key() {
 
 #[test]
 fn immediates_and_lengths_reach_the_receiver() {
-    let mut pair = Pair::build(&FabricConfig { ipv6: true, ..FabricConfig::default() }, |_| {});
+    let mut pair = Pair::build(&NetworkConfig { ipv6: true, ..NetworkConfig::default() }, |_| {});
     pair.receive(7, 100);
     pair.receive(8, 0);
     let rkey = pair.regions[1].rkey;
@@ -98,9 +98,9 @@ fn immediates_and_lengths_reach_the_receiver() {
     let write = pair.wr(2, op, 0, 5000);
     pair.post(send);
     pair.post(write);
-    pair.fabric.run(10_000);
+    pair.network.run(10_000);
     let seen: Vec<_> = pair
-        .fabric
+        .network
         .received_by(pair.b)
         .iter()
         .map(|wc| (wc.wr_id, wc.opcode, wc.byte_len, wc.imm))
@@ -112,19 +112,19 @@ fn immediates_and_lengths_reach_the_receiver() {
 
 #[test]
 fn psns_wrap_in_the_middle_of_a_message() {
-    let mut fabric = Fabric::new(&FabricConfig::default());
+    let mut network = Network::new(&NetworkConfig::default());
     let regions = [0, 1]
-        .map(|node: usize| fabric.nodes[node].register(BASE, REGION_BYTES, Access::ALL).unwrap());
-    let (a, b) = (fabric.create_end(0, 64, 256), fabric.create_end(1, 64, 256));
+        .map(|node: usize| network.nodes[node].register(BASE, REGION_BYTES, Access::ALL).unwrap());
+    let (a, b) = (network.create_end(0, 64, 256), network.create_end(1, 64, 256));
     let first = Psn::new(0xff_fffe);
-    fabric.connect(a, b, |connect| {
+    network.connect(a, b, |connect| {
         connect.mtu = Mtu::M256;
         match connect.dest_qp == b.qpn {
             true => connect.local_psn = first,
             false => connect.remote_psn = first,
         }
     });
-    let mut pair = Pair { fabric, a, b, regions };
+    let mut pair = Pair { network, a, b, regions };
     pair.lose(|asked, _| asked == 3);
     pair.write(1, 0, 256 * 5);
     pair.read(2, 256 * 5);
@@ -214,7 +214,7 @@ fn retries_end_after_the_last_timeout() {
     pair.write(1, 0, 10);
     pair.write(2, 0, 10);
     assert_eq!(pair.run().0, [(1, WcStatus::RetryExceeded), (2, WrFlushError)]);
-    assert_eq!(pair.fabric.now(), Time::ZERO + Duration::from_nanos(4 * (4096 << 10)));
+    assert_eq!(pair.network.now(), Time::ZERO + Duration::from_nanos(4 * (4096 << 10)));
     assert_eq!(pair.state(0), QpState::Error);
     assert_eq!(pair.counters(0).timeouts, 3);
     assert_eq!(pair.counters(0).retries_exceeded, 1);
@@ -237,15 +237,15 @@ fn a_stopped_peer_is_waited_for() {
     for (reliability, kept) in MODES.into_iter().flat_map(|mode| [(mode, u64::MAX), (mode, 3)]) {
         let mut pair = Pair::with(|connect| impatient(connect, reliability));
         pair.lose(move |asked, headers| asked > kept && headers.bth().opcode.is_request());
-        pair.fabric.stop(Some(1));
+        pair.network.stop(Some(1));
         pair.write(1, 0, 20_000);
         pair.read(2, 20_000);
-        pair.fabric.run_until(seconds(2));
-        assert_eq!((pair.fabric.sent_by(pair.a), pair.state(0)), (vec![], QpState::Rts));
+        pair.network.run_until(seconds(2));
+        assert_eq!((pair.network.sent_by(pair.a), pair.state(0)), (vec![], QpState::Rts));
         assert!(pair.counters(0).stall_timeouts > 400, "{reliability:?} {kept}");
         assert_eq!(pair.counters(0).timeouts, 0, "{reliability:?} {kept}");
-        pair.fabric.stop(None);
-        pair.fabric.keep_all();
+        pair.network.stop(None);
+        pair.network.keep_all();
         assert_eq!(pair.run().0, [(1, Success), (2, Success)], "{reliability:?} {kept}");
         assert!(pair.arrived(0, 20_000));
         assert!(pair.counters(0).timeouts <= 1, "{reliability:?} {kept}");
@@ -259,10 +259,10 @@ fn the_patience_with_a_stopped_peer_ends() {
             impatient(connect, reliability);
             connect.timeout = 14;
         });
-        pair.fabric.stop(Some(1));
+        pair.network.stop(Some(1));
         pair.write(1, 0, 10);
         assert_eq!(pair.run().0, [(1, WcStatus::RetryExceeded)]);
-        assert!(pair.fabric.now() > seconds(300) && pair.fabric.now() < seconds(301));
+        assert!(pair.network.now() > seconds(300) && pair.network.now() < seconds(301));
         assert_eq!(pair.counters(0).timeouts, 1);
     }
 }
@@ -271,7 +271,7 @@ fn the_patience_with_a_stopped_peer_ends() {
 #[test]
 fn who_was_stopped_does_not_blame_the_peer() {
     for reliability in MODES {
-        let config = FabricConfig { batch: 1, ..FabricConfig::default() };
+        let config = NetworkConfig { batch: 1, ..NetworkConfig::default() };
         let mut pair = Pair::build(&config, |connect| {
             impatient(connect, reliability);
             connect.retry_count = 0;
@@ -280,13 +280,13 @@ fn who_was_stopped_does_not_blame_the_peer() {
         for wr_id in 0..5 {
             let op = SendOp::Write { remote_addr: BASE + 200_000, rkey };
             let wr = SendWr { sges: pair.sge(1, 0, 10), ..pair.wr(wr_id, op, 0, 10) };
-            pair.fabric.nodes[1].endpoint.post_send(Time::ZERO, pair.b.qpn, wr).unwrap();
+            pair.network.nodes[1].endpoint.post_send(Time::ZERO, pair.b.qpn, wr).unwrap();
         }
         pair.write(1, 0, 10);
-        pair.fabric.settle();
-        pair.fabric.stop(Some(0));
-        pair.fabric.run_until(seconds(2));
-        pair.fabric.stop(None);
+        pair.network.settle();
+        pair.network.stop(Some(0));
+        pair.network.run_until(seconds(2));
+        pair.network.stop(None);
         let (sent, _) = pair.run();
         assert_eq!(sent, [(1, Success)], "{reliability:?}");
         assert_eq!(pair.state(1), QpState::Rts, "{reliability:?}");
@@ -315,7 +315,7 @@ fn without_a_timeout_nothing_is_due() {
     pair.lose(|_, _| true);
     pair.write(1, 0, 10);
     assert_eq!(pair.run().0, []);
-    assert_eq!(pair.fabric.nodes[0].endpoint.poll_timeout(), None);
+    assert_eq!(pair.network.nodes[0].endpoint.poll_timeout(), None);
 }
 
 /// A program that was stopped for an hour calls an hour late. Deadlines counted from the latest
@@ -328,9 +328,9 @@ fn one_late_call_makes_one_probe_for_loss() {
     });
     pair.lose(|asked, _| asked == 1);
     pair.write(1, 0, 100);
-    pair.fabric.settle();
-    pair.fabric.advance_to(Time::from_nanos(3_600_000_000_000));
-    pair.fabric.settle();
+    pair.network.settle();
+    pair.network.advance_to(Time::from_nanos(3_600_000_000_000));
+    pair.network.settle();
     assert_eq!(pair.counters(0).loss_probes, 1);
     assert_eq!(pair.run().0, [(1, Success)]);
 }
@@ -360,12 +360,12 @@ fn refusals_of_what_is_done_or_was_never_sent_change_nothing() {
 fn the_deadline_says_what_it_is_for_and_ends_with_the_answer() {
     let mut pair = Pair::new();
     pair.write(1, 0, 10);
-    pair.fabric.settle();
-    let due = pair.fabric.nodes[0].endpoint.poll_timeout();
+    pair.network.settle();
+    let due = pair.network.nodes[0].endpoint.poll_timeout();
     let timeout = Duration::from_nanos(4096 << 14);
     assert_eq!(due, Some((Time::ZERO + timeout, TimeoutReason::AckTimeout)));
     assert_eq!(pair.run().0, [(1, Success)]);
-    assert_eq!(pair.fabric.nodes[0].endpoint.poll_timeout(), None);
+    assert_eq!(pair.network.nodes[0].endpoint.poll_timeout(), None);
 }
 
 // ---- READ --------------------------------------------------------------------------------------
@@ -386,7 +386,7 @@ fn a_lost_response_is_read_again_from_there() {
     assert_eq!(pair.counters(0).implied_naks, 1);
     assert_eq!(pair.counters(0).timeouts, 0);
     assert_eq!(pair.counters(1).duplicate_reads, 1);
-    let [to, from] = [0, 1].map(|node: usize| &pair.fabric.nodes[node].memory);
+    let [to, from] = [0, 1].map(|node: usize| &pair.network.nodes[node].memory);
     assert_eq!(to.peek(BASE + 100_000, 2048), from.peek(BASE, 2048));
 }
 
@@ -410,7 +410,7 @@ fn reads_in_flight_are_limited() {
     for wr_id in 0..10 {
         pair.read(wr_id, 3000);
     }
-    pair.fabric.settle();
+    pair.network.settle();
     let requests = pair.opcodes().iter().filter(|&&op| op == Opcode::RcReadRequest).count();
     assert_eq!(requests, 2);
     assert_eq!(pair.run().0.len(), 10);
@@ -453,10 +453,10 @@ fn a_region_that_goes_away_ends_a_read_in_the_middle() {
     let mut lone = Lone::new();
     let (reth, region, psn) = (lone.reth(2000), lone.pair.regions[1], lone.psn);
     let _ = lone.next(Opcode::RcReadRequest, reth, 0);
-    let endpoint = &mut lone.pair.fabric.nodes[1].endpoint;
+    let endpoint = &mut lone.pair.network.nodes[1].endpoint;
     assert_eq!(endpoint.poll_transmit(Time::ZERO).unwrap().payload_len(), 256);
     assert_eq!(endpoint.poll_transmit(Time::ZERO).unwrap().payload_len(), 256);
-    lone.pair.fabric.nodes[1].deregister(region.lkey).unwrap();
+    lone.pair.network.nodes[1].deregister(region.lkey).unwrap();
     assert_eq!(lone.answer(), Some((psn.plus(2), Syndrome::RemoteAccess)));
     assert_eq!(lone.pair.state(1), QpState::Error);
     assert_eq!(lone.answer(), None);
@@ -469,15 +469,15 @@ fn the_longest_read_takes_half_the_psns_and_what_follows_waits() {
     let mut pair = Pair::with(|connect| connect.mtu = Mtu::M256);
     let huge = 1 << 40;
     let keys = [0, 1].map(|node: usize| {
-        let node = &mut pair.fabric.nodes[node];
+        let node = &mut pair.network.nodes[node];
         node.endpoint.register(node.pd, huge, MAX_MESSAGE_BYTES, Access::ALL).unwrap()
     });
     let mut wr = pair.wr(1, SendOp::Read { remote_addr: huge, rkey: keys[1].rkey }, 0, 0);
     wr.sges[0] = Sge { addr: huge, len: 1 << 31, lkey: keys[0].lkey };
     pair.post(wr);
     pair.write(2, 0, 8);
-    let source = pair.fabric.nodes[0].path().remote;
-    let [requester, responder] = &mut pair.fabric.nodes[..] else { panic!("two nodes") };
+    let source = pair.network.nodes[0].path().remote;
+    let [requester, responder] = &mut pair.network.nodes[..] else { panic!("two nodes") };
     let request = requester.endpoint.poll_transmit(Time::ZERO).unwrap().headers;
     assert!(requester.endpoint.poll_transmit(Time::ZERO).is_none());
     for repetition in 0..2 {
@@ -495,14 +495,14 @@ fn the_longest_read_takes_half_the_psns_and_what_follows_waits() {
 
 /// Exchanges packets without payload until neither end has any; returns how many.
 fn exchange_headers(pair: &mut Pair) -> u64 {
-    let addresses = [0, 1].map(|node: usize| pair.fabric.nodes[node].path().remote);
+    let addresses = [0, 1].map(|node: usize| pair.network.nodes[node].path().remote);
     let mut packets = 0;
     loop {
         let before = packets;
         for (from, to) in [(0, 1), (1, 0)] {
             let origin = Origin::new(addresses[from], addresses[to].ip());
-            while let Some(sent) = pair.fabric.nodes[from].endpoint.poll_transmit(Time::ZERO) {
-                let (endpoint, len) = (&mut pair.fabric.nodes[to].endpoint, sent.payload_len());
+            while let Some(sent) = pair.network.nodes[from].endpoint.poll_transmit(Time::ZERO) {
+                let (endpoint, len) = (&mut pair.network.nodes[to].endpoint, sent.payload_len());
                 let placed = endpoint.handle_packet(Time::ZERO, &origin, &sent.headers, len);
                 let placed: usize = placed.pieces.iter().map(|piece| piece.len as usize).sum();
                 assert_eq!(placed, len);
@@ -521,7 +521,7 @@ fn messages_of_two_gibibytes_and_not_one_byte_more() {
     let mut pair = Pair::with(|connect| connect.mtu = Mtu::M4096);
     let (huge, half) = (1 << 40, 1 << 30);
     let keys = [0, 1].map(|node: usize| {
-        let node = &mut pair.fabric.nodes[node];
+        let node = &mut pair.network.nodes[node];
         node.endpoint.register(node.pd, huge, MAX_MESSAGE_BYTES, Access::ALL).unwrap()
     });
     let sges = |node: usize| -> SgList {
@@ -536,20 +536,20 @@ fn messages_of_two_gibibytes_and_not_one_byte_more() {
     ];
     for wr_id in 0..2 {
         let wr = RecvWr { wr_id, sges: sges(1) };
-        pair.fabric.nodes[1].endpoint.post_recv(Time::ZERO, pair.b.qpn, wr).unwrap();
+        pair.network.nodes[1].endpoint.post_recv(Time::ZERO, pair.b.qpn, wr).unwrap();
     }
     for (wr_id, op) in (0..).zip(ops) {
         let wr = SendWr { wr_id, op, sges: sges(0), signaled: true, ..SendWr::default() };
         pair.post(wr.clone());
         let packets = exchange_headers(&mut pair);
         assert!(packets > (1 << 31) / 4096, "{op:?}: {packets} packets");
-        assert_eq!(pair.fabric.sent_by(pair.a)[0].status, Success);
+        assert_eq!(pair.network.sent_by(pair.a)[0].status, Success);
         let mut longer = wr;
         longer.sges.push(Sge { addr: huge, len: 1, lkey: keys[0].lkey });
-        let refused = pair.fabric.nodes[0].endpoint.post_send(Time::ZERO, pair.a.qpn, longer);
+        let refused = pair.network.nodes[0].endpoint.post_send(Time::ZERO, pair.a.qpn, longer);
         assert_eq!(refused, Err(VerbsError::TooLong(MAX_MESSAGE_BYTES + 1)));
     }
-    let received = pair.fabric.received_by(pair.b);
+    let received = pair.network.received_by(pair.b);
     assert!(received.iter().all(|wc| (wc.status, wc.byte_len) == (Success, 1 << 31)));
     assert_eq!(received.len(), 2);
 }
@@ -560,8 +560,8 @@ fn messages_of_two_gibibytes_and_not_one_byte_more() {
 fn receiver_not_ready_delays_for_the_time_it_says() {
     let mut pair = Pair::with(|connect| connect.min_rnr_timer = 14);
     pair.send(1, 100);
-    pair.fabric.run_until(Time::from_nanos(1_000_000));
-    let wait = pair.fabric.nodes[0].endpoint.poll_timeout();
+    pair.network.run_until(Time::from_nanos(1_000_000));
+    let wait = pair.network.nodes[0].endpoint.poll_timeout();
     let latency = Duration::from_micros(4);
     let due = Time::ZERO + latency + Duration::from_micros(1280);
     assert_eq!(wait, Some((due, TimeoutReason::RnrWait)));
@@ -589,7 +589,7 @@ fn a_write_with_immediate_waits_for_a_receive_at_its_last_packet() {
     let op = SendOp::WriteImm { remote_addr: BASE, rkey, imm: 3 };
     let wr = pair.wr(1, op, 0, 600);
     pair.post(wr);
-    pair.fabric.run_until(Time::from_nanos(100_000));
+    pair.network.run_until(Time::from_nanos(100_000));
     assert_eq!(pair.counters(1).rnr_naks_sent, 1);
     assert_eq!(pair.counters(1).bytes_received, 512);
     pair.receive(7, 0);
@@ -619,8 +619,8 @@ fn credits_keep_sends_from_outrunning_receives() {
     pair.run();
     (0..10).for_each(|wr_id| pair.send(wr_id, 100));
     // One packet at a time once the credits are used up: the third finds no receive.
-    let soon = pair.fabric.now() + Duration::from_micros(100);
-    pair.fabric.run_until(soon);
+    let soon = pair.network.now() + Duration::from_micros(100);
+    pair.network.run_until(soon);
     assert_eq!(pair.counters(1).rnr_naks_sent, 1);
     assert_eq!(pair.counters(1).out_of_sequence, 0);
     (2..10).for_each(|wr_id| pair.receive(wr_id, 100));
@@ -640,7 +640,7 @@ fn a_peer_that_takes_back_an_acknowledgement_is_given_up() {
     });
     pair.lose(|asked, _| asked == 1);
     pair.write(1, 0, 10);
-    pair.fabric.settle();
+    pair.network.settle();
     pair.respond(Opcode::RcAcknowledge, positive(), 0, 0);
     pair.write(2, 0, 10);
     assert_eq!(pair.run().0, [(1, Success), (2, WcStatus::RetryExceeded)]);
@@ -658,8 +658,8 @@ fn answers_of_another_time_promise_no_receives() {
             pair.respond(Opcode::RcAcknowledge, ack, 0, ahead);
         }
         (0..10).for_each(|wr_id| pair.send(wr_id, 100));
-        let soon = pair.fabric.now() + Duration::from_micros(100);
-        pair.fabric.run_until(soon);
+        let soon = pair.network.now() + Duration::from_micros(100);
+        pair.network.run_until(soon);
         // Only the probe for receives.
         let arrived = pair.counters(1).rnr_naks_sent + pair.counters(1).out_of_sequence;
         assert_eq!(arrived, 1, "{reliability:?}");
@@ -673,14 +673,14 @@ fn a_connection_starts_without_waiting_for_credits() {
     let mut pair = Pair::new();
     (0..10).for_each(|wr_id| pair.receive(wr_id, 100));
     (0..10).for_each(|wr_id| pair.send(wr_id, 100));
-    pair.fabric.settle();
+    pair.network.settle();
     assert_eq!(pair.opcodes(), [Opcode::RcSendOnly; 10]);
     assert_eq!(pair.run().0.len(), 10);
     assert_eq!(pair.counters(0).credit_probes, 0);
 
     let mut pair = Pair::with(|connect| connect.min_rnr_timer = 1);
     (0..10).for_each(|wr_id| pair.send(wr_id, 100));
-    pair.fabric.run_until(Time::from_nanos(1_000_000));
+    pair.network.run_until(Time::from_nanos(1_000_000));
     assert!(pair.counters(1).rnr_naks_sent > 10);
     assert_eq!(pair.counters(1).out_of_sequence, 9);
 }
@@ -695,7 +695,7 @@ fn receives_posted_after_starvation_are_announced() {
     pair.run();
     assert_eq!(pair.counters(1).acks_sent, acks + 1);
     (1..17).for_each(|wr_id| pair.send(wr_id, 100));
-    pair.fabric.settle();
+    pair.network.settle();
     let sends = pair.opcodes().iter().filter(|&&op| op == Opcode::RcSendOnly).count();
     assert_eq!(sends, 1 + 16, "19 receives are announced as 16 credits");
     assert_eq!(pair.run().0.len(), 16);
@@ -747,8 +747,8 @@ fn a_stale_key_is_a_remote_access_error() {
     for index in 0..2 {
         let (status, counters) = remote_error(|pair| {
             let stale = pair.regions[1];
-            pair.fabric.nodes[1].deregister(stale.lkey).unwrap();
-            pair.fabric.nodes[1].register(BASE, REGION_BYTES, Access::ALL).unwrap();
+            pair.network.nodes[1].deregister(stale.lkey).unwrap();
+            pair.network.nodes[1].register(BASE, REGION_BYTES, Access::ALL).unwrap();
             both(BASE, stale.rkey)[index]
         });
         assert_eq!((status, counters.bad_key), (WcStatus::RemoteAccessError, 1));
@@ -771,7 +771,7 @@ fn access_flags_hold() {
     let flags = [Access::REMOTE_READ, Access::REMOTE_WRITE];
     for (index, access) in flags.into_iter().enumerate() {
         let (status, counters) = remote_error(|pair| {
-            let region = pair.fabric.nodes[1].register(BASE, 4096, access).unwrap();
+            let region = pair.network.nodes[1].register(BASE, 4096, access).unwrap();
             both(BASE, region.rkey)[index]
         });
         assert_eq!((status, counters.bad_access), (WcStatus::RemoteAccessError, 1));
@@ -782,7 +782,7 @@ fn access_flags_hold() {
 fn protection_domains_are_apart() {
     for index in 0..2 {
         let (status, counters) = remote_error(|pair| {
-            let node = &mut pair.fabric.nodes[1];
+            let node = &mut pair.network.nodes[1];
             let other = node.endpoint.alloc_pd();
             let region = node.register_at(other, BASE, 4096, BASE, Access::ALL).unwrap();
             both(BASE, region.rkey)[index]
@@ -799,13 +799,13 @@ fn local_keys_bounds_and_flags_hold() {
         |_, wr| wr.sges[0].addr = BASE + REGION_BYTES - 9,
         |_, wr| wr.sges[0].addr = u64::MAX - 2,
         |pair, wr| {
-            let other = pair.fabric.nodes[0].endpoint.alloc_pd();
+            let other = pair.network.nodes[0].endpoint.alloc_pd();
             let region =
-                pair.fabric.nodes[0].register_at(other, BASE, 64, BASE, Access::ALL).unwrap();
+                pair.network.nodes[0].register_at(other, BASE, 64, BASE, Access::ALL).unwrap();
             wr.sges[0].lkey = region.lkey;
         },
         |pair, wr| {
-            let region = pair.fabric.nodes[0].register(BASE, 64, Access::LOCAL_READ).unwrap();
+            let region = pair.network.nodes[0].register(BASE, 64, Access::LOCAL_READ).unwrap();
             wr.sges[0].lkey = region.lkey;
             wr.op = pair.read_op();
         },
@@ -831,7 +831,7 @@ fn a_read_before_a_request_that_cannot_run_still_brings_its_bytes() {
     bad.sges[0].lkey ^= 0x8000_0000;
     pair.post(bad);
     assert_eq!(pair.run().0, [(1, Success), (2, WcStatus::LocalProtectionError)]);
-    let [to, from] = [0, 1].map(|node: usize| &pair.fabric.nodes[node].memory);
+    let [to, from] = [0, 1].map(|node: usize| &pair.network.nodes[node].memory);
     assert_eq!(to.peek(BASE + 100_000, 5000), from.peek(BASE, 5000));
 }
 
@@ -842,9 +842,9 @@ fn deregistering_under_a_message_stops_it() {
         connect.window_packets = 8;
     });
     pair.write(1, 0, 100_000);
-    pair.fabric.advance();
+    pair.network.advance();
     let region = pair.regions[0];
-    pair.fabric.nodes[0].deregister(region.lkey).unwrap();
+    pair.network.nodes[0].deregister(region.lkey).unwrap();
     assert_eq!(pair.run().0, [(1, WcStatus::LocalProtectionError)]);
 }
 
@@ -866,9 +866,9 @@ fn a_message_longer_than_its_receive_ends_both_sides() {
 #[test]
 fn a_receive_that_may_not_be_written_is_a_remote_operation_error() {
     let mut pair = Pair::new();
-    let region = pair.fabric.nodes[1].register(BASE, 4096, Access::LOCAL_READ).unwrap();
+    let region = pair.network.nodes[1].register(BASE, 4096, Access::LOCAL_READ).unwrap();
     let sges = [Sge { addr: BASE, len: 100, lkey: region.lkey }].into_iter().collect();
-    let endpoint = &mut pair.fabric.nodes[1].endpoint;
+    let endpoint = &mut pair.network.nodes[1].endpoint;
     endpoint.post_recv(Time::ZERO, pair.b.qpn, RecvWr { wr_id: 7, sges }).unwrap();
     pair.send(1, 100);
     let (sent, received) = pair.run();
@@ -880,19 +880,19 @@ fn a_receive_that_may_not_be_written_is_a_remote_operation_error() {
 
 #[test]
 fn a_full_completion_queue_breaks_its_queue_pairs_only() {
-    let mut fabric = Fabric::new(&FabricConfig::default());
+    let mut network = Network::new(&NetworkConfig::default());
     let regions = [0, 1]
-        .map(|node: usize| fabric.nodes[node].register(BASE, REGION_BYTES, Access::ALL).unwrap());
-    let (a, b) = (fabric.create_end(0, 64, 3), fabric.create_end(1, 64, 64));
-    let (c, d) = (fabric.create_end(0, 64, 64), fabric.create_end(1, 64, 64));
-    fabric.connect(a, b, |_| {});
-    fabric.connect(c, d, |_| {});
-    let mut pair = Pair { fabric, a, b, regions };
+        .map(|node: usize| network.nodes[node].register(BASE, REGION_BYTES, Access::ALL).unwrap());
+    let (a, b) = (network.create_end(0, 64, 3), network.create_end(1, 64, 64));
+    let (c, d) = (network.create_end(0, 64, 64), network.create_end(1, 64, 64));
+    network.connect(a, b, |_| {});
+    network.connect(c, d, |_| {});
+    let mut pair = Pair { network, a, b, regions };
     (0..5).for_each(|wr_id| pair.write(wr_id, 0, 8));
     let (sent, _) = pair.run();
     assert_eq!(sent, [(0, Success), (1, Success), (2, Success)]);
     assert_eq!(pair.state(0), QpState::Error);
-    let endpoint = &pair.fabric.nodes[0].endpoint;
+    let endpoint = &pair.network.nodes[0].endpoint;
     assert_eq!(endpoint.cq_overrun(a.send_cq), Some(true));
     assert_eq!(endpoint.qp_state(c.qpn), Some(QpState::Rts));
     assert_eq!(endpoint.counters().cq_overflows, 2);
@@ -906,13 +906,13 @@ fn the_error_state_flushes_what_was_and_what_comes() {
     pair.lose(|_, _| true);
     pair.write(1, 0, 10);
     pair.read(2, 10);
-    pair.fabric.settle();
+    pair.network.settle();
     let (a, b) = (pair.a, pair.b);
-    pair.fabric.nodes[0]
+    pair.network.nodes[0]
         .endpoint
         .modify_qp(Time::ZERO, a.qpn, &QpAttr::to(QpState::Error))
         .unwrap();
-    pair.fabric.nodes[1]
+    pair.network.nodes[1]
         .endpoint
         .modify_qp(Time::ZERO, b.qpn, &QpAttr::to(QpState::Error))
         .unwrap();
@@ -964,7 +964,7 @@ fn sends_are_refused_too_early_too_long_or_too_many() {
     };
     let early = VerbsError::WrongState { qpn: qpn.get(), state: "RESET" };
     assert_eq!(endpoint.post_send(Time::ZERO, qpn, wr(0)), Err(early));
-    let path = Fabric::new(&FabricConfig::default()).nodes[0].path();
+    let path = Network::new(&NetworkConfig::default()).nodes[0].path();
     let connect = Connect::new(path, Qpn::new(5), Psn::new(0));
     device::connect(&mut endpoint, Time::ZERO, qpn, &connect).unwrap();
     assert!(device::connect(&mut endpoint, Time::ZERO, qpn, &connect).is_err());
@@ -978,13 +978,13 @@ fn sends_are_refused_too_early_too_long_or_too_many() {
 #[test]
 fn queue_pairs_take_turns_in_bursts() {
     let endpoint = EndpointConfig { burst_packets: 4, ..EndpointConfig::default() };
-    let config = FabricConfig { endpoint, ..FabricConfig::default() };
+    let config = NetworkConfig { endpoint, ..NetworkConfig::default() };
     let mut pair = Pair::build(&config, |connect| connect.mtu = Mtu::M256);
-    let (c, d) = pair.fabric.pair(|connect| connect.mtu = Mtu::M256);
+    let (c, d) = pair.network.pair(|connect| connect.mtu = Mtu::M256);
     let wr = pair.wr(1, pair.write_op(0), 0, 256 * 10);
-    pair.fabric.nodes[0].endpoint.post_send(Time::ZERO, c.qpn, wr.clone()).unwrap();
+    pair.network.nodes[0].endpoint.post_send(Time::ZERO, c.qpn, wr.clone()).unwrap();
     pair.post(wr);
-    pair.fabric.settle();
+    pair.network.settle();
     let targets: Vec<_> = pair.trace().iter().map(|headers| headers.bth().dest_qp).collect();
     let (first, second) = (d.qpn, pair.b.qpn);
     let turns: Vec<_> = targets.chunk_by(|a, b| a == b).map(|run| (run[0], run.len())).collect();
@@ -1072,7 +1072,7 @@ fn strangers_are_dropped_and_counted_by_reason() {
     let mut lone = Lone::new();
     let (b, opcode) = (lone.pair.b.qpn, Opcode::RcSendOnly);
     let stranger = Qpn::new(b.get() ^ 0x80_0000);
-    let unsent = lone.pair.fabric.nodes[1].endpoint.query_qp(b).unwrap().sq_psn;
+    let unsent = lone.pair.network.nodes[1].endpoint.query_qp(b).unwrap().sq_psn;
     let drops = [
         lone.custom(opcode, Ext::None, 10, |bth| bth.dest_qp = stranger),
         lone.custom(opcode, Ext::None, 10, |bth| bth.pkey = 0x1234),
@@ -1092,13 +1092,13 @@ fn strangers_are_dropped_and_counted_by_reason() {
 #[test]
 fn only_the_peer_is_heard() {
     let mut lone = Lone::new();
-    let source = lone.pair.fabric.nodes[1].path().remote;
+    let source = lone.pair.network.nodes[1].path().remote;
     let reth = lone.reth(100);
     let _ = lone.next(Opcode::RcReadRequest, reth, 0);
-    let headers = lone.pair.fabric.nodes[1].endpoint.poll_transmit(Time::ZERO).unwrap().headers;
+    let headers = lone.pair.network.nodes[1].endpoint.poll_transmit(Time::ZERO).unwrap().headers;
     let bth = Bth { opcode: Opcode::RcSendOnly, dest_qp: lone.pair.b.qpn, ..*headers.bth() };
     let forged = Headers::new(Bth { psn: lone.psn, ..bth }, Ext::None).unwrap();
-    let endpoint = &mut lone.pair.fabric.nodes[1].endpoint;
+    let endpoint = &mut lone.pair.network.nodes[1].endpoint;
     assert!(
         endpoint
             .handle_packet(Time::ZERO, &Origin::new(source, source.ip()), &forged, 10)
@@ -1110,11 +1110,11 @@ fn only_the_peer_is_heard() {
 
 #[test]
 fn packets_wait_for_the_connection() {
-    let mut fabric = Fabric::new(&FabricConfig::default());
-    let end = fabric.create_end(1, 8, 8);
+    let mut network = Network::new(&NetworkConfig::default());
+    let end = network.create_end(1, 8, 8);
     let regions =
-        [0, 1].map(|node: usize| fabric.nodes[node].register(BASE, 64, Access::ALL).unwrap());
-    let pair = Pair { fabric, a: end, b: end, regions };
+        [0, 1].map(|node: usize| network.nodes[node].register(BASE, 64, Access::ALL).unwrap());
+    let pair = Pair { network, a: end, b: end, regions };
     let mut lone = Lone { pair, psn: Psn::new(0) };
     assert!(lone.next(Opcode::RcSendOnly, Ext::None, 10).is_empty());
     assert_eq!(lone.counters().wrong_state, 1);
@@ -1141,7 +1141,7 @@ fn send_back(lone: &mut Lone, wr_id: u64) {
     let sges = lone.pair.sge(1, 0, 64);
     let wr = SendWr { wr_id, sges, signaled: true, ..SendWr::default() };
     let qpn = lone.pair.b.qpn;
-    lone.pair.fabric.nodes[1].endpoint.post_send(Time::ZERO, qpn, wr).unwrap();
+    lone.pair.network.nodes[1].endpoint.post_send(Time::ZERO, qpn, wr).unwrap();
 }
 
 #[test]
@@ -1149,9 +1149,9 @@ fn an_acknowledgement_follows_a_few_requests_and_a_nak_precedes_them() {
     use Opcode::{RcAcknowledge, RcSendOnly};
     let mut lone = Lone::new();
     let _ = lone.next(RcSendOnly, Ext::None, 10);
-    assert!(lone.pair.fabric.nodes[1].endpoint.owes_only_acks());
+    assert!(lone.pair.network.nodes[1].endpoint.owes_only_acks());
     (0..2).for_each(|wr_id| send_back(&mut lone, wr_id));
-    assert!(!lone.pair.fabric.nodes[1].endpoint.owes_only_acks(), "requests do not wait");
+    assert!(!lone.pair.network.nodes[1].endpoint.owes_only_acks(), "requests do not wait");
     let sent = |lone: &mut Lone| -> Vec<Opcode> {
         std::iter::from_fn(|| Some(lone.answer_packet()?.bth().opcode)).collect()
     };
@@ -1168,7 +1168,7 @@ fn an_acknowledgement_follows_a_few_requests_and_a_nak_precedes_them() {
 
     let missing = lone.psn;
     let _ = lone.packet(RcSendOnly, Ext::None, 10, missing.next());
-    assert!(!lone.pair.fabric.nodes[1].endpoint.owes_only_acks(), "a NAK does not wait");
+    assert!(!lone.pair.network.nodes[1].endpoint.owes_only_acks(), "a NAK does not wait");
     send_back(&mut lone, 9);
     assert_eq!(lone.answer(), Some((missing, Syndrome::SequenceError)));
     assert_eq!(sent(&mut lone), [RcSendOnly]);
@@ -1181,7 +1181,7 @@ fn a_read_repeated_by_the_network_cannot_end_the_connection() {
     let (reth, psn) = (lone.reth(100), lone.psn);
     let _ = lone.next(Opcode::RcReadRequest, reth, 0);
     while lone.answer().is_some() {}
-    lone.pair.fabric.nodes[1].deregister(region.lkey).unwrap();
+    lone.pair.network.nodes[1].deregister(region.lkey).unwrap();
     let _ = lone.packet(Opcode::RcReadRequest, reth, 0, psn);
     assert_eq!(lone.answer(), None);
     assert_eq!(lone.counters().bad_key, 1);
@@ -1198,7 +1198,7 @@ fn repeated_reads_give_way_to_new_ones() {
         psn = psn.plus(8);
     }
     while lone.answer().is_some()
-        || lone.pair.fabric.nodes[1].endpoint.poll_transmit(Time::ZERO).is_some()
+        || lone.pair.network.nodes[1].endpoint.poll_transmit(Time::ZERO).is_some()
     {}
     // Both are done; the network duplicates them just before two new ones.
     for repeated in [first, first.plus(8)] {
@@ -1220,7 +1220,7 @@ fn answered_by(opcode: Opcode, ext: Ext, payload: usize, ahead: u32) -> (Pair, P
     pair.read(1, 600);
     pair.write(2, 0, 8);
     pair.lose(|_, _| true);
-    pair.fabric.settle();
+    pair.network.settle();
     let placements = pair.respond(opcode, ext, payload, ahead).pieces;
     (pair, placements)
 }
@@ -1271,7 +1271,7 @@ fn a_wrong_psn_is_ignored_by_selective_repeat_whatever_it_says() {
             pair.read(1, 600);
             pair.write(2, 0, 8);
             pair.lose(|_, _| true);
-            pair.fabric.settle();
+            pair.network.settle();
             let placements = pair.respond(opcode, ext, 0, ahead).pieces;
             assert!(placements.is_empty());
             assert_eq!(pair.state(0), QpState::Rts, "{opcode} {ahead}");
@@ -1303,7 +1303,7 @@ fn each_fatal_nak_has_its_status() {
 fn every_fault_alone_is_survived() {
     for fault in Fault::ALL.into_iter().take(Fault::PER_PACKET) {
         let mut pair = Pair::with(|connect| connect.timeout = 8);
-        pair.fabric.mix = FaultMix::NONE.with(fault, 100_000);
+        pair.network.mix = FaultMix::NONE.with(fault, 100_000);
         let mut draw = Chance::new(fault as u64);
         for wr_id in 0..30 {
             match draw.below(2) {
@@ -1314,6 +1314,6 @@ fn every_fault_alone_is_survived() {
         let (sent, _) = pair.run();
         assert!(sent.iter().all(|&(_, status)| status == Success), "{fault:?}: {sent:?}");
         assert_eq!(sent.len(), 30, "{fault:?}");
-        assert!(pair.fabric.injected() > 10, "{fault:?} was not injected");
+        assert!(pair.network.injected() > 10, "{fault:?} was not injected");
     }
 }

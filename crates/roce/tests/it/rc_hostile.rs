@@ -17,7 +17,7 @@ use roce::wire::{
 };
 use roce::world::{Memory, Origin, Staging};
 
-use crate::harness::{BASE, Chance, End, Fabric, FabricConfig};
+use crate::harness::{BASE, Chance, End, Network, NetworkConfig};
 
 /// Layout of the victim's memory: what the peer may write, may read, and neither.
 const WRITABLE: (u64, u64) = (BASE + 1000, 20_000);
@@ -32,7 +32,7 @@ const HIDDEN: (u64, u64) = (BASE + 165_000, 5_000);
 const WORDS: (u64, u64) = (BASE + 180_000, 64);
 
 struct Victim {
-    fabric: Fabric,
+    network: Network,
     end: End,
     peer: End,
     writable: MemoryRegion,
@@ -52,9 +52,9 @@ struct Victim {
 
 impl Victim {
     fn new(seed: u64, draw: &mut Chance) -> Victim {
-        let config = FabricConfig { arena_bytes: 200_000, seed, ..FabricConfig::default() };
-        let mut fabric = Fabric::new(&config);
-        let node = &mut fabric.nodes[1];
+        let config = NetworkConfig { arena_bytes: 200_000, seed, ..NetworkConfig::default() };
+        let mut network = Network::new(&config);
+        let node = &mut network.nodes[1];
         let read_only = Access { remote_read: true, ..Access::LOCAL_READ };
         let writable = node.register(WRITABLE.0, WRITABLE.1, Access::REMOTE_WRITE).unwrap();
         let readable = node.register(READABLE.0, READABLE.1, read_only).unwrap();
@@ -66,15 +66,15 @@ impl Victim {
         let shelf_access = Access { bind_window: true, ..Access::LOCAL };
         let shelf = node.register(SHOWN.0, SHOWN.1 + HIDDEN.1, shelf_access).unwrap();
         let before = node.memory.all().to_vec();
-        let (peer, end) = fabric.pair(|connect| adjust(connect, Mtu::M256, seed));
-        let (_, other) = fabric.pair(|connect| adjust(connect, Mtu::M256, seed));
+        let (peer, end) = network.pair(|connect| adjust(connect, Mtu::M256, seed));
+        let (_, other) = network.pair(|connect| adjust(connect, Mtu::M256, seed));
         let windows = [(end, SHOWN), (other, HIDDEN)]
-            .map(|(end, range)| bind(&mut fabric, end, shelf.lkey, range));
+            .map(|(end, range)| bind(&mut network, end, shelf.lkey, range));
         let access = draw_access(draw);
         let attr = QpAttr { mask: AttrMask::ACCESS_FLAGS, access, ..QpAttr::to(QpState::Rts) };
-        fabric.nodes[1].endpoint.modify_qp(Time::ZERO, end.qpn, &attr).unwrap();
+        network.nodes[1].endpoint.modify_qp(Time::ZERO, end.qpn, &attr).unwrap();
         let mut victim = Victim {
-            fabric,
+            network,
             end,
             peer,
             writable,
@@ -95,7 +95,7 @@ impl Victim {
     }
 
     fn endpoint(&mut self) -> &mut Endpoint {
-        &mut self.fabric.nodes[1].endpoint
+        &mut self.network.nodes[1].endpoint
     }
 
     /// A receive, and a request of the victim's own.
@@ -118,7 +118,7 @@ impl Victim {
 
     /// Delivers a packet to the victim and does what a turn would do with the result.
     fn strike(&mut self, now: Time, source: SocketAddr, headers: &Headers, payload: usize) {
-        let node = &mut self.fabric.nodes[1];
+        let node = &mut self.network.nodes[1];
         let origin = Origin::new(source, source.ip());
         let delivery = node.endpoint.handle_packet(now, &origin, headers, payload);
         let mut left = match delivery.insert {
@@ -149,7 +149,7 @@ impl Victim {
 
     /// What the victim sends must come from where it may be read.
     fn listen(&mut self, now: Time) {
-        let node = &mut self.fabric.nodes[1];
+        let node = &mut self.network.nodes[1];
         while let Some(transmit) = node.endpoint.poll_transmit(now) {
             let answers = transmit.headers.bth().opcode.is_read_response();
             for piece in &transmit.payload {
@@ -163,7 +163,7 @@ impl Victim {
     }
 
     fn check(mut self, seed: u64) {
-        let after = self.fabric.nodes[1].memory.all();
+        let after = self.network.nodes[1].memory.all();
         let open = [WRITABLE, LANDING, SHOWN, WORDS];
         for (at, (was, is)) in self.before.iter().zip(after).enumerate() {
             let addr = BASE + at as u64;
@@ -172,7 +172,7 @@ impl Victim {
         }
         let end = self.end;
         self.endpoint().modify_qp(Time::ZERO, end.qpn, &QpAttr::to(QpState::Error)).unwrap();
-        let done = self.fabric.sent_by(end).len() + self.fabric.received_by(end).len();
+        let done = self.network.sent_by(end).len() + self.network.received_by(end).len();
         assert_eq!(done, self.posted, "seed {seed}: work requests without completions");
     }
 
@@ -209,7 +209,7 @@ impl Victim {
 
     /// A SACK of packets near our own, or far from them.
     fn sack(&self, draw: &mut Chance) -> Sack {
-        let own = self.fabric.nodes[1].endpoint.query_qp(self.end.qpn).unwrap().sq_psn;
+        let own = self.network.nodes[1].endpoint.query_qp(self.end.qpn).unwrap().sq_psn;
         let start =
             draw.pick(&[own, own.plus(3), own.minus(100), Psn::new(draw.clone().word() as u32)]);
         let bits = u128::from(draw.word()) << 64 | u128::from(draw.word());
@@ -310,8 +310,8 @@ impl Victim {
 }
 
 /// A type 2 window of an end of node 1, and its key.
-fn bind(fabric: &mut Fabric, end: End, lkey: u32, (addr, len): (u64, u64)) -> u32 {
-    let node = &mut fabric.nodes[1];
+fn bind(network: &mut Network, end: End, lkey: u32, (addr, len): (u64, u64)) -> u32 {
+    let node = &mut network.nodes[1];
     let (window, first) = node.endpoint.alloc_window(node.pd, true).unwrap();
     let (rkey, access) = (first ^ 1, Access::REMOTE_WRITE);
     let binding = WindowBinding { window, rkey, lkey, addr, len, access, zero_based: false };
@@ -347,9 +347,9 @@ fn packets_made_up_from_nothing_do_no_harm() {
     for seed in 0..4_000 {
         let mut draw = Chance::new(seed);
         let mut victim = Victim::new(seed, &mut draw);
-        let source = victim.fabric.nodes[0].path().remote;
+        let source = victim.network.nodes[0].path().remote;
         let (peer, end) = (victim.peer.qpn, victim.end.qpn);
-        let mut expected = victim.fabric.nodes[0].endpoint.query_qp(peer).unwrap().sq_psn;
+        let mut expected = victim.network.nodes[0].endpoint.query_qp(peer).unwrap().sq_psn;
         let own = victim.endpoint().query_qp(end).unwrap().sq_psn;
         let mut now = Time::ZERO;
         victim.listen(now);
@@ -406,7 +406,7 @@ fn real_packets_with_one_change_do_no_harm() {
     for seed in 0..1_000 {
         let mut draw = Chance::new(seed ^ 0x5eed);
         let mut victim = Victim::new(seed, &mut draw);
-        let source = victim.fabric.nodes[0].path().remote;
+        let source = victim.network.nodes[0].path().remote;
         let genuine = exchange(&mut victim, &mut draw);
         victim.listen(Time::ZERO);
         for (headers, payload) in genuine {
@@ -425,7 +425,7 @@ fn exchange(victim: &mut Victim, draw: &mut Chance) -> Vec<(Headers, usize)> {
     let peer = victim.peer;
     let (writable, readable) = (victim.writable, victim.readable);
     let (words, windows) = (victim.words, victim.windows);
-    let node = &mut victim.fabric.nodes[0];
+    let node = &mut victim.network.nodes[0];
     let local = node.register(BASE, 60_000, Access::LOCAL).unwrap();
     for wr_id in 0..10 {
         let len = draw.below(1500) as u32;
@@ -457,9 +457,9 @@ fn exchange(victim: &mut Victim, draw: &mut Chance) -> Vec<(Headers, usize)> {
 #[test]
 #[should_panic(expected = "C3")]
 fn the_arena_refuses_what_is_not_registered() {
-    let mut fabric = Fabric::new(&FabricConfig::default());
-    fabric.nodes[0].register(BASE, 64, Access::LOCAL).unwrap();
-    fabric.nodes[0].memory.bytes_mut(BASE + 60, 8);
+    let mut network = Network::new(&NetworkConfig::default());
+    network.nodes[0].register(BASE, 64, Access::LOCAL).unwrap();
+    network.nodes[0].memory.bytes_mut(BASE + 60, 8);
 }
 
 /// The same real packets repeatedly: nothing is executed twice.
@@ -469,15 +469,15 @@ fn a_recording_played_twice_changes_nothing_the_second_time() {
     for seed in 0..200 {
         let mut draw = Chance::new(seed ^ 0x0dd5);
         let mut victim = Victim::new(seed, &mut draw);
-        let source = victim.fabric.nodes[0].path().remote;
+        let source = victim.network.nodes[0].path().remote;
         let genuine = exchange(&mut victim, &mut draw);
         victim.listen(Time::ZERO);
         for (headers, payload) in &genuine {
             victim.strike(Time::ZERO, source, headers, *payload);
         }
         let (carried_out, end) = (victim.atomics, victim.end);
-        victim.fabric.received_by(end);
-        let memory = victim.fabric.nodes[1].memory.all().to_vec();
+        victim.network.received_by(end);
+        let memory = victim.network.nodes[1].memory.all().to_vec();
         if victim.endpoint().qp_state(end.qpn) != Some(QpState::Rts) {
             continue;
         }
@@ -485,8 +485,8 @@ fn a_recording_played_twice_changes_nothing_the_second_time() {
             victim.strike(Time::ZERO, source, headers, *payload);
         }
         assert_eq!(victim.atomics, carried_out, "seed {seed}");
-        assert!(victim.fabric.nodes[1].memory.all() == memory, "seed {seed}");
-        assert!(victim.fabric.received_by(end).is_empty(), "seed {seed}");
+        assert!(victim.network.nodes[1].memory.all() == memory, "seed {seed}");
+        assert!(victim.network.received_by(end).is_empty(), "seed {seed}");
         atomics += carried_out;
         answers += victim.endpoint().counters().duplicate_atomics;
     }

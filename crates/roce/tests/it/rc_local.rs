@@ -26,9 +26,9 @@ fn local(wr_id: u64, op: SendOp) -> SendWr {
 
 /// Posts on node 1, the owner of the memory, and runs until nothing happens.
 fn on_owner(pair: &mut Pair, wr: SendWr) -> Vec<Completion> {
-    pair.fabric.nodes[1].endpoint.post_send(Time::ZERO, pair.b.qpn, wr).unwrap();
-    pair.fabric.run(10_000);
-    pair.fabric.sent_by(pair.b)
+    pair.network.nodes[1].endpoint.post_send(Time::ZERO, pair.b.qpn, wr).unwrap();
+    pair.network.run(10_000);
+    pair.network.sent_by(pair.b)
 }
 
 fn binding(pair: &Pair, window: WindowId, rkey: u32) -> WindowBinding {
@@ -50,7 +50,7 @@ fn next_key(rkey: u32) -> u32 {
 
 /// A type 2 window of node 1, bound on its queue pair, and its key.
 fn window(pair: &mut Pair) -> (WindowId, u32) {
-    let node = &mut pair.fabric.nodes[1];
+    let node = &mut pair.network.nodes[1];
     let (window, first) = node.endpoint.alloc_window(node.pd, true).unwrap();
     let key = next_key(first);
     let wanted = binding(pair, window, key);
@@ -62,12 +62,12 @@ fn window(pair: &mut Pair) -> (WindowId, u32) {
 /// The key of a type 2 window of node 0, bound on its queue pair: something to invalidate.
 fn own_window(pair: &mut Pair) -> u32 {
     let lkey = pair.regions[0].lkey;
-    let node = &mut pair.fabric.nodes[0];
+    let node = &mut pair.network.nodes[0];
     let (window, first) = node.endpoint.alloc_window(node.pd, true).unwrap();
     let wanted = WindowBinding { lkey, ..binding(pair, window, next_key(first)) };
     let bind = SendWr { signaled: false, ..local(100, SendOp::BindWindow(wanted)) };
-    pair.fabric.nodes[0].endpoint.post_send(Time::ZERO, pair.a.qpn, bind).unwrap();
-    pair.fabric.run(10_000);
+    pair.network.nodes[0].endpoint.post_send(Time::ZERO, pair.a.qpn, bind).unwrap();
+    pair.network.run(10_000);
     wanted.rkey
 }
 
@@ -121,7 +121,7 @@ fn a_window_allows_what_it_was_bound_with() {
     for (granted, access) in rights.into_iter().enumerate() {
         for which in 0..3 {
             let (ended, counters) = one_use(which, |pair| {
-                let node = &mut pair.fabric.nodes[1];
+                let node = &mut pair.network.nodes[1];
                 let (window, first) = node.endpoint.alloc_window(node.pd, true).unwrap();
                 let rkey = next_key(first);
                 let wanted = WindowBinding { access, ..binding(pair, window, rkey) };
@@ -136,14 +136,14 @@ fn a_window_allows_what_it_was_bound_with() {
 
 /// A second connection between the same nodes, and its end on node 0.
 fn second_connection(pair: &mut Pair) -> (End, End) {
-    pair.fabric.pair(|_| {})
+    pair.network.pair(|_| {})
 }
 
 fn use_on(pair: &mut Pair, end: End, rkey: u32) -> WcStatus {
     let wr = pair.wr(9, uses(rkey, SHOWN)[0], 0, 8);
-    pair.fabric.nodes[0].endpoint.post_send(Time::ZERO, end.qpn, wr).unwrap();
-    pair.fabric.run(10_000);
-    pair.fabric.sent_by(end)[0].status
+    pair.network.nodes[0].endpoint.post_send(Time::ZERO, end.qpn, wr).unwrap();
+    pair.network.run(10_000);
+    pair.network.sent_by(end)[0].status
 }
 
 #[test]
@@ -155,13 +155,13 @@ fn a_type_2_window_serves_one_queue_pair_and_type_1_the_domain() {
     assert_eq!(pair.counters(1).bad_pd, 1);
 
     let mut pair = Pair::new();
-    let node = &mut pair.fabric.nodes[1];
+    let node = &mut pair.network.nodes[1];
     let (window, _) = node.endpoint.alloc_window(node.pd, false).unwrap();
     let wanted = binding(&pair, window, 0);
-    let endpoint = &mut pair.fabric.nodes[1].endpoint;
+    let endpoint = &mut pair.network.nodes[1].endpoint;
     let rkey = endpoint.bind_window(Time::ZERO, pair.b.qpn, 3, wanted, true).unwrap();
-    pair.fabric.run(1_000);
-    let done = pair.fabric.sent_by(pair.b);
+    pair.network.run(1_000);
+    let done = pair.network.sent_by(pair.b);
     assert_eq!((done[0].wr_id, done[0].opcode), (3, WcOpcode::BindWindow));
     let (other, _) = second_connection(&mut pair);
     assert_eq!(use_on(&mut pair, other, rkey), Success);
@@ -170,14 +170,14 @@ fn a_type_2_window_serves_one_queue_pair_and_type_1_the_domain() {
 #[test]
 fn a_type_1_window_is_bound_again_and_its_old_key_dies() {
     let mut pair = Pair::new();
-    let node = &mut pair.fabric.nodes[1];
+    let node = &mut pair.network.nodes[1];
     let (window, _) = node.endpoint.alloc_window(node.pd, false).unwrap();
     let wanted = binding(&pair, window, 0);
-    let endpoint = &mut pair.fabric.nodes[1].endpoint;
+    let endpoint = &mut pair.network.nodes[1].endpoint;
     let keys =
         [0, 1].map(|_| endpoint.bind_window(Time::ZERO, pair.b.qpn, 0, wanted, true).unwrap());
     assert_ne!(keys[0], keys[1]);
-    pair.fabric.run(1_000);
+    pair.network.run(1_000);
     post_all(&mut pair, [uses(keys[1], SHOWN)[0], uses(keys[0], SHOWN)[0]]);
     assert_eq!(pair.run().0, [(0, Success), (1, WcStatus::RemoteAccessError)]);
 }
@@ -185,10 +185,10 @@ fn a_type_1_window_is_bound_again_and_its_old_key_dies() {
 #[test]
 fn windows_of_the_wrong_kind_or_of_nobody_are_refused_at_once() {
     let mut pair = Pair::new();
-    let (b, node) = (pair.b.qpn, &mut pair.fabric.nodes[1]);
+    let (b, node) = (pair.b.qpn, &mut pair.network.nodes[1]);
     let (type_2, _) = node.endpoint.alloc_window(node.pd, true).unwrap();
     let wanted = binding(&pair, type_2, 0);
-    let endpoint = &mut pair.fabric.nodes[1].endpoint;
+    let endpoint = &mut pair.network.nodes[1].endpoint;
     let wrong = endpoint.bind_window(Time::ZERO, b, 0, wanted, true);
     assert!(matches!(wrong, Err(VerbsError::Invalid { .. })));
     let stranger = WindowBinding { window: WindowId(9), ..wanted };
@@ -199,7 +199,7 @@ fn windows_of_the_wrong_kind_or_of_nobody_are_refused_at_once() {
     assert_eq!(endpoint.dealloc_window(WindowId(9)), Err(VerbsError::NoWindow(9)));
     let buffers = pair.sge(1, 0, 8);
     let with_buffers = SendWr { sges: buffers, ..local(0, SendOp::BindWindow(wanted)) };
-    let endpoint = &mut pair.fabric.nodes[1].endpoint;
+    let endpoint = &mut pair.network.nodes[1].endpoint;
     let refused = endpoint.post_send(Time::ZERO, b, with_buffers);
     assert!(matches!(refused, Err(VerbsError::Invalid { .. })));
 }
@@ -216,7 +216,7 @@ fn a_binding_that_is_not_legal_is_a_bind_error_and_ends_the_connection() {
     ];
     for (index, spoil) in cases.into_iter().enumerate() {
         let mut pair = Pair::new();
-        let node = &mut pair.fabric.nodes[1];
+        let node = &mut pair.network.nodes[1];
         let (window, first) = node.endpoint.alloc_window(node.pd, true).unwrap();
         let mut wanted = binding(&pair, window, next_key(first));
         spoil(&mut wanted);
@@ -231,18 +231,18 @@ fn regions_stay_while_windows_are_bound_to_them() {
     let mut pair = Pair::new();
     let lkey = pair.regions[1].lkey;
     let (window, rkey) = window(&mut pair);
-    let endpoint = &mut pair.fabric.nodes[1].endpoint;
+    let endpoint = &mut pair.network.nodes[1].endpoint;
     assert_eq!(endpoint.deregister(lkey), Err(VerbsError::RegionInUse(lkey)));
     endpoint.dealloc_window(window).unwrap();
     post_all(&mut pair, [uses(rkey, SHOWN)[0]]);
     assert_eq!(pair.run().0, [(0, WcStatus::RemoteAccessError)]);
-    pair.fabric.nodes[1].endpoint.deregister(lkey).unwrap();
+    pair.network.nodes[1].endpoint.deregister(lkey).unwrap();
 }
 
 #[test]
 fn domains_stay_while_regions_or_windows_belong_to_them() {
     let mut pair = Pair::new();
-    let node = &mut pair.fabric.nodes[1];
+    let node = &mut pair.network.nodes[1];
     let pd = node.endpoint.alloc_pd();
     let region = node.endpoint.register(pd, BASE, 64, Access::LOCAL).unwrap();
     assert_eq!(node.endpoint.dealloc_pd(pd), Err(VerbsError::PdInUse(pd.0)));
@@ -262,10 +262,10 @@ fn send_invalidate(pair: &mut Pair, rkey: u32) -> (Endings, Vec<Completion>) {
     pair.receive(8, 100);
     let wr = pair.wr(1, SendOp::SendInvalidate(rkey), 0, 100);
     pair.post(wr);
-    pair.fabric.run(10_000);
+    pair.network.run(10_000);
     let brief = |wc: &Completion| (wc.wr_id, wc.status);
-    let sent = pair.fabric.sent_by(pair.a).iter().map(brief).collect();
-    (sent, pair.fabric.received_by(pair.b))
+    let sent = pair.network.sent_by(pair.a).iter().map(brief).collect();
+    (sent, pair.network.received_by(pair.b))
 }
 
 #[test]
@@ -301,7 +301,7 @@ fn a_window_ends_with_its_queue_pair() {
     let mut pair = Pair::new();
     let (id, rkey) = window(&mut pair);
     let (lkey, number) = (pair.regions[1].lkey, pair.b.qpn);
-    let endpoint = &mut pair.fabric.nodes[1].endpoint;
+    let endpoint = &mut pair.network.nodes[1].endpoint;
     assert_eq!(endpoint.deregister(lkey), Err(VerbsError::RegionInUse(lkey)));
     endpoint.destroy_qp(Time::ZERO, number).unwrap();
     endpoint.deregister(lkey).unwrap();
@@ -316,9 +316,9 @@ fn a_key_that_may_not_be_taken_away_ends_the_connection() {
     let cases: [Key; 6] = [
         |pair| pair.regions[1].lkey,
         |pair| pair.regions[1].rkey ^ 0x8000_0000,
-        |pair| pair.fabric.nodes[1].register(BASE, 64, Access::ALL).unwrap().rkey,
+        |pair| pair.network.nodes[1].register(BASE, 64, Access::ALL).unwrap().rkey,
         |pair| {
-            let node = &mut pair.fabric.nodes[1];
+            let node = &mut pair.network.nodes[1];
             let other = node.endpoint.alloc_pd();
             node.register_at(other, BASE, 64, BASE, Access::ALL).unwrap().rkey
         },
@@ -327,17 +327,17 @@ fn a_key_that_may_not_be_taken_away_ends_the_connection() {
             pair.regions[1].rkey
         },
         |pair| {
-            let node = &mut pair.fabric.nodes[1];
+            let node = &mut pair.network.nodes[1];
             let (window, _) = node.endpoint.alloc_window(node.pd, false).unwrap();
             let wanted = binding(pair, window, 0);
-            let endpoint = &mut pair.fabric.nodes[1].endpoint;
+            let endpoint = &mut pair.network.nodes[1].endpoint;
             endpoint.bind_window(Time::ZERO, pair.b.qpn, 3, wanted, false).unwrap()
         },
     ];
     for (index, key) in cases.into_iter().enumerate() {
         let mut pair = Pair::new();
         let rkey = key(&mut pair);
-        pair.fabric.run(1_000);
+        pair.network.run(1_000);
         let (sent, received) = send_invalidate(&mut pair, rkey);
         assert_eq!(sent, [(1, WcStatus::RemoteAccessError)], "case {index}");
         let ends: Vec<_> = received.iter().map(|wc| (wc.wr_id, wc.status)).collect();
@@ -357,11 +357,11 @@ fn a_repeated_send_takes_nothing_away_again() {
     pair.receive(7, 8);
     let wr = pair.wr(1, SendOp::SendInvalidate(rkey), 0, 8);
     pair.post(wr);
-    pair.fabric.settle();
-    pair.fabric.advance();
+    pair.network.settle();
+    pair.network.advance();
     // Bound again under another key before the SEND is duplicated.
     let again = binding(&pair, window, next_key(rkey));
-    pair.fabric.nodes[1]
+    pair.network.nodes[1]
         .endpoint
         .post_send(Time::ZERO, pair.b.qpn, local(1, SendOp::BindWindow(again)))
         .unwrap();
@@ -396,10 +396,10 @@ fn local_operations_complete_in_their_turn() {
     pair.write(0, 0, 100);
     pair.post(local(1, SendOp::LocalInvalidate(key)));
     pair.write(2, 0, 100);
-    pair.fabric.settle();
+    pair.network.settle();
     // Executed at once, it waits for the WRITE before it; the WRITE behind it does not wait.
     assert_eq!(pair.opcodes(), [Opcode::RcWriteOnly; 2]);
-    assert_eq!(pair.fabric.sent_by(pair.a), []);
+    assert_eq!(pair.network.sent_by(pair.a), []);
     assert_eq!(pair.run().0, [(0, Success), (1, Success), (2, Success)]);
 }
 
@@ -445,7 +445,7 @@ fn only_local_operations_need_no_packets_at_all() {
 
 /// Requests sent before any was acknowledged.
 fn leaves_at_once(pair: &mut Pair) -> Vec<Opcode> {
-    pair.fabric.settle();
+    pair.network.settle();
     pair.opcodes()
 }
 
@@ -492,12 +492,12 @@ fn a_fence_holds_across_losses() {
         hit
     });
     // The source of the READ is overwritten right behind the fence.
-    let before = pair.fabric.nodes[1].memory.peek(BASE, 100).to_vec();
+    let before = pair.network.nodes[1].memory.peek(BASE, 100).to_vec();
     pair.read(0, 100);
     let fenced = pair.wr(1, pair.write_op(0), 0, 100);
     pair.post(SendWr { fence: true, ..fenced });
     assert_eq!(pair.run().0, [(0, Success), (1, Success)]);
-    assert_eq!(pair.fabric.nodes[0].memory.peek(BASE + 100_000, 100), before);
+    assert_eq!(pair.network.nodes[0].memory.peek(BASE + 100_000, 100), before);
     assert!(pair.arrived(0, 100));
 }
 
@@ -507,22 +507,22 @@ fn a_fence_holds_across_losses() {
 fn regions_are_named_by_their_own_addresses() {
     let mut pair = Pair::new();
     let backing = BASE + 700_000;
-    let far = register_at(&mut pair.fabric.nodes[1], 0, 4096, backing);
-    let near = register_at(&mut pair.fabric.nodes[0], u64::MAX - 8191, 8191, BASE + 800_000);
+    let far = register_at(&mut pair.network.nodes[1], 0, 4096, backing);
+    let near = register_at(&mut pair.network.nodes[0], u64::MAX - 8191, 8191, BASE + 800_000);
     let sges = |len| -> SgList {
         [roce::verbs::Sge { addr: near.addr + 10, len, lkey: near.lkey }].into_iter().collect()
     };
-    let sent = pair.fabric.nodes[0].memory.peek(BASE + 800_010, 3000).to_vec();
+    let sent = pair.network.nodes[0].memory.peek(BASE + 800_010, 3000).to_vec();
     let write = SendOp::Write { remote_addr: 96, rkey: far.rkey };
     pair.post(SendWr { sges: sges(3000), ..local(0, write) });
     assert_eq!(pair.run().0, [(0, Success)]);
-    assert_eq!(pair.fabric.nodes[1].memory.peek(backing + 96, 3000), sent);
+    assert_eq!(pair.network.nodes[1].memory.peek(backing + 96, 3000), sent);
     let add = SendOp::FetchAdd { remote_addr: 4088, rkey: far.rkey, add: 5 };
     let read = SendOp::Read { remote_addr: 4000, rkey: far.rkey };
     pair.post(SendWr { sges: sges(8), ..local(1, add) });
     pair.post(SendWr { sges: sges(96), ..local(2, read) });
     assert_eq!(pair.run().0, [(1, Success), (2, Success)]);
-    let [to, from] = [0, 1].map(|node: usize| &pair.fabric.nodes[node].memory);
+    let [to, from] = [0, 1].map(|node: usize| &pair.network.nodes[node].memory);
     assert_eq!(to.peek(BASE + 800_010, 96), from.peek(backing + 4000, 96));
 }
 
@@ -530,7 +530,7 @@ fn regions_are_named_by_their_own_addresses() {
 fn a_zero_based_window_over_a_zero_based_region() {
     let mut pair = Pair::new();
     let backing = BASE + 700_000;
-    let node = &mut pair.fabric.nodes[1];
+    let node = &mut pair.network.nodes[1];
     let region = register_at(node, 0, 4096, backing);
     let (window, first) = node.endpoint.alloc_window(node.pd, true).unwrap();
     let rkey = next_key(first);
@@ -541,7 +541,7 @@ fn a_zero_based_window_over_a_zero_based_region() {
     let wr = pair.wr(1, SendOp::Write { remote_addr: 10, rkey }, 0, 90);
     pair.post(wr);
     assert_eq!(pair.run().0, [(1, Success)]);
-    let [from, to] = [0, 1].map(|node: usize| &pair.fabric.nodes[node].memory);
+    let [from, to] = [0, 1].map(|node: usize| &pair.network.nodes[node].memory);
     assert_eq!(from.peek(BASE, 90), to.peek(backing + 1010, 90));
 }
 
@@ -550,7 +550,7 @@ fn a_zero_based_window_over_a_zero_based_region() {
 /// Sets the peer's rights on node 1's queue pair.
 fn restrict(pair: &mut Pair, access: Access) {
     let attr = QpAttr { mask: AttrMask::ACCESS_FLAGS, access, ..QpAttr::to(QpState::Rts) };
-    pair.fabric.nodes[1].endpoint.modify_qp(Time::ZERO, pair.b.qpn, &attr).unwrap();
+    pair.network.nodes[1].endpoint.modify_qp(Time::ZERO, pair.b.qpn, &attr).unwrap();
 }
 
 #[test]
@@ -596,8 +596,8 @@ fn solicited_events_follow_the_last_packet() {
         let wr = pair.wr(wr_id, op, 0, 600);
         pair.post(SendWr { solicited, ..wr });
     }
-    pair.fabric.run(10_000);
-    let told: Vec<_> = pair.fabric.received_by(pair.b).iter().map(|wc| wc.solicited).collect();
+    pair.network.run(10_000);
+    let told: Vec<_> = pair.network.received_by(pair.b).iter().map(|wc| wc.solicited).collect();
     assert_eq!(told, [true, false, true, false]);
     let marked: Vec<_> =
         pair.trace().iter().filter(|h| h.bth().solicited).map(|h| h.bth().opcode).collect();
@@ -610,27 +610,27 @@ fn the_receive_in_progress_is_flushed_first() {
     (0..3).for_each(|wr_id| pair.receive(wr_id, 1000));
     pair.lose(|asked, _| asked > 1);
     pair.send(1, 600);
-    pair.fabric.settle();
-    pair.fabric.advance();
-    pair.fabric.nodes[1]
+    pair.network.settle();
+    pair.network.advance();
+    pair.network.nodes[1]
         .endpoint
         .modify_qp(Time::ZERO, pair.b.qpn, &QpAttr::to(QpState::Error))
         .unwrap();
     let ends: Vec<_> =
-        pair.fabric.received_by(pair.b).iter().map(|wc| (wc.wr_id, wc.status)).collect();
+        pair.network.received_by(pair.b).iter().map(|wc| (wc.wr_id, wc.status)).collect();
     assert_eq!(ends, [(0, WrFlushError), (1, WrFlushError), (2, WrFlushError)]);
 }
 
 /// Two reliable connections whose receivers share a receive queue.
 fn sharing() -> (Pair, [(End, End); 2], roce::verbs::SrqId) {
     let mut pair = Pair::with(|connect| connect.min_rnr_timer = 1);
-    let pd = pair.fabric.nodes[1].pd;
+    let pd = pair.network.nodes[1].pd;
     let config = SrqConfig { pd, max_wr: 16, limit: 0 };
-    let srq = pair.fabric.nodes[1].endpoint.create_srq(config).unwrap();
+    let srq = pair.network.nodes[1].endpoint.create_srq(config).unwrap();
     let ends = [0, 1].map(|_| {
-        let from = pair.fabric.create_end(0, 16, 64);
-        let to = pair.fabric.create_end_with(1, 16, 64, Some(srq));
-        pair.fabric.connect(from, to, |connect| connect.min_rnr_timer = 1);
+        let from = pair.network.create_end(0, 16, 64);
+        let to = pair.network.create_end_with(1, 16, 64, Some(srq));
+        pair.network.connect(from, to, |connect| connect.min_rnr_timer = 1);
         (from, to)
     });
     (pair, ends, srq)
@@ -638,12 +638,12 @@ fn sharing() -> (Pair, [(End, End); 2], roce::verbs::SrqId) {
 
 fn post_shared(pair: &mut Pair, srq: roce::verbs::SrqId, wr_id: u64) {
     let sges = pair.sge(1, 200_000 + 1000 * wr_id, 1000);
-    pair.fabric.nodes[1].endpoint.post_srq_recv(srq, RecvWr { wr_id, sges }).unwrap();
+    pair.network.nodes[1].endpoint.post_srq_recv(srq, RecvWr { wr_id, sges }).unwrap();
 }
 
 fn send_on(pair: &mut Pair, qpn: Qpn, wr_id: u64) {
     let wr = pair.wr(wr_id, SendOp::Send, 0, 800);
-    pair.fabric.nodes[0].endpoint.post_send(Time::ZERO, qpn, wr).unwrap();
+    pair.network.nodes[0].endpoint.post_send(Time::ZERO, qpn, wr).unwrap();
 }
 
 #[test]
@@ -653,11 +653,11 @@ fn connections_share_receives_and_are_told_of_no_credits() {
     for wr_id in 0..2 {
         ends.iter().for_each(|(from, _)| send_on(&mut pair, from.qpn, wr_id));
     }
-    pair.fabric.run(10_000);
+    pair.network.run(10_000);
     let mut taken: Vec<u64> = Vec::new();
     for (from, to) in ends {
-        assert_eq!(pair.fabric.sent_by(from).len(), 2);
-        taken.extend(pair.fabric.received_by(to).iter().map(|wc| wc.wr_id));
+        assert_eq!(pair.network.sent_by(from).len(), 2);
+        taken.extend(pair.network.received_by(to).iter().map(|wc| wc.wr_id));
     }
     taken.sort_unstable();
     assert_eq!(taken, [0, 1, 2, 3]);
@@ -676,12 +676,12 @@ fn an_empty_shared_queue_makes_senders_wait() {
     let (mut pair, ends, srq) = sharing();
     let (from, to) = ends[0];
     send_on(&mut pair, from.qpn, 0);
-    pair.fabric.run_until(Time::from_nanos(200_000));
+    pair.network.run_until(Time::from_nanos(200_000));
     assert!(pair.counters(1).rnr_naks_sent > 2);
     post_shared(&mut pair, srq, 5);
-    pair.fabric.run(10_000);
-    assert_eq!(pair.fabric.sent_by(from)[0].status, Success);
-    assert_eq!(pair.fabric.received_by(to)[0].wr_id, 5);
+    pair.network.run(10_000);
+    assert_eq!(pair.network.sent_by(from)[0].status, Success);
+    assert_eq!(pair.network.received_by(to)[0].wr_id, 5);
 }
 
 #[test]
@@ -692,24 +692,24 @@ fn a_broken_connection_flushes_the_receive_that_it_took_and_no_other() {
     pair.lose(|asked, _| asked > 1);
     let wr = pair.wr(0, SendOp::Send, 0, 1000);
     let long = SendWr { sges: pair.sge(0, 0, 5000), ..wr };
-    pair.fabric.nodes[0].endpoint.post_send(Time::ZERO, from.qpn, long).unwrap();
-    pair.fabric.settle();
-    pair.fabric.advance();
+    pair.network.nodes[0].endpoint.post_send(Time::ZERO, from.qpn, long).unwrap();
+    pair.network.settle();
+    pair.network.advance();
     // The first packet does not fit: 1024 bytes into 1000.
     let ends_of: Vec<_> =
-        pair.fabric.received_by(to).iter().map(|wc| (wc.wr_id, wc.status)).collect();
+        pair.network.received_by(to).iter().map(|wc| (wc.wr_id, wc.status)).collect();
     assert_eq!(ends_of, [(0, WcStatus::LocalLengthError)]);
-    pair.fabric.keep_all();
+    pair.network.keep_all();
     send_on(&mut pair, ends[1].0.qpn, 1);
-    pair.fabric.run(100_000);
-    assert_eq!(pair.fabric.received_by(ends[1].1)[0].wr_id, 1);
+    pair.network.run(100_000);
+    assert_eq!(pair.network.received_by(ends[1].1)[0].wr_id, 1);
 }
 
 // ---- draining ----------------------------------------------------------------------------------
 
 fn drain_sends(pair: &mut Pair) {
     let attr = QpAttr { mask: AttrMask::STATE, ..QpAttr::to(QpState::Sqd) };
-    pair.fabric.nodes[0].endpoint.modify_qp(Time::ZERO, pair.a.qpn, &attr).unwrap();
+    pair.network.nodes[0].endpoint.modify_qp(Time::ZERO, pair.a.qpn, &attr).unwrap();
 }
 
 #[test]
@@ -724,10 +724,10 @@ fn a_draining_queue_pair_finishes_what_it_began_and_begins_nothing() {
     pair.write(0, 0, 2000);
     pair.post(local(1, SendOp::LocalInvalidate(key)));
     pair.write(2, 0, 100);
-    pair.fabric.settle();
+    pair.network.settle();
     drain_sends(&mut pair);
     assert_eq!(pair.run().0, [(0, Success)]);
     let wanted = QpAttr { cur_state: QpState::Sqd, ..QpAttr::to(QpState::Rts) };
-    pair.fabric.nodes[0].endpoint.modify_qp(Time::ZERO, pair.a.qpn, &wanted).unwrap();
+    pair.network.nodes[0].endpoint.modify_qp(Time::ZERO, pair.a.qpn, &wanted).unwrap();
     assert_eq!(pair.run().0, [(1, Success), (2, Success)]);
 }

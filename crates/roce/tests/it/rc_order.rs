@@ -11,7 +11,7 @@ use roce::verbs::{Access, Qpn, SendOp, SendWr, SgList, Sge, Transport};
 use roce::wire::{Bth, Headers, Opcode};
 use roce::world::{self, Memory, Origin, Path, RxFrame, TxFrame, Wire};
 
-use crate::harness::{BASE, End, Fabric, FabricConfig, Fault, FaultMix};
+use crate::harness::{BASE, End, Fault, FaultMix, Network, NetworkConfig};
 use crate::pair::{Lone, Pair, REGION_BYTES, bth_to};
 
 /// Destination of node 0's READs.
@@ -23,11 +23,11 @@ const RECEIVE: u64 = 200_000;
 const MODES: [fn(&mut Connect); 2] = [|_| {}, |connect| *connect = connect.selective()];
 
 fn peer_bytes(pair: &Pair, offset: u64, len: u32) -> Vec<u8> {
-    pair.fabric.nodes[1].memory.peek(BASE + offset, len as usize).to_vec()
+    pair.network.nodes[1].memory.peek(BASE + offset, len as usize).to_vec()
 }
 
 fn landed(pair: &Pair, at: u64, len: u32) -> Vec<u8> {
-    pair.fabric.nodes[0].memory.peek(BASE + at, len as usize).to_vec()
+    pair.network.nodes[0].memory.peek(BASE + at, len as usize).to_vec()
 }
 
 /// A READ of the peer's bytes at `from`, into `at`.
@@ -179,9 +179,9 @@ fn writes_alone_are_placed_out_of_order() {
 fn the_order_holds_when_the_network_reorders() {
     for mode in MODES {
         for seed in 0..40 {
-            let config = FabricConfig { seed, ..FabricConfig::default() };
+            let config = NetworkConfig { seed, ..NetworkConfig::default() };
             let mut pair = Pair::build(&config, mode);
-            pair.fabric.mix = FaultMix::NONE.with(Fault::Reorder, 300_000);
+            pair.network.mix = FaultMix::NONE.with(Fault::Reorder, 300_000);
             let before = peer_bytes(&pair, 0, 3000);
             let read = SendWr { signaled: false, ..pair.wr(0, pair.read_op(), LANDING, 3000) };
             pair.post(read);
@@ -199,15 +199,15 @@ fn the_order_holds_when_the_network_reorders() {
 /// Connections of node 0 to node 1 that each post a READ of `packets` packets and a WRITE, without
 /// retries. Returns how many of them failed.
 fn broken_without_retries(connections: usize, packets: u32, mode: fn(&mut Connect)) -> usize {
-    let config = FabricConfig { batch: 256, ..FabricConfig::default() };
-    let mut fabric = Fabric::new(&config);
+    let config = NetworkConfig { batch: 256, ..NetworkConfig::default() };
+    let mut network = Network::new(&config);
     let regions = [0, 1]
-        .map(|node: usize| fabric.nodes[node].register(BASE, REGION_BYTES, Access::ALL).unwrap());
+        .map(|node: usize| network.nodes[node].register(BASE, REGION_BYTES, Access::ALL).unwrap());
     let connect = |connect: &mut Connect| {
         mode(connect);
         (connect.mtu, connect.retry_count) = (Mtu::M256, 0);
     };
-    let ends: Vec<_> = (0..connections).map(|_| fabric.pair(connect).0).collect();
+    let ends: Vec<_> = (0..connections).map(|_| network.pair(connect).0).collect();
     let (remote_addr, rkey) = (BASE + RECEIVE, regions[1].rkey);
     for (at, end) in (0..).zip(&ends) {
         let addr = BASE + 5000 * at;
@@ -216,11 +216,11 @@ fn broken_without_retries(connections: usize, packets: u32, mode: fn(&mut Connec
         let write = SendOp::Write { remote_addr: remote_addr + 100_000, rkey };
         for (op, len) in [(read, 256 * packets), (write, 100)] {
             let wr = SendWr { op, sges: sges(len), signaled: true, ..SendWr::default() };
-            fabric.nodes[0].endpoint.post_send(Time::ZERO, end.qpn, wr).unwrap();
+            network.nodes[0].endpoint.post_send(Time::ZERO, end.qpn, wr).unwrap();
         }
     }
-    fabric.run(1_000_000);
-    let mut failed = |end: &End| fabric.sent_by(*end).iter().any(|done| done.status != Success);
+    network.run(1_000_000);
+    let mut failed = |end: &End| network.sent_by(*end).iter().any(|done| done.status != Success);
     ends.iter().copied().filter(|end| failed(end)).count()
 }
 
@@ -260,7 +260,7 @@ fn congestion_control_is_passed_by_few_answers_at_most() {
         let psn = due.plus(ahead);
         let bth = Bth { opcode: Opcode::RcWriteOnly, psn, ..bth_to(lone.pair.b.qpn) };
         let headers = Headers::new(bth, lone.reth(8)).unwrap();
-        let node = &mut lone.pair.fabric.nodes[1];
+        let node = &mut lone.pair.network.nodes[1];
         let mut wire = Source { packets: Vec::new(), sent: 0 };
         for us in 0..10 {
             wire.packets.push((Origin::new(source, source.ip()), headers));

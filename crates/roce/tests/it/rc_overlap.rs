@@ -7,7 +7,7 @@ use roce::endpoint::{Connect, Mtu};
 use roce::verbs::WcStatus::Success;
 use roce::verbs::{RecvWr, SendOp, SgList, Sge};
 
-use crate::harness::{BASE, Chance, FabricConfig, Fault, FaultMix};
+use crate::harness::{BASE, Chance, Fault, FaultMix, NetworkConfig};
 use crate::pair::Pair;
 use crate::seeds::{Replay, seeds};
 
@@ -47,8 +47,8 @@ fn a_loss_among_writes_to_one_buffer_costs_one_retransmission() {
     assert_eq!(pair.run().0.len() as u64, writes);
     assert_eq!(pair.counters(0).selective_retransmits, 7);
     assert_eq!(pair.counters(1).out_of_order_packets_discarded, 0);
-    let last = pair.fabric.nodes[0].memory.peek(BASE + SOURCE + 1024 * (writes - 1), 1024);
-    assert_eq!(pair.fabric.nodes[1].memory.peek(BASE, 1024), last);
+    let last = pair.network.nodes[0].memory.peek(BASE + SOURCE + 1024 * (writes - 1), 1024);
+    assert_eq!(pair.network.nodes[1].memory.peek(BASE, 1024), last);
 }
 
 /// The bytes of node 1 as they must end, and what the READs and atomics must return.
@@ -88,7 +88,7 @@ fn post(pair: &mut Pair, model: &mut Model, chance: &mut Chance, wr_id: u64) {
     let longest = chance.pick(&[64, 300, MAX_LEN]);
     let len = chance.between(1, longest);
     let (source, offset) = (SOURCE + MAX_LEN * wr_id, chance.below(TARGET_BYTES - len + 1));
-    let bytes = pair.fabric.nodes[0].memory.peek(BASE + source, len as usize).to_vec();
+    let bytes = pair.network.nodes[0].memory.peek(BASE + source, len as usize).to_vec();
     let (landing, rkey) = (LANDING + MAX_LEN * wr_id, pair.regions[1].rkey);
     let at = offset as usize..(offset + len) as usize;
     let wr = match chance.below(20) {
@@ -126,30 +126,30 @@ fn memory_ends_as_if_requests_were_executed_one_by_one() {
     let (mut overlapped, mut discarded) = (0, 0);
     for seed in seeds(0..150) {
         let _replay = Replay { test: "memory_ends_as_if", seed };
-        let config = FabricConfig { seed, ..FabricConfig::default() };
+        let config = NetworkConfig { seed, ..NetworkConfig::default() };
         let mut pair = Pair::build(&config, selective);
         let mut chance = Chance::new(seed);
-        pair.fabric.mix = FaultMix::NONE
+        pair.network.mix = FaultMix::NONE
             .with(Fault::Loss, chance.pick(&[10_000, 50_000, 200_000]))
             .with(Fault::Duplicate, chance.pick(&[0, 50_000]))
             .with(Fault::Reorder, chance.pick(&[0, 100_000]));
-        let target = pair.fabric.nodes[1].memory.peek(BASE, TARGET_BYTES as usize).to_vec();
+        let target = pair.network.nodes[1].memory.peek(BASE, TARGET_BYTES as usize).to_vec();
         let mut model = Model { target, read: Vec::new(), receives: Vec::new() };
         for wr_id in 0..REQUESTS {
             let sges = scattered(&pair, &mut chance, MAX_LEN);
             model.receives.push(sges.clone());
             let (b, wr) = (pair.b.qpn, RecvWr { wr_id, sges });
-            pair.fabric.nodes[1].endpoint.post_recv(Time::ZERO, b, wr).unwrap();
+            pair.network.nodes[1].endpoint.post_recv(Time::ZERO, b, wr).unwrap();
         }
         (0..REQUESTS).for_each(|wr_id| post(&mut pair, &mut model, &mut chance, wr_id));
         let sent = pair.run().0;
         assert_eq!(sent, (0..REQUESTS).map(|wr_id| (wr_id, Success)).collect::<Vec<_>>());
-        let target = pair.fabric.nodes[1].memory.peek(BASE, TARGET_BYTES as usize);
+        let target = pair.network.nodes[1].memory.peek(BASE, TARGET_BYTES as usize);
         assert!(target == model.target, "seed {seed}");
         // A READ that was executed again may return later bytes.
         if pair.counters(1).duplicate_reads == 0 {
             for (at, bytes) in &model.read {
-                let landed = pair.fabric.nodes[0].memory.peek(BASE + at, bytes.len());
+                let landed = pair.network.nodes[0].memory.peek(BASE + at, bytes.len());
                 assert!(landed == &bytes[..], "seed {seed}");
             }
         }

@@ -8,7 +8,7 @@ use roce::verbs::{Access, Qpn, RecvWr, SendOp, SendWr, Sge, WcStatus};
 use roce::wire::{AtomicEth, Bth, Ext, Headers, Opcode, Psn, Reth, Sreth, Syndrome};
 use roce::world::Origin;
 
-use crate::harness::{BASE, Chance, End, Fabric, FabricConfig};
+use crate::harness::{BASE, Chance, End, Network, NetworkConfig};
 use crate::pair::{Lone, Pair, WILD, bth_to};
 
 /// Path MTU of [`Lone`].
@@ -26,11 +26,11 @@ fn allow(lone: &mut Lone, access: Access) {
     let qpn = lone.pair.b.qpn;
     let mask = AttrMask::ACCESS_FLAGS;
     let attr = QpAttr { mask, access, ..QpAttr::to(QpState::Rts) };
-    lone.pair.fabric.nodes[1].endpoint.modify_qp(Time::ZERO, qpn, &attr).unwrap();
+    lone.pair.network.nodes[1].endpoint.modify_qp(Time::ZERO, qpn, &attr).unwrap();
 }
 
 fn sent(lone: &mut Lone) -> Vec<Transmit> {
-    let endpoint = &mut lone.pair.fabric.nodes[1].endpoint;
+    let endpoint = &mut lone.pair.network.nodes[1].endpoint;
     std::iter::from_fn(|| endpoint.poll_transmit(Time::ZERO)).collect()
 }
 
@@ -137,7 +137,7 @@ fn a_duplicate_read_needs_the_right_to_read_as_it_is_now() {
         assert_eq!(lone.counters().bad_access, 1);
         allow(&mut lone, Access::ALL);
         let region = lone.pair.regions[1];
-        lone.pair.fabric.nodes[1].endpoint.deregister(region.lkey).unwrap();
+        lone.pair.network.nodes[1].endpoint.deregister(region.lkey).unwrap();
         ask_again(&mut lone, is_selective, first, 0, whole);
         assert!(sent(&mut lone).is_empty(), "read although the region is gone");
         assert_eq!(lone.counters().bad_key, 1);
@@ -241,7 +241,7 @@ fn an_out_of_order_write_that_is_not_allowed_ends_the_connection_at_once() {
         assert!(!write_out_of_order(&mut lone, 3, wrong), "placed: {wrong:?}");
         assert_eq!(ended(&mut lone), Some((psn, syndrome, Some(psn.plus(3)))), "{wrong:?}");
         assert_eq!(lone.counters().remote_access_naks_sent, 1);
-        assert_eq!(lone.pair.fabric.nodes[1].endpoint.poll_event(), Some(event(&lone)));
+        assert_eq!(lone.pair.network.nodes[1].endpoint.poll_event(), Some(event(&lone)));
     }
     let mut lone = Lone::with(selective);
     allow(&mut lone, Access { remote_write: false, ..Access::ALL });
@@ -389,15 +389,15 @@ const RECEIVES: u64 = 64;
 /// Two connections in selective repeat whose ends on node 1 share a receive queue. The peer of the
 /// first is the test.
 struct Shared {
-    fabric: Fabric,
+    network: Network,
     hostile: (End, End),
     honest: (End, End),
 }
 
 impl Shared {
     fn new() -> Shared {
-        let mut fabric = Fabric::new(&FabricConfig::default());
-        let node = &mut fabric.nodes[1];
+        let mut network = Network::new(&NetworkConfig::default());
+        let node = &mut network.nodes[1];
         let region = node.register(BASE, 1 << 16, Access::ALL).unwrap();
         let config = SrqConfig { pd: node.pd, max_wr: 256, limit: 0 };
         let srq = node.endpoint.create_srq(config).unwrap();
@@ -406,29 +406,29 @@ impl Shared {
             let wr = RecvWr { wr_id, sges: [sge].into_iter().collect() };
             node.endpoint.post_srq_recv(srq, wr).unwrap();
         }
-        fabric.nodes[0].register(BASE, 1 << 16, Access::ALL).unwrap();
+        network.nodes[0].register(BASE, 1 << 16, Access::ALL).unwrap();
         let mut pair = || {
             let ends =
-                (fabric.create_end(0, 128, 256), fabric.create_end_with(1, 128, 256, Some(srq)));
-            fabric.connect(ends.0, ends.1, |connect| {
+                (network.create_end(0, 128, 256), network.create_end_with(1, 128, 256, Some(srq)));
+            network.connect(ends.0, ends.1, |connect| {
                 *connect = Connect { rnr_retry: 0, ..connect.selective() };
             });
             ends
         };
         let (hostile, honest) = (pair(), pair());
-        Shared { fabric, hostile, honest }
+        Shared { network, hostile, honest }
     }
 
     /// An out-of-order SEND of the hostile peer, for its `index`-th receive from now on.
     fn out_of_order_send(&mut self, ahead: u32, index: u32) -> bool {
         let (peer, end) = self.hostile;
-        let first = self.fabric.nodes[0].endpoint.query_qp(peer.qpn).unwrap().sq_psn;
+        let first = self.network.nodes[0].endpoint.query_qp(peer.qpn).unwrap().sq_psn;
         let bth = Bth { opcode: Opcode::SrSendOnly, psn: first.plus(ahead), ..bth_to(end.qpn) };
         let ext = Ext::Sreth(Sreth { sequence: index, offset: 0 });
         let headers = Headers::new(bth, ext).unwrap();
-        let source = self.fabric.nodes[0].path().remote;
+        let source = self.network.nodes[0].path().remote;
         let origin = Origin::new(source, source.ip());
-        let endpoint = &mut self.fabric.nodes[1].endpoint;
+        let endpoint = &mut self.network.nodes[1].endpoint;
         !endpoint.handle_packet(Time::ZERO, &origin, &headers, 16).pieces.is_empty()
     }
 
@@ -437,10 +437,10 @@ impl Shared {
         let (a, b) = self.honest;
         for wr_id in 0..messages {
             let wr = SendWr { wr_id, op: SendOp::Send, ..SendWr::default() };
-            self.fabric.nodes[0].endpoint.post_send(Time::ZERO, a.qpn, wr).unwrap();
+            self.network.nodes[0].endpoint.post_send(Time::ZERO, a.qpn, wr).unwrap();
         }
-        self.fabric.run(100_000);
-        self.fabric.received_by(b).iter().map(|done| done.wr_id).collect()
+        self.network.run(100_000);
+        self.network.received_by(b).iter().map(|done| done.wr_id).collect()
     }
 }
 
@@ -473,8 +473,8 @@ fn receives_that_were_taken_for_nothing_go_back_in_order() {
         let mut shared = Shared::new();
         assert!(shared.out_of_order_send(3, 3) && shared.out_of_order_send(7, 6));
         let end = shared.hostile.1;
-        end_it(&mut shared.fabric.nodes[1].endpoint, end.qpn);
-        let flushed = shared.fabric.received_by(end).iter().map(|done| done.wr_id).collect();
+        end_it(&mut shared.network.nodes[1].endpoint, end.qpn);
+        let flushed = shared.network.received_by(end).iter().map(|done| done.wr_id).collect();
         let back = shared.honest_receives(RECEIVES - 1);
         let all: Vec<u64> = [flushed, back].concat();
         assert_eq!(all[..], (0..RECEIVES).collect::<Vec<u64>>()[..all.len()]);
@@ -509,7 +509,7 @@ fn write_imm(packets: u32, addr: u64, last_at: u64, offset: u32) -> Result<u32, 
     let ext = Ext::RethSrethImm(last, Sreth { sequence: 0, offset }, 5);
     let _ = lone.next(Opcode::SrWriteLastImm, ext, 10);
     let b = lone.pair.b;
-    match lone.pair.fabric.received_by(b).first() {
+    match lone.pair.network.received_by(b).first() {
         Some(done) if done.status == WcStatus::Success => Ok(done.byte_len),
         _ => Err(ended(&mut lone).expect("it was refused").1),
     }

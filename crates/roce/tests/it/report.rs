@@ -11,7 +11,7 @@ use crate::pair::{Pair, REGION_BYTES};
 
 fn report(pair: &Pair, node: usize) -> QpReport {
     let qpn = if node == 0 { pair.a.qpn } else { pair.b.qpn };
-    pair.fabric.nodes[node].endpoint.queue_pairs().find(|report| report.qpn == qpn).unwrap()
+    pair.network.nodes[node].endpoint.queue_pairs().find(|report| report.qpn == qpn).unwrap()
 }
 
 fn last_error(pair: &Pair, node: usize) -> LastError {
@@ -20,7 +20,7 @@ fn last_error(pair: &Pair, node: usize) -> LastError {
 
 /// Node 1, as node 0 sees it.
 fn peer(pair: &Pair) -> Peer {
-    Peer { ip: pair.fabric.nodes[1].ip(), qpn: pair.b.qpn }
+    Peer { ip: pair.network.nodes[1].ip(), qpn: pair.b.qpn }
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn a_refused_access_is_known_on_both_sides() {
     assert_eq!((ours.cause, ours.psn, ours.wr_id), (refused, psn, Some(2)));
     assert_eq!(ours.peer, Some(peer(&pair)));
     assert_eq!((theirs.cause, theirs.psn), (Cause::Refused(Syndrome::RemoteAccess), psn));
-    let us = Peer { ip: pair.fabric.nodes[0].ip(), qpn: pair.a.qpn };
+    let us = Peer { ip: pair.network.nodes[0].ip(), qpn: pair.a.qpn };
     assert_eq!(theirs.peer, Some(us));
     assert!(ours.to_string().contains(&peer(&pair).to_string()), "{ours}");
     assert!(theirs.to_string().contains(&us.to_string()), "{theirs}");
@@ -117,7 +117,7 @@ fn a_request_that_cannot_run_here_blames_nobody_else() {
 fn a_program_that_stops_its_queue_pair_is_no_riddle() {
     let mut pair = Pair::new();
     let qpn = pair.a.qpn;
-    let endpoint = &mut pair.fabric.nodes[0].endpoint;
+    let endpoint = &mut pair.network.nodes[0].endpoint;
     assert_eq!(endpoint.last_error(qpn), None);
     endpoint.modify_qp(Time::ZERO, qpn, &QpAttr::to(QpState::Error)).unwrap();
     assert_eq!(endpoint.last_error(qpn).unwrap().cause, Cause::Program);
@@ -128,16 +128,16 @@ fn a_program_that_stops_its_queue_pair_is_no_riddle() {
 #[test]
 fn datagrams_that_fail_name_where_they_were_going() {
     let mut pair = Pair::new();
-    let fabric = &mut pair.fabric;
-    let (from, to) = fabric.pair_of(Transport::Ud, Mtu::M1024);
-    let (region, address) = (kit::registered(&mut fabric.nodes[0]), fabric.address(to));
+    let network = &mut pair.network;
+    let (from, to) = network.pair_of(Transport::Ud, Mtu::M1024);
+    let (region, address) = (kit::registered(&mut network.nodes[0]), network.address(to));
     let mut wr = kit::send(4, SendOp::Send, kit::list(region, kit::REGION_BYTES, 10));
     wr.to = Some(address);
-    fabric.post_send(from, wr);
-    fabric.run(1000);
-    assert_eq!(fabric.state(from), QpState::Sqe);
-    let error = fabric.endpoint(from).last_error(from.qpn).unwrap();
-    let peer = Peer { ip: fabric.nodes[1].ip(), qpn: to.qpn };
+    network.post_send(from, wr);
+    network.run(1000);
+    assert_eq!(network.state(from), QpState::Sqe);
+    let error = network.endpoint(from).last_error(from.qpn).unwrap();
+    let peer = Peer { ip: network.nodes[1].ip(), qpn: to.qpn };
     assert_eq!((error.peer, error.wr_id), (Some(peer), Some(4)));
 }
 
@@ -145,14 +145,14 @@ fn datagrams_that_fail_name_where_they_were_going() {
 fn failures_outlive_their_queue_pairs_and_are_bounded() {
     let mut pair = Pair::new();
     for round in 0..MAX_PAST_ERRORS + 3 {
-        let (a, _) = pair.fabric.pair(|connect| connect.retry_count = 0);
+        let (a, _) = pair.network.pair(|connect| connect.retry_count = 0);
         let wr = pair.wr(round as u64, pair.write_op(0), REGION_BYTES, 100);
-        let endpoint = &mut pair.fabric.nodes[0].endpoint;
+        let endpoint = &mut pair.network.nodes[0].endpoint;
         endpoint.post_send(Time::ZERO, a.qpn, wr).unwrap();
-        pair.fabric.run(1000);
-        pair.fabric.nodes[0].endpoint.destroy_qp(Time::ZERO, a.qpn).unwrap();
+        pair.network.run(1000);
+        pair.network.nodes[0].endpoint.destroy_qp(Time::ZERO, a.qpn).unwrap();
     }
-    let endpoint = &pair.fabric.nodes[0].endpoint;
+    let endpoint = &pair.network.nodes[0].endpoint;
     let kept: Vec<u64> = endpoint.past_errors().filter_map(|error| error.wr_id).collect();
     assert_eq!(kept, (3..MAX_PAST_ERRORS as u64 + 3).collect::<Vec<_>>());
 }
@@ -175,14 +175,14 @@ fn a_report_shows_what_is_posted_in_flight_and_promised() {
 
     pair.lose(|_, _| true);
     pair.send(11, 100);
-    let now = pair.fabric.now();
-    assert!(pair.fabric.nodes[0].endpoint.poll_transmit(now).is_some());
+    let now = pair.network.now();
+    assert!(pair.network.nodes[0].endpoint.poll_transmit(now).is_some());
     let busy = report(&pair, 0);
     let flow = busy.flow.unwrap();
     assert_eq!((busy.sends, flow.in_flight_packets), (1, 1));
     assert_eq!((flow.next, flow.credits), (first.plus(2), Credits::Messages(1)));
     assert!(busy.deadline.is_some());
-    assert_eq!(busy.counters, *pair.fabric.nodes[0].endpoint.qp_counters(pair.a.qpn).unwrap());
+    assert_eq!(busy.counters, *pair.network.nodes[0].endpoint.qp_counters(pair.a.qpn).unwrap());
 }
 
 #[test]
@@ -198,9 +198,9 @@ fn packets_in_flight_never_exceed_the_window_and_reach_it() {
         // Many windows, so that what is acknowledged counts no longer.
         for message in 0..20 {
             pair.write(message, 0, 4_000);
-            while pair.fabric.advance() {
+            while pair.network.advance() {
                 let flow = report(&pair, 0).flow.unwrap();
-                let pace = pair.fabric.nodes[0].endpoint.pace(pair.a.qpn).unwrap();
+                let pace = pair.network.nodes[0].endpoint.progress(pair.a.qpn).unwrap();
                 assert!(flow.in_flight_packets <= flow.window_packets, "{flow:?}");
                 assert_eq!(pace.in_flight_packets, flow.in_flight_packets);
                 assert_eq!((pace.window_packets, pace.unacknowledged), (8, flow.unacknowledged));

@@ -11,12 +11,12 @@ use roce::verbs::{
 use AsyncEvent::{LastWqeReached, SrqLimitReached};
 use WcStatus::{Success, WrFlushError};
 
-use crate::harness::{Chance, End, Fabric, FabricConfig};
+use crate::harness::{Chance, End, Network, NetworkConfig};
 use crate::kit::{TRANSPORTS, brief, list, recv, registered, send};
 
 /// Senders on node 0, each with a peer on node 1; the peers share one receive queue.
 struct Shared {
-    fabric: Fabric,
+    network: Network,
     srq: SrqId,
     pairs: Vec<(End, End)>,
     regions: [MemoryRegion; 2],
@@ -24,24 +24,24 @@ struct Shared {
 
 impl Shared {
     fn new(transports: &[Transport], max_wr: u32) -> Shared {
-        let mut fabric = Fabric::new(&FabricConfig::default());
-        let regions = [0, 1].map(|node: usize| registered(&mut fabric.nodes[node]));
-        let node = &mut fabric.nodes[1];
+        let mut network = Network::new(&NetworkConfig::default());
+        let regions = [0, 1].map(|node: usize| registered(&mut network.nodes[node]));
+        let node = &mut network.nodes[1];
         let config = SrqConfig { pd: node.pd, max_wr, limit: 0 };
         let srq = node.endpoint.create_srq(config).unwrap();
         let pairs = transports.iter().map(|&transport| {
             let (a, b) =
-                (fabric.create(0, transport, None), fabric.create(1, transport, Some(srq)));
-            fabric.bring_up(a, b, transport, Mtu::M256);
-            fabric.bring_up(b, a, transport, Mtu::M256);
+                (network.create(0, transport, None), network.create(1, transport, Some(srq)));
+            network.bring_up(a, b, transport, Mtu::M256);
+            network.bring_up(b, a, transport, Mtu::M256);
             (a, b)
         });
         let pairs = pairs.collect();
-        Shared { fabric, srq, pairs, regions }
+        Shared { network, srq, pairs, regions }
     }
 
     fn endpoint(&mut self) -> &mut Endpoint {
-        &mut self.fabric.nodes[1].endpoint
+        &mut self.network.nodes[1].endpoint
     }
 
     fn post(&mut self, wr_id: u64, len: u32) -> Result<(), VerbsError> {
@@ -52,9 +52,10 @@ impl Shared {
 
     fn send(&mut self, pair: usize, wr_id: u64, offset: u64, len: u32) {
         let (a, b) = self.pairs[pair];
-        let to = Some(self.fabric.address(b));
+        let to = Some(self.network.address(b));
         let sges = list(self.regions[0], offset, len);
-        self.fabric.post_send(a, SendWr { to, ..send(wr_id, SendOp::SendImm(wr_id as u32), sges) });
+        self.network
+            .post_send(a, SendWr { to, ..send(wr_id, SendOp::SendImm(wr_id as u32), sges) });
     }
 
     fn events(&mut self) -> Vec<AsyncEvent> {
@@ -70,14 +71,14 @@ fn receives_are_taken_in_order_by_whoever_needs_one() {
     }
     for (turn, pair) in [(10, 2), (11, 0), (12, 1), (13, 1), (14, 2), (15, 0)] {
         shared.send(pair, turn, 7 * turn, 600);
-        shared.fabric.run(10_000);
+        shared.network.run(10_000);
         let b = shared.pairs[pair].1;
-        let received = shared.fabric.received_by(b);
+        let received = shared.network.received_by(b);
         let wanted = turn - 10;
         assert_eq!(brief(&received), [(wanted, Success)], "turn {turn}");
         assert_eq!((received[0].imm, received[0].qpn), (Some(turn as u32), b.qpn));
         let header = if pair == 2 { 40 } else { 0 };
-        let [ours, theirs] = [&shared.fabric.nodes[0].memory, &shared.fabric.nodes[1].memory];
+        let [ours, theirs] = [&shared.network.nodes[0].memory, &shared.network.nodes[1].memory];
         let at = shared.regions[1].addr + 1000 * wanted + header;
         assert_eq!(theirs.peek(at, 600), ours.peek(shared.regions[0].addr + 7 * turn, 600));
     }
@@ -93,15 +94,15 @@ fn messages_in_progress_at_once_fill_different_receives() {
     for turn in 0..6 {
         shared.send(turn as usize % 3, turn, 100 * turn, 500 + draw.below(500) as u32);
     }
-    shared.fabric.run(10_000);
+    shared.network.run(10_000);
     let mut seen: Vec<u64> = Vec::new();
     for (_, b) in shared.pairs.clone() {
-        for done in shared.fabric.received_by(b) {
+        for done in shared.network.received_by(b) {
             assert_eq!(done.status, Success);
             let from = shared.regions[0].addr + 100 * u64::from(done.imm.unwrap());
             let to = shared.regions[1].addr + 1000 * done.wr_id;
             let len = done.byte_len as usize;
-            let [ours, theirs] = [&shared.fabric.nodes[0].memory, &shared.fabric.nodes[1].memory];
+            let [ours, theirs] = [&shared.network.nodes[0].memory, &shared.network.nodes[1].memory];
             assert_eq!(theirs.peek(to, len), ours.peek(from, len));
             seen.push(done.wr_id);
         }
@@ -116,15 +117,15 @@ fn an_empty_queue_makes_reliable_senders_wait_and_loses_the_others() {
     for pair in 0..3 {
         shared.send(pair, pair as u64, 0, 100);
     }
-    shared.fabric.run_until(Time::from_nanos(100_000));
+    shared.network.run_until(Time::from_nanos(100_000));
     let counters = *shared.endpoint().counters();
     assert_eq!((counters.no_receive, counters.rnr_naks_sent), (2, 1));
     for wr_id in 0..3 {
         shared.post(wr_id, 200).unwrap();
     }
-    shared.fabric.run(10_000);
+    shared.network.run(10_000);
     let received: Vec<usize> =
-        shared.pairs.clone().iter().map(|pair| shared.fabric.received_by(pair.1).len()).collect();
+        shared.pairs.clone().iter().map(|pair| shared.network.received_by(pair.1).len()).collect();
     assert_eq!(received, [1, 0, 0]);
 }
 
@@ -141,23 +142,23 @@ fn the_limit_springs_once_when_too_few_are_left() {
     for wr_id in 0..2 {
         shared.send(0, wr_id, 0, 10);
     }
-    shared.fabric.run(1000);
+    shared.network.run(1000);
     assert_eq!(shared.events(), [], "three are left");
     assert_eq!(shared.endpoint().query_srq(srq).unwrap().limit, 3);
     shared.send(0, 2, 0, 10);
-    shared.fabric.run(1000);
+    shared.network.run(1000);
     assert_eq!(shared.events(), [SrqLimitReached(srq)]);
     assert_eq!(shared.endpoint().query_srq(srq).unwrap().limit, 0);
     shared.send(0, 3, 0, 10);
-    shared.fabric.run(1000);
+    shared.network.run(1000);
     assert_eq!(shared.events(), [], "disarmed");
     shared.endpoint().set_srq_limit(srq, 2).unwrap();
     assert_eq!(shared.events(), [SrqLimitReached(srq)], "too few already");
     shared.endpoint().set_srq_limit(srq, 1).unwrap();
     shared.send(0, 4, 0, 10);
-    shared.fabric.run(1000);
+    shared.network.run(1000);
     assert_eq!(shared.events(), [SrqLimitReached(srq)]);
-    let pd = shared.fabric.nodes[1].pd;
+    let pd = shared.network.nodes[1].pd;
     let config = SrqConfig { pd, max_wr: 8, limit: 0 };
     assert_eq!(shared.endpoint().query_srq(srq), Ok(config));
 }
@@ -177,9 +178,9 @@ fn a_queue_pair_that_breaks_leaves_the_queue_to_the_others() {
         shared.endpoint().modify_qp(Time::ZERO, b.qpn, &QpAttr::to(QpState::Error)).unwrap();
         assert_eq!(shared.events(), [], "once is enough");
         shared.send(1, 9, 0, 100);
-        shared.fabric.run(10_000);
-        assert!(shared.fabric.received_by(b).is_empty(), "{transport:?}");
-        assert_eq!(brief(&shared.fabric.received_by(other)), [(0, Success)]);
+        shared.network.run(10_000);
+        assert!(shared.network.received_by(b).is_empty(), "{transport:?}");
+        assert_eq!(brief(&shared.network.received_by(other)), [(0, Success)]);
     }
 }
 
@@ -191,16 +192,16 @@ fn a_receive_that_was_taken_is_flushed_with_its_queue_pair() {
         shared.post(0, 900).unwrap();
         shared.post(1, 900).unwrap();
         shared.send(0, 1, 0, 800);
-        let first = shared.fabric.endpoint(a).poll_transmit(Time::ZERO).unwrap();
+        let first = shared.network.endpoint(a).poll_transmit(Time::ZERO).unwrap();
         shared
-            .fabric
+            .network
             .endpoint(a)
             .modify_qp(Time::ZERO, a.qpn, &QpAttr::to(QpState::Reset))
             .unwrap();
-        shared.fabric.inject(a, &first);
-        shared.fabric.run(1000);
+        shared.network.inject(a, &first);
+        shared.network.run(1000);
         shared.endpoint().modify_qp(Time::ZERO, b.qpn, &QpAttr::to(QpState::Error)).unwrap();
-        assert_eq!(brief(&shared.fabric.received_by(b)), [(0, WrFlushError)], "{transport:?}");
+        assert_eq!(brief(&shared.network.received_by(b)), [(0, WrFlushError)], "{transport:?}");
     }
 }
 
@@ -217,19 +218,19 @@ fn receives_of_a_queue_pair_that_goes_return_in_their_order() {
         for wr_id in 0..3 {
             shared.send(0, wr_id, 0, 100);
         }
-        shared.fabric.run(10_000);
+        shared.network.run(10_000);
         let first = shared.endpoint().poll_cq(b.recv_cq).unwrap();
         assert_eq!((first.wr_id, first.status), (0, Success), "polled: the program's again");
         // Half a message fills the next one.
         shared.send(0, 9, 0, 800);
-        let half = shared.fabric.endpoint(a).poll_transmit(Time::ZERO).unwrap();
+        let half = shared.network.endpoint(a).poll_transmit(Time::ZERO).unwrap();
         shared
-            .fabric
+            .network
             .endpoint(a)
             .modify_qp(Time::ZERO, a.qpn, &QpAttr::to(QpState::Reset))
             .unwrap();
-        shared.fabric.inject(a, &half);
-        shared.fabric.run(10_000);
+        shared.network.inject(a, &half);
+        shared.network.run(10_000);
         match destroys {
             true => shared.endpoint().destroy_qp(Time::ZERO, b.qpn).unwrap(),
             false => {
@@ -242,8 +243,8 @@ fn receives_of_a_queue_pair_that_goes_return_in_their_order() {
         for turn in 0..5 {
             shared.send(1, turn, 0, 100);
         }
-        shared.fabric.run(10_000);
-        let received = brief(&shared.fabric.received_by(other));
+        shared.network.run(10_000);
+        let received = brief(&shared.network.received_by(other));
         let wanted: Vec<_> = (1..6).map(|wr_id| (wr_id, Success)).collect();
         assert_eq!(received, wanted, "{transport:?}, destroyed: {destroys}");
         // All of its slots are free again.
@@ -270,28 +271,28 @@ fn lending_and_returning_keeps_every_receive() {
                 shared.send(0, sent, 0, 100);
                 sent += 1;
             }
-            shared.fabric.run(10_000);
+            shared.network.run(10_000);
             for _ in 0..draw.below(4) {
                 heard.extend(shared.endpoint().poll_cq(b.recv_cq).map(|done| done.wr_id));
             }
             if draw.per_mille(300) {
                 for end in [a, b] {
                     shared
-                        .fabric
+                        .network
                         .endpoint(end)
                         .modify_qp(Time::ZERO, end.qpn, &QpAttr::to(QpState::Reset))
                         .unwrap();
                 }
-                shared.fabric.bring_up(a, b, Transport::Rc, Mtu::M256);
-                shared.fabric.bring_up(b, a, Transport::Rc, Mtu::M256);
+                shared.network.bring_up(a, b, Transport::Rc, Mtu::M256);
+                shared.network.bring_up(b, a, Transport::Rc, Mtu::M256);
             }
-            shared.fabric.sent_by(a);
+            shared.network.sent_by(a);
         }
-        heard.extend(shared.fabric.received_by(b).iter().map(|done| done.wr_id));
+        heard.extend(shared.network.received_by(b).iter().map(|done| done.wr_id));
         let unused = (0..).map_while(|turn| {
             shared.send(0, turn, 0, 100);
-            shared.fabric.run_until(shared.fabric.now() + roce::Duration::from_micros(100));
-            shared.fabric.received_by(b).first().map(|done| done.wr_id)
+            shared.network.run_until(shared.network.now() + roce::Duration::from_micros(100));
+            shared.network.received_by(b).first().map(|done| done.wr_id)
         });
         let unused: Vec<u64> = unused.collect();
         heard.extend(unused);

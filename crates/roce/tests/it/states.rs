@@ -19,7 +19,7 @@ use roce::{Duration, Time};
 use QpState::{Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
 use WcStatus::{LocalProtectionError, RetryExceeded, Success, WrFlushError};
 
-use crate::harness::{BASE, End, Fabric, FabricConfig, Node};
+use crate::harness::{BASE, End, Network, NetworkConfig, Node};
 use crate::kit::{
     QKEY, STATES, TRANSPORTS, attributes, brief, bring_to, list, recv, registered, send, step_attr,
 };
@@ -104,7 +104,7 @@ fn expected(transport: Transport, from: QpState, to: QpState) -> Option<(u32, u3
 
 /// One queue pair that was taken to a state.
 struct Lone {
-    fabric: Fabric,
+    network: Network,
     end: End,
     qpn: Qpn,
     base: QpAttr,
@@ -116,11 +116,12 @@ impl Lone {
         if transport == Transport::Rc && state == Sqe {
             return None;
         }
-        let mut fabric = Fabric::new(&FabricConfig { arena_bytes: 64, ..FabricConfig::default() });
-        let end = fabric.create(0, transport, None);
+        let mut network =
+            Network::new(&NetworkConfig { arena_bytes: 64, ..NetworkConfig::default() });
+        let end = network.create(0, transport, None);
         let (qpn, peer) = (end.qpn, Qpn::new(77));
-        let base = attributes(fabric.nodes[1].path(), qpn, peer, Mtu::M1024);
-        let endpoint = &mut fabric.nodes[0].endpoint;
+        let base = attributes(network.nodes[1].path(), qpn, peer, Mtu::M1024);
+        let endpoint = &mut network.nodes[0].endpoint;
         match state {
             Reset => {}
             Init | Rtr | Rts => bring_to(endpoint, qpn, transport, &base, state),
@@ -132,18 +133,18 @@ impl Lone {
         }
         if state == Sqe {
             let bad: SgList = [Sge { addr: BASE, len: 8, lkey: 1 }].into_iter().collect();
-            let to = Some(fabric.address(end));
+            let to = Some(network.address(end));
             let wr = SendWr { to, ..send(1, SendOp::Send, bad) };
-            fabric.post_send(end, wr);
-            fabric.settle();
-            assert_eq!(brief(&fabric.sent_by(end)), [(1, LocalProtectionError)]);
+            network.post_send(end, wr);
+            network.settle();
+            assert_eq!(brief(&network.sent_by(end)), [(1, LocalProtectionError)]);
         }
-        assert_eq!(fabric.state(end), state);
-        Some(Lone { fabric, end, qpn, base })
+        assert_eq!(network.state(end), state);
+        Some(Lone { network, end, qpn, base })
     }
 
     fn endpoint(&mut self) -> &mut Endpoint {
-        &mut self.fabric.nodes[0].endpoint
+        &mut self.network.nodes[0].endpoint
     }
 
     /// Tries a transition with exactly these attributes, all of legal value.
@@ -323,24 +324,24 @@ fn a_connect_that_is_refused_leaves_a_queue_pair_in_reset_that_works() {
     for (refusal, is_initialized) in
         refusals.into_iter().flat_map(|refusal| [(refusal, false), (refusal, true)])
     {
-        let mut fabric = Fabric::new(&FabricConfig::default());
-        let [a, b] = [0, 1].map(|node| fabric.create(node, Transport::Rc, None));
-        let good = Connect::new(fabric.nodes[1].path(), b.qpn, Psn::new(1));
+        let mut network = Network::new(&NetworkConfig::default());
+        let [a, b] = [0, 1].map(|node| network.create(node, Transport::Rc, None));
+        let good = Connect::new(network.nodes[1].path(), b.qpn, Psn::new(1));
         let mut bad = good;
         refusal(&mut bad);
-        let endpoint = fabric.endpoint(a);
+        let endpoint = network.endpoint(a);
         if is_initialized {
             device::initialize(endpoint, Time::ZERO, a.qpn).unwrap();
         }
         let refused = device::connect(endpoint, Time::ZERO, a.qpn, &bad);
         assert!(matches!(refused, Err(VerbsError::Invalid { .. })), "{refused:?}");
         assert_eq!(endpoint.qp_state(a.qpn), Some(Reset));
-        fabric.connect(a, b, |_| {});
-        fabric.post_recv(b, recv(1, SgList::new()));
-        fabric.post_send(a, send(2, SendOp::Send, SgList::new()));
-        fabric.run(100);
-        assert_eq!(brief(&fabric.sent_by(a)), [(2, Success)]);
-        assert_eq!(brief(&fabric.received_by(b)), [(1, Success)]);
+        network.connect(a, b, |_| {});
+        network.post_recv(b, recv(1, SgList::new()));
+        network.post_send(a, send(2, SendOp::Send, SgList::new()));
+        network.run(100);
+        assert_eq!(brief(&network.sent_by(a)), [(2, Success)]);
+        assert_eq!(brief(&network.received_by(b)), [(1, Success)]);
     }
 }
 
@@ -366,32 +367,32 @@ fn posting_follows_the_state() {
 #[test]
 fn reset_discards_all_work_in_silence() {
     for transport in TRANSPORTS {
-        let mut fabric = Fabric::new(&FabricConfig::default());
-        let region = registered(&mut fabric.nodes[0]);
-        let (a, b) = fabric.pair_of(transport, Mtu::M256);
-        let to = Some(fabric.address(b));
+        let mut network = Network::new(&NetworkConfig::default());
+        let region = registered(&mut network.nodes[0]);
+        let (a, b) = network.pair_of(transport, Mtu::M256);
+        let to = Some(network.address(b));
         for wr_id in 0..5 {
             let wr = send(wr_id, SendOp::Send, list(region, 0, 200));
-            fabric.post_send(a, SendWr { to, ..wr });
-            fabric.post_recv(a, recv(wr_id, list(region, 0, 200)));
+            network.post_send(a, SendWr { to, ..wr });
+            network.post_recv(a, recv(wr_id, list(region, 0, 200)));
         }
-        fabric.endpoint(a).modify_qp(Time::ZERO, a.qpn, &QpAttr::to(Reset)).unwrap();
-        fabric.run(1_000);
-        assert_eq!(fabric.state(a), Reset);
-        assert!(fabric.sent_by(a).is_empty() && fabric.received_by(a).is_empty());
-        assert!(fabric.endpoint(a).poll_timeout().is_none());
+        network.endpoint(a).modify_qp(Time::ZERO, a.qpn, &QpAttr::to(Reset)).unwrap();
+        network.run(1_000);
+        assert_eq!(network.state(a), Reset);
+        assert!(network.sent_by(a).is_empty() && network.received_by(a).is_empty());
+        assert!(network.endpoint(a).poll_timeout().is_none());
         // It works again afterwards, for both sides.
-        let reset = fabric.endpoint(b).modify_qp(Time::ZERO, b.qpn, &QpAttr::to(Reset));
+        let reset = network.endpoint(b).modify_qp(Time::ZERO, b.qpn, &QpAttr::to(Reset));
         assert_eq!(reset, Ok(()));
-        let target = registered(&mut fabric.nodes[1]);
-        fabric.bring_up(a, b, transport, Mtu::M256);
-        fabric.bring_up(b, a, transport, Mtu::M256);
-        fabric.post_recv(b, recv(7, list(target, 0, 300)));
+        let target = registered(&mut network.nodes[1]);
+        network.bring_up(a, b, transport, Mtu::M256);
+        network.bring_up(b, a, transport, Mtu::M256);
+        network.post_recv(b, recv(7, list(target, 0, 300)));
         let wr = send(9, SendOp::Send, list(region, 0, 200));
-        fabric.post_send(a, SendWr { to, ..wr });
-        fabric.run(1_000);
-        assert_eq!(brief(&fabric.sent_by(a)), [(9, Success)], "{transport:?}");
-        assert_eq!(brief(&fabric.received_by(b)), [(7, Success)], "{transport:?}");
+        network.post_send(a, SendWr { to, ..wr });
+        network.run(1_000);
+        assert_eq!(brief(&network.sent_by(a)), [(9, Success)], "{transport:?}");
+        assert_eq!(brief(&network.received_by(b)), [(7, Success)], "{transport:?}");
     }
 }
 
@@ -409,16 +410,16 @@ fn the_error_state_flushes_every_transport() {
         endpoint.post_send(Time::ZERO, qpn, wr(3)).unwrap();
         endpoint.post_recv(Time::ZERO, qpn, recv(4, SgList::new())).unwrap();
         let end = lone.end;
-        assert_eq!(brief(&lone.fabric.sent_by(end)), [(1, WrFlushError), (3, WrFlushError)]);
-        assert_eq!(brief(&lone.fabric.received_by(end)), [(2, WrFlushError), (4, WrFlushError)]);
+        assert_eq!(brief(&lone.network.sent_by(end)), [(1, WrFlushError), (3, WrFlushError)]);
+        assert_eq!(brief(&lone.network.received_by(end)), [(2, WrFlushError), (4, WrFlushError)]);
     }
 }
 
 /// Two queue pairs of node 0 that share both completion queues, each with two sends and three receives
 /// flushed: posted in turns.
-fn flushed_pair(transport: Transport) -> (Fabric, [Qpn; 2], CqId) {
-    let mut fabric = Fabric::new(&FabricConfig::default());
-    let Node { endpoint, pd, .. } = &mut fabric.nodes[0];
+fn flushed_pair(transport: Transport) -> (Network, [Qpn; 2], CqId) {
+    let mut network = Network::new(&NetworkConfig::default());
+    let Node { endpoint, pd, .. } = &mut network.nodes[0];
     let cq = endpoint.create_cq(64).unwrap();
     let config = QpConfig { transport, ..QpConfig::rc(*pd, cq, 8, 8) };
     let qpns = [0, 1].map(|_| endpoint.create_qp(config).unwrap());
@@ -429,30 +430,30 @@ fn flushed_pair(transport: Transport) -> (Fabric, [Qpn; 2], CqId) {
         let qpn = qpns[wr_id as usize % 2];
         endpoint.post_recv(Time::ZERO, qpn, recv(wr_id, SgList::new())).unwrap();
     }
-    (fabric, qpns, cq)
+    (network, qpns, cq)
 }
 
 /// The program frees what `wr_id` refers to once the queue pair is gone.
 #[test]
 fn completions_go_with_their_queue_pair() {
     for (transport, destroys) in TRANSPORTS.into_iter().flat_map(|t| [(t, false), (t, true)]) {
-        let (mut fabric, [gone, kept], cq) = flushed_pair(transport);
-        let endpoint = &mut fabric.nodes[0].endpoint;
+        let (mut network, [gone, kept], cq) = flushed_pair(transport);
+        let endpoint = &mut network.nodes[0].endpoint;
         assert_eq!(endpoint.poll_cq(cq).map(|done| done.wr_id), Some(0), "polled before: seen");
         match destroys {
             true => endpoint.destroy_qp(Time::ZERO, gone).unwrap(),
             false => endpoint.modify_qp(Time::ZERO, gone, &QpAttr::to(Reset)).unwrap(),
         }
         let left: Vec<_> =
-            fabric.nodes[0].completions(cq).iter().map(|d| (d.wr_id, d.qpn)).collect();
+            network.nodes[0].completions(cq).iter().map(|d| (d.wr_id, d.qpn)).collect();
         assert_eq!(left, [(1, kept), (3, kept), (5, kept)], "{transport:?}");
     }
 }
 
 #[test]
 fn notifications_and_overruns_outlive_the_completions_that_made_them() {
-    let (mut fabric, [gone, kept], cq) = flushed_pair(Transport::Rc);
-    let endpoint = &mut fabric.nodes[0].endpoint;
+    let (mut network, [gone, kept], cq) = flushed_pair(Transport::Rc);
+    let endpoint = &mut network.nodes[0].endpoint;
     endpoint.req_notify(cq, false).unwrap();
     endpoint.destroy_qp(Time::ZERO, gone).unwrap();
     endpoint.destroy_qp(Time::ZERO, kept).unwrap();
@@ -460,8 +461,8 @@ fn notifications_and_overruns_outlive_the_completions_that_made_them() {
     endpoint.req_notify(cq, false).unwrap();
     assert_eq!((endpoint.poll_notified(), endpoint.poll_cq(cq)), (None, None), "nothing waits");
     // Freed slots do not restore what was lost.
-    let pd = fabric.nodes[0].pd;
-    let endpoint = &mut fabric.nodes[0].endpoint;
+    let pd = network.nodes[0].pd;
+    let endpoint = &mut network.nodes[0].endpoint;
     let cq = endpoint.create_cq(2).unwrap();
     let [first, second] = [0, 1].map(|_| endpoint.create_qp(QpConfig::rc(pd, cq, 4, 4)).unwrap());
     for qpn in [first, second] {
@@ -484,52 +485,52 @@ fn drain(notify: bool) -> QpAttr {
 }
 
 /// Two messages of four packets each; the first has started when the send queue is told to drain.
-fn half_sent(transport: Transport) -> (Fabric, End, End) {
-    let mut fabric = Fabric::new(&FabricConfig::default());
-    let regions = [0, 1].map(|node: usize| registered(&mut fabric.nodes[node]));
-    let (a, b) = fabric.pair_of(transport, Mtu::M256);
+fn half_sent(transport: Transport) -> (Network, End, End) {
+    let mut network = Network::new(&NetworkConfig::default());
+    let regions = [0, 1].map(|node: usize| registered(&mut network.nodes[node]));
+    let (a, b) = network.pair_of(transport, Mtu::M256);
     for wr_id in [1, 2] {
-        fabric.post_send(a, send(wr_id, SendOp::Send, list(regions[0], 0, 1024)));
-        fabric.post_recv(b, recv(wr_id, list(regions[1], 1024 * wr_id, 1024)));
+        network.post_send(a, send(wr_id, SendOp::Send, list(regions[0], 0, 1024)));
+        network.post_recv(b, recv(wr_id, list(regions[1], 1024 * wr_id, 1024)));
     }
-    let first = fabric.endpoint(a).poll_transmit(Time::ZERO).unwrap();
-    fabric.inject(a, &first);
-    (fabric, a, b)
+    let first = network.endpoint(a).poll_transmit(Time::ZERO).unwrap();
+    network.inject(a, &first);
+    (network, a, b)
 }
 
 #[test]
 fn a_draining_queue_finishes_what_it_began() {
     for transport in [Transport::Rc, Transport::Uc] {
-        let (mut fabric, a, b) = half_sent(transport);
-        fabric.endpoint(a).modify_qp(Time::ZERO, a.qpn, &drain(true)).unwrap();
-        assert_eq!(fabric.endpoint(a).poll_event(), None, "{transport:?}: not drained yet");
-        fabric.run(1_000);
-        assert_eq!(brief(&fabric.sent_by(a)), [(1, Success)], "{transport:?}");
-        assert_eq!(brief(&fabric.received_by(b)), [(1, Success)], "{transport:?}");
+        let (mut network, a, b) = half_sent(transport);
+        network.endpoint(a).modify_qp(Time::ZERO, a.qpn, &drain(true)).unwrap();
+        assert_eq!(network.endpoint(a).poll_event(), None, "{transport:?}: not drained yet");
+        network.run(1_000);
+        assert_eq!(brief(&network.sent_by(a)), [(1, Success)], "{transport:?}");
+        assert_eq!(brief(&network.received_by(b)), [(1, Success)], "{transport:?}");
         let drained = AsyncEvent::SendQueueDrained(a.qpn);
-        assert_eq!(fabric.endpoint(a).poll_event(), Some(drained));
-        assert_eq!(fabric.endpoint(a).poll_event(), None);
-        fabric.endpoint(a).modify_qp(Time::ZERO, a.qpn, &QpAttr::to(Rts)).unwrap();
-        fabric.run(1_000);
-        assert_eq!(brief(&fabric.sent_by(a)), [(2, Success)], "{transport:?}");
-        assert_eq!(brief(&fabric.received_by(b)), [(2, Success)], "{transport:?}");
-        assert_eq!(fabric.endpoint(a).poll_event(), None);
+        assert_eq!(network.endpoint(a).poll_event(), Some(drained));
+        assert_eq!(network.endpoint(a).poll_event(), None);
+        network.endpoint(a).modify_qp(Time::ZERO, a.qpn, &QpAttr::to(Rts)).unwrap();
+        network.run(1_000);
+        assert_eq!(brief(&network.sent_by(a)), [(2, Success)], "{transport:?}");
+        assert_eq!(brief(&network.received_by(b)), [(2, Success)], "{transport:?}");
+        assert_eq!(network.endpoint(a).poll_event(), None);
     }
 }
 
 #[test]
 fn lost_packets_are_retransmitted_while_the_queue_drains() {
-    let (mut fabric, a, b) = half_sent(Transport::Rc);
+    let (mut network, a, b) = half_sent(Transport::Rc);
     let mut seen = 0;
-    fabric.keep_if(move |headers| {
+    network.keep_if(move |headers| {
         seen += u32::from(headers.bth().opcode == Opcode::RcSendMiddle);
         seen != 1 || headers.bth().opcode != Opcode::RcSendMiddle
     });
-    fabric.endpoint(a).modify_qp(Time::ZERO, a.qpn, &drain(true)).unwrap();
-    fabric.run(1_000);
-    assert!(fabric.endpoint(a).counters().retransmitted_packets > 0);
-    assert_eq!(brief(&fabric.received_by(b)), [(1, Success)]);
-    assert_eq!(fabric.endpoint(a).poll_event(), Some(AsyncEvent::SendQueueDrained(a.qpn)));
+    network.endpoint(a).modify_qp(Time::ZERO, a.qpn, &drain(true)).unwrap();
+    network.run(1_000);
+    assert!(network.endpoint(a).counters().retransmitted_packets > 0);
+    assert_eq!(brief(&network.received_by(b)), [(1, Success)]);
+    assert_eq!(network.endpoint(a).poll_event(), Some(AsyncEvent::SendQueueDrained(a.qpn)));
 }
 
 #[test]
@@ -546,19 +547,19 @@ fn an_idle_queue_is_drained_at_once_and_says_so_only_when_asked() {
 #[test]
 fn limits_of_reads_change_while_the_queue_is_drained() {
     for (limit, served) in [(1, false), (2, true)] {
-        let mut fabric = Fabric::new(&FabricConfig::default());
-        let regions = [0, 1].map(|node: usize| registered(&mut fabric.nodes[node]));
-        let (a, b) = fabric.pair_of(Transport::Rc, Mtu::M256);
+        let mut network = Network::new(&NetworkConfig::default());
+        let regions = [0, 1].map(|node: usize| registered(&mut network.nodes[node]));
+        let (a, b) = network.pair_of(Transport::Rc, Mtu::M256);
         let mask = AttrMask::STATE | AttrMask::MAX_DEST_RD_ATOMIC;
         let change = QpAttr { mask, max_dest_rd_atomic: limit, ..QpAttr::to(Sqd) };
-        fabric.endpoint(b).modify_qp(Time::ZERO, b.qpn, &QpAttr::to(Sqd)).unwrap();
-        fabric.endpoint(b).modify_qp(Time::ZERO, b.qpn, &change).unwrap();
+        network.endpoint(b).modify_qp(Time::ZERO, b.qpn, &QpAttr::to(Sqd)).unwrap();
+        network.endpoint(b).modify_qp(Time::ZERO, b.qpn, &change).unwrap();
         for wr_id in [1, 2] {
             let op = SendOp::Read { remote_addr: BASE, rkey: regions[1].rkey };
-            fabric.post_send(a, send(wr_id, op, list(regions[0], 0, 64)));
+            network.post_send(a, send(wr_id, op, list(regions[0], 0, 64)));
         }
-        fabric.run(1000);
-        let done = fabric.sent_by(a);
+        network.run(1000);
+        let done = network.sent_by(a);
         let all_done = done.iter().all(|done| done.status == Success);
         assert_eq!(all_done, served, "{limit}: {done:?}");
     }
@@ -570,7 +571,7 @@ const MODES: [Reliability; 2] = [Reliability::GoBackN, Reliability::Selective];
 
 /// A reliable connection with these attributes on both sides.
 struct Tuned {
-    fabric: Fabric,
+    network: Network,
     a: End,
     b: End,
     regions: [MemoryRegion; 2],
@@ -578,31 +579,31 @@ struct Tuned {
 
 impl Tuned {
     fn new(adjust: impl Fn(&mut QpAttr)) -> Tuned {
-        let mut fabric = Fabric::new(&FabricConfig::default());
-        let regions = [0, 1].map(|node: usize| registered(&mut fabric.nodes[node]));
-        let [a, b] = [0, 1].map(|node| fabric.create(node, Transport::Rc, None));
+        let mut network = Network::new(&NetworkConfig::default());
+        let regions = [0, 1].map(|node: usize| registered(&mut network.nodes[node]));
+        let [a, b] = [0, 1].map(|node| network.create(node, Transport::Rc, None));
         for (own, peer) in [(a, b), (b, a)] {
-            let path = fabric.nodes[peer.node].path();
+            let path = network.nodes[peer.node].path();
             let mut base = attributes(path, own.qpn, peer.qpn, Mtu::M256);
             adjust(&mut base);
-            bring_to(fabric.endpoint(own), own.qpn, Transport::Rc, &base, Rts);
+            bring_to(network.endpoint(own), own.qpn, Transport::Rc, &base, Rts);
         }
-        Tuned { fabric, a, b, regions }
+        Tuned { network, a, b, regions }
     }
 
     fn post(&mut self, wr_id: u64, op: SendOp, len: u32) {
-        self.fabric.post_send(self.a, send(wr_id, op, list(self.regions[0], 0, len)));
+        self.network.post_send(self.a, send(wr_id, op, list(self.regions[0], 0, len)));
     }
 
     fn read(&mut self, wr_id: u64) {
         let op = SendOp::Read { remote_addr: BASE + 4096 * wr_id, rkey: self.regions[1].rkey };
         let sges = list(self.regions[0], 4096 * wr_id, 1500);
-        self.fabric.post_send(self.a, send(wr_id, op, sges));
+        self.network.post_send(self.a, send(wr_id, op, sges));
     }
 
     fn modify(&mut self, attr: &QpAttr) {
         let a = self.a;
-        self.fabric.endpoint(a).modify_qp(Time::ZERO, a.qpn, attr).unwrap();
+        self.network.endpoint(a).modify_qp(Time::ZERO, a.qpn, attr).unwrap();
     }
 
     /// Goes to SQD and sets one attribute there.
@@ -618,14 +619,14 @@ impl Tuned {
     }
 
     fn ended(&mut self) -> Vec<(u64, WcStatus)> {
-        self.fabric.run_until(self.fabric.now() + Duration::from_millis(2000));
+        self.network.run_until(self.network.now() + Duration::from_millis(2000));
         let a = self.a;
-        brief(&self.fabric.sent_by(a))
+        brief(&self.network.sent_by(a))
     }
 
     /// Whether READ `wr_id` has returned the peer's bytes.
     fn has_read(&self, wr_id: u64) -> bool {
-        let [ours, theirs] = [&self.fabric.nodes[0].memory, &self.fabric.nodes[1].memory];
+        let [ours, theirs] = [&self.network.nodes[0].memory, &self.network.nodes[1].memory];
         let at = BASE + 4096 * wr_id;
         ours.peek(at, 1500) == theirs.peek(at, 1500)
     }
@@ -639,8 +640,8 @@ fn more_reads_may_be_in_flight_once_the_limit_is_raised() {
         for wr_id in 0..u64::from(before) / 2 {
             tuned.read(wr_id);
         }
-        tuned.fabric.run(1_000);
-        tuned.fabric.sent_by(tuned.a);
+        tuned.network.run(1_000);
+        tuned.network.sent_by(tuned.a);
         tuned.limit_reads(16);
         tuned.modify(&QpAttr::to(Rts));
         let wanted: Vec<_> = (0..20).map(|wr_id| (wr_id, Success)).collect();
@@ -657,12 +658,12 @@ fn the_limit_of_reads_changes_under_reads_in_flight() {
     {
         let mut tuned = Tuned::new(|attr| (attr.reliability, attr.max_rd_atomic) = (mode, 4));
         let mut responses = 0;
-        tuned.fabric.keep_if(move |headers| {
+        tuned.network.keep_if(move |headers| {
             responses += u32::from(headers.bth().opcode.is_response());
             !headers.bth().opcode.is_response() || responses > 12
         });
         (0..6).for_each(|wr_id| tuned.read(wr_id));
-        tuned.fabric.settle();
+        tuned.network.settle();
         tuned.limit_reads(limit);
         let begun: Vec<_> = (0..4).map(|wr_id| (wr_id, Success)).collect();
         assert_eq!(tuned.ended(), begun, "{mode:?} to {limit}");
@@ -689,19 +690,19 @@ fn retries_and_timeout_are_those_set_last() {
             (attr.reliability, attr.retry_count, attr.timeout) = (mode, 0, 8);
         });
         let mut lost = 0;
-        tuned.fabric.keep_if(move |_| {
+        tuned.network.keep_if(move |_| {
             lost += 1;
             lost > 4
         });
         let (op, b) = (SendOp::Send, tuned.b);
-        tuned.fabric.post_recv(b, recv(7, list(tuned.regions[1], 0, 100)));
+        tuned.network.post_recv(b, recv(7, list(tuned.regions[1], 0, 100)));
         tuned.post(1, op, 100);
-        tuned.fabric.settle();
+        tuned.network.settle();
         tuned.retune(AttrMask::RETRY_CNT, |attr| attr.retry_count = 7);
         assert_eq!(tuned.ended(), [(1, Success)], "{mode:?}");
         // A timeout, where there was none.
         let mut tuned = Tuned::new(|attr| (attr.reliability, attr.timeout) = (mode, 0));
-        tuned.fabric.keep_if(|_| false);
+        tuned.network.keep_if(|_| false);
         tuned.post(1, op, 100);
         assert_eq!(tuned.ended(), [], "{mode:?}: waits for ever");
         tuned.retune(AttrMask::TIMEOUT, |attr| attr.timeout = 8);
@@ -714,57 +715,57 @@ fn retries_and_timeout_are_those_set_last() {
 #[test]
 fn a_failed_send_stops_sending_but_not_receiving() {
     for transport in [Transport::Uc, Transport::Ud] {
-        let mut fabric = Fabric::new(&FabricConfig::default());
-        let regions = [0, 1].map(|node: usize| registered(&mut fabric.nodes[node]));
-        let (a, b) = fabric.pair_of(transport, Mtu::M256);
-        let (to, back) = (Some(fabric.address(b)), Some(fabric.address(a)));
+        let mut network = Network::new(&NetworkConfig::default());
+        let regions = [0, 1].map(|node: usize| registered(&mut network.nodes[node]));
+        let (a, b) = network.pair_of(transport, Mtu::M256);
+        let (to, back) = (Some(network.address(b)), Some(network.address(a)));
         let bad: SgList = [Sge { addr: BASE, len: 8, lkey: 1 }].into_iter().collect();
         let good = list(regions[0], 0, 100);
         for (wr_id, sges) in [(1, good.clone()), (2, bad), (3, good.clone())] {
-            fabric.post_send(a, SendWr { to, ..send(wr_id, SendOp::Send, sges) });
+            network.post_send(a, SendWr { to, ..send(wr_id, SendOp::Send, sges) });
         }
-        fabric.run(1_000);
+        network.run(1_000);
         let endings = [(1, Success), (2, LocalProtectionError), (3, WrFlushError)];
-        assert_eq!(brief(&fabric.sent_by(a)), endings, "{transport:?}");
-        assert_eq!(fabric.state(a), Sqe);
-        fabric.post_send(a, SendWr { to, ..send(4, SendOp::Send, good.clone()) });
-        assert_eq!(brief(&fabric.sent_by(a)), [(4, WrFlushError)]);
-        fabric.post_recv(a, recv(5, list(regions[0], 4096, 300)));
-        fabric.post_send(b, SendWr { to: back, ..send(6, SendOp::Send, list(regions[1], 0, 64)) });
-        fabric.run(1_000);
-        assert_eq!(brief(&fabric.received_by(a)), [(5, Success)], "{transport:?}");
-        fabric.endpoint(a).modify_qp(Time::ZERO, a.qpn, &QpAttr::to(Rts)).unwrap();
-        fabric.post_recv(b, recv(7, list(regions[1], 4096, 300)));
-        fabric.post_send(a, SendWr { to, ..send(8, SendOp::Send, good) });
-        fabric.run(1_000);
-        assert_eq!(brief(&fabric.sent_by(a)), [(8, Success)]);
-        assert_eq!(brief(&fabric.received_by(b)), [(7, Success)]);
+        assert_eq!(brief(&network.sent_by(a)), endings, "{transport:?}");
+        assert_eq!(network.state(a), Sqe);
+        network.post_send(a, SendWr { to, ..send(4, SendOp::Send, good.clone()) });
+        assert_eq!(brief(&network.sent_by(a)), [(4, WrFlushError)]);
+        network.post_recv(a, recv(5, list(regions[0], 4096, 300)));
+        network.post_send(b, SendWr { to: back, ..send(6, SendOp::Send, list(regions[1], 0, 64)) });
+        network.run(1_000);
+        assert_eq!(brief(&network.received_by(a)), [(5, Success)], "{transport:?}");
+        network.endpoint(a).modify_qp(Time::ZERO, a.qpn, &QpAttr::to(Rts)).unwrap();
+        network.post_recv(b, recv(7, list(regions[1], 4096, 300)));
+        network.post_send(a, SendWr { to, ..send(8, SendOp::Send, good) });
+        network.run(1_000);
+        assert_eq!(brief(&network.sent_by(a)), [(8, Success)]);
+        assert_eq!(brief(&network.received_by(b)), [(7, Success)]);
     }
 }
 
 #[test]
 fn sends_go_on_after_a_queue_failed_while_it_drained() {
     for asks_for_event in [false, true] {
-        let mut fabric = Fabric::new(&FabricConfig::default());
-        let regions = [0, 1].map(|node: usize| registered(&mut fabric.nodes[node]));
-        let (a, b) = fabric.pair_of(Transport::Uc, Mtu::M256);
-        let gone = fabric.nodes[0].register(BASE + 8192, 4096, Access::ALL).unwrap();
-        fabric.post_send(a, send(1, SendOp::Send, list(gone, 0, 1024)));
-        let first = fabric.endpoint(a).poll_transmit(Time::ZERO).unwrap();
-        fabric.inject(a, &first);
-        fabric.endpoint(a).modify_qp(Time::ZERO, a.qpn, &drain(asks_for_event)).unwrap();
-        fabric.nodes[0].deregister(gone.lkey).unwrap();
-        fabric.run(1_000);
-        assert_eq!(fabric.state(a), Sqe);
-        assert_eq!(brief(&fabric.sent_by(a)), [(1, LocalProtectionError)]);
-        fabric.endpoint(a).modify_qp(Time::ZERO, a.qpn, &QpAttr::to(Rts)).unwrap();
-        fabric.post_recv(b, recv(2, list(regions[1], 0, 100)));
-        fabric.post_send(a, send(3, SendOp::Send, list(regions[0], 0, 100)));
-        fabric.run(1_000);
-        assert_eq!(brief(&fabric.sent_by(a)), [(3, Success)]);
-        assert_eq!(brief(&fabric.received_by(b)), [(2, Success)]);
+        let mut network = Network::new(&NetworkConfig::default());
+        let regions = [0, 1].map(|node: usize| registered(&mut network.nodes[node]));
+        let (a, b) = network.pair_of(Transport::Uc, Mtu::M256);
+        let gone = network.nodes[0].register(BASE + 8192, 4096, Access::ALL).unwrap();
+        network.post_send(a, send(1, SendOp::Send, list(gone, 0, 1024)));
+        let first = network.endpoint(a).poll_transmit(Time::ZERO).unwrap();
+        network.inject(a, &first);
+        network.endpoint(a).modify_qp(Time::ZERO, a.qpn, &drain(asks_for_event)).unwrap();
+        network.nodes[0].deregister(gone.lkey).unwrap();
+        network.run(1_000);
+        assert_eq!(network.state(a), Sqe);
+        assert_eq!(brief(&network.sent_by(a)), [(1, LocalProtectionError)]);
+        network.endpoint(a).modify_qp(Time::ZERO, a.qpn, &QpAttr::to(Rts)).unwrap();
+        network.post_recv(b, recv(2, list(regions[1], 0, 100)));
+        network.post_send(a, send(3, SendOp::Send, list(regions[0], 0, 100)));
+        network.run(1_000);
+        assert_eq!(brief(&network.sent_by(a)), [(3, Success)]);
+        assert_eq!(brief(&network.received_by(b)), [(2, Success)]);
         // The event of the failed queue is no longer requested.
-        fabric.endpoint(a).modify_qp(Time::ZERO, a.qpn, &QpAttr::to(Sqd)).unwrap();
-        assert_eq!(fabric.endpoint(a).poll_event(), None);
+        network.endpoint(a).modify_qp(Time::ZERO, a.qpn, &QpAttr::to(Sqd)).unwrap();
+        assert_eq!(network.endpoint(a).poll_event(), None);
     }
 }

@@ -11,12 +11,12 @@ use roce::world::Origin;
 
 use WcStatus::{LocalProtectionError, Success, WrFlushError};
 
-use crate::harness::{BASE, End, Fabric, FabricConfig};
+use crate::harness::{BASE, End, Network, NetworkConfig};
 use crate::kit::{QKEY, REGION_BYTES, brief, first_psn, list, recv, registered, send};
 
 /// Two connected queue pairs with a path MTU of 256 and all of both memories registered.
 struct Pair {
-    fabric: Fabric,
+    network: Network,
     a: End,
     b: End,
     regions: [MemoryRegion; 2],
@@ -24,22 +24,22 @@ struct Pair {
 
 impl Pair {
     fn new() -> Pair {
-        let mut fabric = Fabric::new(&FabricConfig::default());
-        let regions = [0, 1].map(|node: usize| registered(&mut fabric.nodes[node]));
-        let (a, b) = fabric.pair_of(Transport::Uc, Mtu::M256);
-        fabric.record();
-        Pair { fabric, a, b, regions }
+        let mut network = Network::new(&NetworkConfig::default());
+        let regions = [0, 1].map(|node: usize| registered(&mut network.nodes[node]));
+        let (a, b) = network.pair_of(Transport::Uc, Mtu::M256);
+        network.record();
+        Pair { network, a, b, regions }
     }
 
     /// Sends `len` bytes from `offset` of node 0.
     fn post(&mut self, wr_id: u64, op: SendOp, offset: u64, len: u32) {
         let wr = send(wr_id, op, list(self.regions[0], offset, len));
-        self.fabric.post_send(self.a, wr);
+        self.network.post_send(self.a, wr);
     }
 
     fn receive(&mut self, wr_id: u64, offset: u64, len: u32) {
         let wr = recv(wr_id, list(self.regions[1], offset, len));
-        self.fabric.post_recv(self.b, wr);
+        self.network.post_recv(self.b, wr);
     }
 
     fn write(&self, offset: u64) -> SendOp {
@@ -51,32 +51,32 @@ impl Pair {
     }
 
     fn run(&mut self) -> (Vec<Completion>, Vec<Completion>) {
-        self.fabric.run(100_000);
-        (self.fabric.sent_by(self.a), self.fabric.received_by(self.b))
+        self.network.run(100_000);
+        (self.network.sent_by(self.a), self.network.received_by(self.b))
     }
 
     /// Loses the packets with these numbers, counted from 0.
     fn lose(&mut self, lost: &[u64]) {
         let lost = lost.to_vec();
         let mut seen = 0;
-        self.fabric.keep_if(move |_| {
+        self.network.keep_if(move |_| {
             seen += 1;
             !lost.contains(&(seen - 1))
         });
     }
 
     fn same(&self, from: u64, to: u64, len: usize) -> bool {
-        let [ours, theirs] = [&self.fabric.nodes[0].memory, &self.fabric.nodes[1].memory];
+        let [ours, theirs] = [&self.network.nodes[0].memory, &self.network.nodes[1].memory];
         ours.peek(BASE + from, len) == theirs.peek(BASE + to, len)
     }
 
     fn opcodes(&self) -> Vec<Opcode> {
-        let trace = self.fabric.trace.as_ref().unwrap();
+        let trace = self.network.trace.as_ref().unwrap();
         trace.iter().map(|headers| headers.bth().opcode).collect()
     }
 
     fn counters(&self) -> Counters {
-        *self.fabric.nodes[1].endpoint.counters()
+        *self.network.nodes[1].endpoint.counters()
     }
 }
 
@@ -101,7 +101,7 @@ fn messages_of_every_length_arrive_and_nothing_comes_back() {
         assert!(pair.same(offset, offset, len as usize));
         assert!(pair.same(offset, 200_000 + offset, len as usize));
     }
-    assert_eq!(pair.fabric.nodes[1].endpoint.counters().packets_sent, 0);
+    assert_eq!(pair.network.nodes[1].endpoint.counters().packets_sent, 0);
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn packets_count_up_and_carry_the_opcodes_of_their_place() {
     let wanted =
         [[UcSendFirst, UcSendMiddle, UcSendLastImm], [UcWriteFirst, UcWriteMiddle, UcWriteLastImm]];
     assert_eq!(pair.opcodes(), [&wanted.concat()[..], &[UcSendOnlyImm]].concat());
-    let trace = pair.fabric.trace.as_ref().unwrap();
+    let trace = pair.network.trace.as_ref().unwrap();
     for (at, headers) in trace.iter().enumerate() {
         assert_eq!(headers.bth().psn, first_psn(pair.a.qpn).plus(at as u32));
         assert!(!headers.bth().ack_req);
@@ -133,7 +133,7 @@ fn packets_count_up_and_carry_the_opcodes_of_their_place() {
 fn requests_are_done_when_their_last_packet_has_left() {
     let mut pair = Pair::new();
     pair.post(1, SendOp::Send, 0, 300);
-    let endpoint = &mut pair.fabric.nodes[0].endpoint;
+    let endpoint = &mut pair.network.nodes[0].endpoint;
     assert!(endpoint.poll_transmit(Time::ZERO).is_some());
     assert_eq!(endpoint.poll_cq(pair.a.send_cq), None);
     assert!(endpoint.poll_transmit(Time::ZERO).is_some());
@@ -184,7 +184,7 @@ fn messages_too_long_for_the_receive_are_dropped() {
     let (_, received) = pair.run();
     assert_eq!(brief(&received), [(7, Success)]);
     assert_eq!((received[0].byte_len, pair.counters().receive_too_small), (700, 1));
-    assert_eq!(pair.fabric.state(pair.b), QpState::Rts);
+    assert_eq!(pair.network.state(pair.b), QpState::Rts);
 }
 
 #[test]
@@ -206,11 +206,11 @@ fn without_a_receive_messages_are_dropped() {
 fn refused_write(spoil: impl Fn(&mut Pair) -> SendOp, counted: impl Fn(&Counters) -> u64) {
     let mut pair = Pair::new();
     let op = spoil(&mut pair);
-    let before = pair.fabric.nodes[1].memory.all().to_vec();
+    let before = pair.network.nodes[1].memory.all().to_vec();
     pair.post(1, op, 0, 600);
     let (sent, _) = pair.run();
     assert_eq!(brief(&sent), [(1, Success)], "the sender hears nothing");
-    assert_eq!(pair.fabric.nodes[1].memory.all(), before);
+    assert_eq!(pair.network.nodes[1].memory.all(), before);
     assert_eq!((counted(&pair.counters()), pair.counters().qp_errors), (1, 0));
     pair.receive(7, 0, 64);
     pair.post(2, SendOp::Send, 0, 64);
@@ -226,7 +226,7 @@ fn writes_that_are_not_allowed_are_dropped() {
     refused_write(|pair| pair.write(REGION_BYTES - 599), |counters| counters.bad_bounds);
     refused_write(
         |pair| {
-            let region = pair.fabric.nodes[1].register(BASE, 4096, Access::LOCAL).unwrap();
+            let region = pair.network.nodes[1].register(BASE, 4096, Access::LOCAL).unwrap();
             SendOp::Write { remote_addr: BASE, rkey: region.rkey }
         },
         |counters| counters.bad_access,
@@ -236,7 +236,7 @@ fn writes_that_are_not_allowed_are_dropped() {
             let mask = AttrMask::ACCESS_FLAGS;
             let attr = QpAttr { mask, access: Access::LOCAL, ..QpAttr::to(QpState::Rts) };
             let b = pair.b;
-            pair.fabric.endpoint(b).modify_qp(Time::ZERO, b.qpn, &attr).unwrap();
+            pair.network.endpoint(b).modify_qp(Time::ZERO, b.qpn, &attr).unwrap();
             pair.write(0)
         },
         |counters| counters.bad_access,
@@ -248,13 +248,13 @@ fn a_receive_that_may_not_be_written_ends_the_queue_pair() {
     let mut pair = Pair::new();
     let bad: SgList = [Sge { addr: BASE, len: 100, lkey: 1 }].into_iter().collect();
     let b = pair.b;
-    pair.fabric.post_recv(b, recv(7, bad));
+    pair.network.post_recv(b, recv(7, bad));
     pair.receive(8, 0, 100);
     pair.post(1, SendOp::Send, 0, 50);
     let (_, received) = pair.run();
     assert_eq!(brief(&received), [(7, LocalProtectionError), (8, WrFlushError)]);
-    assert_eq!(pair.fabric.state(b), QpState::Error);
-    assert_eq!(pair.fabric.endpoint(b).poll_event(), None, "the receive has said so");
+    assert_eq!(pair.network.state(b), QpState::Error);
+    assert_eq!(pair.network.endpoint(b).poll_event(), None, "the receive has said so");
 }
 
 #[test]
@@ -270,7 +270,7 @@ fn operations_of_other_services_are_refused() {
     for op in ops {
         let wr = send(1, op, list(pair.regions[0], 0, 8));
         let a = pair.a;
-        let refused = pair.fabric.endpoint(a).post_send(Time::ZERO, a.qpn, wr);
+        let refused = pair.network.endpoint(a).post_send(Time::ZERO, a.qpn, wr);
         assert!(matches!(refused, Err(VerbsError::Invalid { .. })), "{op:?}");
     }
 }
@@ -278,7 +278,7 @@ fn operations_of_other_services_are_refused() {
 #[test]
 fn windows_are_bound_in_the_order_of_the_sends() {
     let mut pair = Pair::new();
-    let (node, b) = (&mut pair.fabric.nodes[1], pair.b);
+    let (node, b) = (&mut pair.network.nodes[1], pair.b);
     let (window, first_key) = node.endpoint.alloc_window(node.pd, true).unwrap();
     let rkey = first_key ^ 1;
     let lkey = pair.regions[1].lkey;
@@ -286,18 +286,18 @@ fn windows_are_bound_in_the_order_of_the_sends() {
     let zero_based = false;
     let binding = WindowBinding { window, rkey, lkey, addr, len: 1024, access, zero_based };
     let bind = SendWr { signaled: true, ..send(5, SendOp::BindWindow(binding), SgList::new()) };
-    pair.fabric.post_send(b, bind);
-    pair.fabric.settle();
-    let bound = pair.fabric.sent_by(b);
+    pair.network.post_send(b, bind);
+    pair.network.settle();
+    let bound = pair.network.sent_by(b);
     assert_eq!((brief(&bound), bound[0].opcode), (vec![(5, Success)], WcOpcode::BindWindow));
     pair.post(1, SendOp::Write { remote_addr: addr, rkey }, 0, 1024);
     pair.run();
     assert!(pair.same(0, 4096, 1024));
     let again = SendOp::BindWindow(WindowBinding { rkey: first_key, ..binding });
-    pair.fabric.post_send(b, send(6, again, SgList::new()));
-    pair.fabric.settle();
-    assert_eq!(brief(&pair.fabric.sent_by(b)), [(6, WcStatus::WindowBindError)]);
-    assert_eq!(pair.fabric.state(b), QpState::Sqe);
+    pair.network.post_send(b, send(6, again, SgList::new()));
+    pair.network.settle();
+    assert_eq!(brief(&pair.network.sent_by(b)), [(6, WcStatus::WindowBindError)]);
+    assert_eq!(pair.network.state(b), QpState::Sqe);
 }
 
 // ---- packets that no honest peer sends ---------------------------------------------------------
@@ -330,10 +330,10 @@ impl Lone {
             psn: self.psn,
         };
         self.psn = self.psn.next();
-        let source = self.pair.fabric.nodes[0].path().remote;
+        let source = self.pair.network.nodes[0].path().remote;
         let origin = Origin::new(source, source.ip());
         let headers = Headers::new(bth, ext).unwrap();
-        let endpoint = &mut self.pair.fabric.nodes[1].endpoint;
+        let endpoint = &mut self.pair.network.nodes[1].endpoint;
         endpoint.handle_packet(Time::ZERO, &origin, &headers, payload).pieces
     }
 
@@ -344,7 +344,7 @@ impl Lone {
     /// The queue pair works as if new.
     fn check(mut self) {
         assert_eq!(self.next(Opcode::UcSendOnly, Ext::None, 100).len(), 1);
-        assert_eq!(brief(&self.pair.fabric.received_by(self.pair.b)), [(7, Success)]);
+        assert_eq!(brief(&self.pair.network.received_by(self.pair.b)), [(7, Success)]);
         assert_eq!(self.pair.counters().packets_sent, 0);
     }
 }
@@ -404,11 +404,11 @@ fn lengths_that_contradict_the_mtu_or_the_reth_are_dropped() {
 #[test]
 fn a_region_that_goes_away_stops_a_write_in_the_middle() {
     let mut lone = Lone::new();
-    let node = &mut lone.pair.fabric.nodes[1];
+    let node = &mut lone.pair.network.nodes[1];
     let region = node.register(BASE, 4096, Access::REMOTE_WRITE).unwrap();
     let ext = Ext::Reth(Reth { addr: BASE, rkey: region.rkey, len: 600 });
     assert_eq!(lone.next(Opcode::UcWriteFirst, ext, 256).len(), 1);
-    lone.pair.fabric.nodes[1].deregister(region.lkey).unwrap();
+    lone.pair.network.nodes[1].deregister(region.lkey).unwrap();
     assert!(lone.next(Opcode::UcWriteMiddle, Ext::None, 256).is_empty());
     assert!(lone.next(Opcode::UcWriteLast, Ext::None, 88).is_empty());
     lone.check();
@@ -423,9 +423,9 @@ fn packets_of_other_services_and_strangers_are_dropped() {
     assert_eq!(lone.pair.counters().bad_opcode, 2);
     // Not the peer's address, though everything else is right.
     lone.pair.post(1, SendOp::Send, 0, 10);
-    let genuine = lone.pair.fabric.nodes[0].endpoint.poll_transmit(Time::ZERO).unwrap();
-    let stranger = lone.pair.fabric.nodes[1].path().remote;
-    let endpoint = &mut lone.pair.fabric.nodes[1].endpoint;
+    let genuine = lone.pair.network.nodes[0].endpoint.poll_transmit(Time::ZERO).unwrap();
+    let stranger = lone.pair.network.nodes[1].path().remote;
+    let endpoint = &mut lone.pair.network.nodes[1].endpoint;
     let origin = Origin::new(stranger, stranger.ip());
     assert!(endpoint.handle_packet(Time::ZERO, &origin, &genuine.headers, 10).pieces.is_empty());
     assert_eq!(lone.pair.counters().wrong_source, 1);
@@ -442,7 +442,7 @@ fn a_receive_queue_holds_no_more_than_was_agreed() {
     let full = |pair: &mut Pair| {
         let wr = RecvWr { wr_id: 99, sges: SgList::new() };
         let b = pair.b;
-        pair.fabric.endpoint(b).post_recv(Time::ZERO, b.qpn, wr)
+        pair.network.endpoint(b).post_recv(Time::ZERO, b.qpn, wr)
     };
     assert!(matches!(full(&mut pair), Err(VerbsError::QueueFull { limit: 64, .. })));
     pair.lose(&[1]);

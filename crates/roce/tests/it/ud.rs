@@ -14,45 +14,45 @@ use roce::world::{Ecn, Origin, Path};
 
 use WcStatus::{LocalProtectionError, Success, WrFlushError};
 
-use crate::harness::{BASE, End, Fabric, FabricConfig};
+use crate::harness::{BASE, End, Network, NetworkConfig};
 use crate::kit::{QKEY, brief, first_psn, list, recv, registered, send};
 
 const GRH: u32 = GRH_BYTES;
 
 /// Datagram queue pairs, one per node, all of whose memories are registered.
 struct Party {
-    fabric: Fabric,
+    network: Network,
     ends: Vec<End>,
     regions: Vec<MemoryRegion>,
 }
 
 impl Party {
     fn new() -> Party {
-        Party::build(&FabricConfig::default())
+        Party::build(&NetworkConfig::default())
     }
 
-    fn build(config: &FabricConfig) -> Party {
-        let mut fabric = Fabric::new(config);
-        let regions = fabric.nodes.iter_mut().map(registered).collect();
-        let mut party = Party { fabric, ends: Vec::new(), regions };
+    fn build(config: &NetworkConfig) -> Party {
+        let mut network = Network::new(config);
+        let regions = network.nodes.iter_mut().map(registered).collect();
+        let mut party = Party { network, ends: Vec::new(), regions };
         for node in 0..config.nodes {
             party.join(node as usize);
         }
-        party.fabric.record();
+        party.network.record();
         party
     }
 
     /// One more queue pair.
     fn join(&mut self, node: usize) -> End {
-        let end = self.fabric.create(node, Transport::Ud, None);
-        self.fabric.bring_up(end, end, Transport::Ud, Mtu::M1024);
+        let end = self.network.create(node, Transport::Ud, None);
+        self.network.bring_up(end, end, Transport::Ud, Mtu::M1024);
         self.ends.push(end);
         end
     }
 
     fn receive(&mut self, end: End, wr_id: u64, offset: u64, len: u32) {
         let sges = list(self.regions[end.node], offset, len);
-        self.fabric.post_recv(end, recv(wr_id, sges));
+        self.network.post_recv(end, recv(wr_id, sges));
     }
 
     fn wr(&self, wr_id: u64, to: Datagram, offset: u64, len: u32) -> SendWr {
@@ -63,44 +63,44 @@ impl Party {
     /// From the first queue pair to `to`.
     fn send(&mut self, wr_id: u64, to: Datagram, len: u32) {
         let wr = self.wr(wr_id, to, 0, len);
-        self.fabric.post_send(self.ends[0], wr);
+        self.network.post_send(self.ends[0], wr);
     }
 
     fn received(&mut self, end: End) -> Vec<Completion> {
-        self.fabric.run(10_000);
-        self.fabric.received_by(end)
+        self.network.run(10_000);
+        self.network.received_by(end)
     }
 
     fn counters(&self, node: usize) -> &Counters {
-        self.fabric.nodes[node].endpoint.counters()
+        self.network.nodes[node].endpoint.counters()
     }
 
     /// Memory of a node.
     fn bytes(&self, node: usize, offset: u64, len: u32) -> &[u8] {
-        self.fabric.nodes[node].memory.peek(BASE + offset, len as usize)
+        self.network.nodes[node].memory.peek(BASE + offset, len as usize)
     }
 
     fn address(&self, of: usize) -> Datagram {
-        self.fabric.address(self.ends[of])
+        self.network.address(self.ends[of])
     }
 }
 
 #[test]
 fn a_datagram_comes_with_its_route_header_and_its_sender() {
     for ipv6 in [false, true] {
-        let mut party = Party::build(&FabricConfig { ipv6, ..FabricConfig::default() });
+        let mut party = Party::build(&NetworkConfig { ipv6, ..NetworkConfig::default() });
         let (a, b) = (party.ends[0], party.ends[1]);
         party.receive(b, 7, 10_000, 2000);
         let wr = party.wr(1, party.address(1), 0, 777);
-        party.fabric.post_send(a, SendWr { op: SendOp::SendImm(0xabcd), solicited: true, ..wr });
+        party.network.post_send(a, SendWr { op: SendOp::SendImm(0xabcd), solicited: true, ..wr });
         let received = party.received(b);
-        assert_eq!(brief(&party.fabric.sent_by(a)), [(1, Success)]);
+        assert_eq!(brief(&party.network.sent_by(a)), [(1, Success)]);
         let done = received[0];
         assert_eq!((done.wr_id, done.status, done.opcode), (7, Success, WcOpcode::Recv));
         assert_eq!((done.byte_len, done.imm), (777 + GRH, Some(0xabcd)));
         assert_eq!((done.src_qp, done.solicited), (Some(a.qpn), true));
         assert_eq!(party.bytes(1, 10_000 + u64::from(GRH), 777), party.bytes(0, 0, 777));
-        let source = party.fabric.nodes[0].ip();
+        let source = party.network.nodes[0].ip();
         let grh = party.bytes(1, 10_000, GRH);
         match source {
             IpAddr::V4(v4) => {
@@ -116,13 +116,13 @@ fn a_datagram_comes_with_its_route_header_and_its_sender() {
 
 #[test]
 fn datagrams_count_up_and_say_where_they_come_from() {
-    let mut party = Party::build(&FabricConfig { nodes: 3, ..FabricConfig::default() });
+    let mut party = Party::build(&NetworkConfig { nodes: 3, ..NetworkConfig::default() });
     for (wr_id, to) in [(1, 1), (2, 2), (3, 1)] {
         let to = party.address(to);
         party.send(wr_id, to, 3);
     }
-    party.fabric.run(1000);
-    let (own, trace) = (party.ends[0].qpn, party.fabric.trace.as_ref().unwrap());
+    party.network.run(1000);
+    let (own, trace) = (party.ends[0].qpn, party.network.trace.as_ref().unwrap());
     for (at, (headers, to)) in trace.iter().zip([1, 2, 1]).enumerate() {
         let bth = headers.bth();
         assert_eq!((bth.opcode, bth.dest_qp), (Opcode::UdSendOnly, party.ends[to].qpn));
@@ -144,7 +144,7 @@ fn another_queue_key_is_not_heard() {
     assert_eq!(brief(&party.received(b)), [(7, Success)]);
     assert_eq!(party.counters(1).bad_qkey, 1);
     let change = QpAttr { mask: AttrMask::QKEY, qkey: 0x8000_0001, ..QpAttr::to(QpState::Rts) };
-    party.fabric.endpoint(b).modify_qp(Time::ZERO, b.qpn, &change).unwrap();
+    party.network.endpoint(b).modify_qp(Time::ZERO, b.qpn, &change).unwrap();
     party.receive(b, 8, 0, 200);
     party.send(3, right, 20);
     assert_eq!(party.received(b), []);
@@ -169,7 +169,7 @@ fn datagrams_find_room_for_header_and_payload_or_are_dropped() {
     party.receive(b, 9, 0, GRH);
     party.send(4, to, 0);
     assert_eq!(party.received(b), []);
-    assert_eq!(party.fabric.state(b), QpState::Rts);
+    assert_eq!(party.network.state(b), QpState::Rts);
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn header_and_payload_are_scattered_alike() {
     let piece = |offset, len| Sge { addr: region.addr + offset, len, lkey: region.lkey };
     let sges: SgList =
         [piece(0, 30), piece(1000, 15), piece(2000, 0), piece(3000, 500)].into_iter().collect();
-    party.fabric.post_recv(b, recv(7, sges));
+    party.network.post_recv(b, recv(7, sges));
     party.send(1, to, 400);
     assert_eq!(brief(&party.received(b)), [(7, Success)]);
     let sent = party.bytes(0, 0, 400).to_vec();
@@ -193,18 +193,18 @@ fn a_receive_that_may_not_be_written_ends_the_queue_pair() {
     let mut party = Party::new();
     let (b, to) = (party.ends[1], party.address(1));
     let bad: SgList = [Sge { addr: BASE, len: 100, lkey: 1 }].into_iter().collect();
-    party.fabric.post_recv(b, recv(7, bad));
+    party.network.post_recv(b, recv(7, bad));
     party.receive(b, 8, 0, 100);
     party.send(1, to, 10);
     let wanted = [(7, LocalProtectionError), (8, WrFlushError)];
     assert_eq!(brief(&party.received(b)), wanted);
-    assert_eq!(party.fabric.state(b), QpState::Error);
+    assert_eq!(party.network.state(b), QpState::Error);
 }
 
 #[test]
 fn what_datagrams_cannot_do_is_refused() {
     let endpoint = EndpointConfig { mtu: Mtu::M1024, ..EndpointConfig::default() };
-    let mut party = Party::build(&FabricConfig { endpoint, ..FabricConfig::default() });
+    let mut party = Party::build(&NetworkConfig { endpoint, ..NetworkConfig::default() });
     let (a, to) = (party.ends[0], party.address(1));
     let good = party.wr(1, to, 0, 1024);
     let refused = [
@@ -216,15 +216,15 @@ fn what_datagrams_cannot_do_is_refused() {
         SendWr { op: SendOp::LocalInvalidate(1), ..good.clone() },
     ];
     for wr in refused {
-        let done = party.fabric.endpoint(a).post_send(Time::ZERO, a.qpn, wr.clone());
+        let done = party.network.endpoint(a).post_send(Time::ZERO, a.qpn, wr.clone());
         assert!(matches!(done, Err(VerbsError::Invalid { .. })), "{wr:?}");
     }
-    party.fabric.post_send(a, good);
-    party.fabric.run(100);
-    assert_eq!(brief(&party.fabric.sent_by(a)), [(1, Success)]);
+    party.network.post_send(a, good);
+    party.network.run(100);
+    assert_eq!(brief(&party.network.sent_by(a)), [(1, Success)]);
     let connect = Connect::new(to.ah.path, to.dest_qp, first_psn(a.qpn));
-    let fresh = party.fabric.create(0, Transport::Ud, None);
-    let done = device::connect(party.fabric.endpoint(fresh), Time::ZERO, fresh.qpn, &connect);
+    let fresh = party.network.create(0, Transport::Ud, None);
+    let done = device::connect(party.network.endpoint(fresh), Time::ZERO, fresh.qpn, &connect);
     assert!(matches!(done, Err(VerbsError::Invalid { .. })));
 }
 
@@ -236,11 +236,11 @@ fn anyone_may_send_but_only_datagrams_of_the_partition() {
         party.receive(b, wr_id, 0, 200);
     }
     party.send(1, to, 20);
-    let transmit = party.fabric.endpoint(party.ends[0]).poll_transmit(Time::ZERO).unwrap();
+    let transmit = party.network.endpoint(party.ends[0]).poll_transmit(Time::ZERO).unwrap();
     let genuine = transmit.headers;
-    let stranger = Origin::new("192.0.2.9:5".parse().unwrap(), party.fabric.nodes[1].ip());
+    let stranger = Origin::new("192.0.2.9:5".parse().unwrap(), party.network.nodes[1].ip());
     let mut hand = |headers: &Headers, len| {
-        let endpoint = party.fabric.endpoint(b);
+        let endpoint = party.network.endpoint(b);
         endpoint.handle_packet(Time::ZERO, &stranger, headers, len).pieces.len()
     };
     assert_eq!(hand(&genuine, 20), 1);
@@ -262,10 +262,10 @@ fn congestion_on_the_way_is_noted() {
     let (b, to) = (party.ends[1], party.address(1));
     party.receive(b, 7, 0, 200);
     party.send(1, to, 20);
-    let sent = party.fabric.endpoint(party.ends[0]).poll_transmit(Time::ZERO).unwrap();
-    let source = party.fabric.nodes[0].path().remote;
+    let sent = party.network.endpoint(party.ends[0]).poll_transmit(Time::ZERO).unwrap();
+    let source = party.network.nodes[0].path().remote;
     let origin = Origin { ecn: Ecn::Ce, dscp: 5, ..Origin::new(source, source.ip()) };
-    let delivery = party.fabric.endpoint(b).handle_packet(Time::ZERO, &origin, &sent.headers, 20);
+    let delivery = party.network.endpoint(b).handle_packet(Time::ZERO, &origin, &sent.headers, 20);
     assert_eq!(party.counters(1).ecn_marked, 1);
     let Insert::RouteHeader(grh) = delivery.insert else {
         panic!("no route header");
@@ -287,12 +287,12 @@ fn to_group() -> Datagram {
 }
 
 fn attach(party: &mut Party, end: End) {
-    party.fabric.endpoint(end).attach_multicast(end.qpn, group()).unwrap();
+    party.network.endpoint(end).attach_multicast(end.qpn, group()).unwrap();
 }
 
 #[test]
 fn a_group_is_heard_by_all_who_joined_it() {
-    let mut party = Party::build(&FabricConfig { nodes: 3, ..FabricConfig::default() });
+    let mut party = Party::build(&NetworkConfig { nodes: 3, ..NetworkConfig::default() });
     let more = [party.join(1), party.join(1), party.join(2)];
     let [deaf, keyless, far] = more;
     let members = [party.ends[1], far, keyless];
@@ -301,16 +301,16 @@ fn a_group_is_heard_by_all_who_joined_it() {
         attach(&mut party, end);
     }
     let change = QpAttr { mask: AttrMask::QKEY, qkey: 1, ..QpAttr::to(QpState::Rts) };
-    party.fabric.endpoint(keyless).modify_qp(Time::ZERO, keyless.qpn, &change).unwrap();
+    party.network.endpoint(keyless).modify_qp(Time::ZERO, keyless.qpn, &change).unwrap();
     for (at, end) in party.ends.clone().into_iter().enumerate() {
         party.receive(end, 7, 5_000 * at as u64, 300);
     }
     party.send(1, to_group(), 250);
-    party.fabric.run(1000);
+    party.network.run(1000);
     for end in party.ends.clone() {
         let heard = end.qpn == members[0].qpn || end.qpn == members[1].qpn;
         let at = party.ends.iter().position(|other| other.qpn == end.qpn).unwrap() as u64;
-        let received = party.fabric.received_by(end);
+        let received = party.network.received_by(end);
         assert_eq!(received.len(), usize::from(heard), "{end:?}");
         if heard {
             assert_eq!(received[0].byte_len, 250 + GRH);
@@ -321,21 +321,21 @@ fn a_group_is_heard_by_all_who_joined_it() {
         }
     }
     assert_eq!((party.counters(1).bad_qkey, party.counters(1).unknown_qp), (1, 0));
-    let leave = party.fabric.endpoint(far).detach_multicast(far.qpn, group());
+    let leave = party.network.endpoint(far).detach_multicast(far.qpn, group());
     assert_eq!(leave, Ok(()));
     party.receive(far, 8, 0, 300);
     party.send(2, to_group(), 10);
     assert_eq!(party.received(far), []);
     assert_eq!(party.counters(2).unknown_qp, 1, "nobody there listens any more");
-    assert_eq!(party.fabric.received_by(deaf), []);
+    assert_eq!(party.network.received_by(deaf), []);
 }
 
 #[test]
 fn groups_have_rules() {
     let mut party = Party::new();
     let (end, unicast) = (party.ends[0], "10.0.0.1".parse().unwrap());
-    let rc = party.fabric.create(0, Transport::Rc, None);
-    let endpoint = party.fabric.endpoint(end);
+    let rc = party.network.create(0, Transport::Rc, None);
+    let endpoint = party.network.endpoint(end);
     let invalid = |done: Result<(), VerbsError>| {
         assert!(matches!(done, Err(VerbsError::Invalid { .. })), "{done:?}");
     };

@@ -12,7 +12,7 @@ use roce::verbs::{
 use roce::wire::{Bth, DEFAULT_PKEY, Deth, Ext, ExtKind, Headers, Opcode, Psn, Reth};
 use roce::world::{Origin, Staging};
 
-use crate::harness::{BASE, Chance, End, Fabric, FabricConfig};
+use crate::harness::{BASE, Chance, End, Network, NetworkConfig};
 use crate::kit::{QKEY, first_psn, list, recv};
 
 const LANDING: (u64, u64) = (BASE + 4096, 20_000);
@@ -20,7 +20,7 @@ const WRITABLE: (u64, u64) = (BASE + 40_000, 20_000);
 const SECRET: (u64, u64) = (BASE + 80_000, 20_000);
 
 struct Victim {
-    fabric: Fabric,
+    network: Network,
     end: End,
     peer: End,
     transport: Transport,
@@ -35,21 +35,21 @@ struct Victim {
 
 impl Victim {
     fn new(seed: u64, draw: &mut Chance) -> Victim {
-        let config = FabricConfig { arena_bytes: 120_000, seed, ..FabricConfig::default() };
-        let mut fabric = Fabric::new(&config);
+        let config = NetworkConfig { arena_bytes: 120_000, seed, ..NetworkConfig::default() };
+        let mut network = Network::new(&config);
         let transport = draw.pick(&[Transport::Uc, Transport::Ud]);
-        let node = &mut fabric.nodes[1];
+        let node = &mut network.nodes[1];
         let landing = node.register(LANDING.0, LANDING.1, Access::LOCAL).unwrap();
         let writable = node.register(WRITABLE.0, WRITABLE.1, Access::REMOTE_WRITE).unwrap();
         let secret = node.register(SECRET.0, SECRET.1, Access::LOCAL_READ).unwrap();
         let before = node.memory.all().to_vec();
         let srq_config = SrqConfig { pd: node.pd, max_wr: 32, limit: 0 };
         let srq = draw.per_mille(500).then(|| node.endpoint.create_srq(srq_config).unwrap());
-        let (peer, end) = (fabric.create(0, transport, None), fabric.create(1, transport, srq));
-        fabric.bring_up(end, peer, transport, Mtu::M256);
+        let (peer, end) = (network.create(0, transport, None), network.create(1, transport, srq));
+        network.bring_up(end, peer, transport, Mtu::M256);
         let psn = first_psn(peer.qpn);
         let mut victim =
-            Victim { fabric, end, peer, transport, srq, writable, secret, before, posted: 0, psn };
+            Victim { network, end, peer, transport, srq, writable, secret, before, posted: 0, psn };
         for _ in 0..draw.below(20) {
             let (at, len) = (draw.below(15_000), draw.pick(&[0, 39, 40, 300, 1000, 5000]));
             victim.post(list(landing, at, len));
@@ -71,13 +71,13 @@ impl Victim {
     }
 
     fn endpoint(&mut self) -> &mut Endpoint {
-        &mut self.fabric.nodes[1].endpoint
+        &mut self.network.nodes[1].endpoint
     }
 
     fn strike(&mut self, headers: &Headers, payload: usize) {
-        let source = self.fabric.nodes[0].path().remote;
+        let source = self.network.nodes[0].path().remote;
         let origin = Origin::new(source, source.ip());
-        let node = &mut self.fabric.nodes[1];
+        let node = &mut self.network.nodes[1];
         let Delivery { pieces, insert, .. } =
             node.endpoint.handle_packet(Time::ZERO, &origin, headers, payload);
         let header = if insert == Insert::None { 0 } else { GRH_BYTES as usize };
@@ -92,7 +92,7 @@ impl Victim {
 
     /// Every receive completes once, if the queue pair has to flush them.
     fn check(mut self, seed: u64) {
-        let after = self.fabric.nodes[1].memory.all();
+        let after = self.network.nodes[1].memory.all();
         let open = [WRITABLE, LANDING];
         for (at, (was, is)) in self.before.iter().zip(after).enumerate() {
             let addr = BASE + at as u64;
@@ -100,9 +100,9 @@ impl Victim {
             assert!(was == is || may_change, "seed {seed}: {addr:#x} was written");
         }
         let end = self.end;
-        let broke = self.fabric.state(end) == QpState::Error;
+        let broke = self.network.state(end) == QpState::Error;
         self.endpoint().modify_qp(Time::ZERO, end.qpn, &QpAttr::to(QpState::Error)).unwrap();
-        let done = self.fabric.received_by(end);
+        let done = self.network.received_by(end);
         let blamed = done.iter().any(|done| done.status == WcStatus::LocalProtectionError);
         assert_eq!(broke, blamed, "seed {seed}: broken without a reason");
         let in_order = done.iter().enumerate().all(|(at, done)| done.wr_id == at as u64);

@@ -14,7 +14,7 @@ use roce::verbs::{Access, MemoryRegion, SendOp, SendWr, Transport, WcStatus};
 
 use QpState::{Error, Reset, Rts, Sqd, Sqe};
 
-use crate::harness::{BASE, Chance, End, Fabric, FabricConfig, Fault, FaultMix};
+use crate::harness::{BASE, Chance, End, Fault, FaultMix, Network, NetworkConfig};
 use crate::kit::{TRANSPORTS, attributes, bring_to, list, recv, registered, send};
 use crate::seeds::{Replay, seeds};
 
@@ -26,7 +26,7 @@ const LAST: u32 = 0xdead_beef;
 struct Walk {
     seed: u64,
     draw: Chance,
-    fabric: Fabric,
+    network: Network,
     transport: Transport,
     reliability: Reliability,
     /// The end that walks, and its peer, which only responds.
@@ -46,14 +46,14 @@ impl Walk {
         let mut draw = Chance::new(seed);
         let transport = draw.pick(&TRANSPORTS);
         let reliability = draw.pick(&[Reliability::GoBackN, Reliability::Selective]);
-        let mut fabric = Fabric::new(&FabricConfig { seed, ..FabricConfig::default() });
-        let regions = [0, 1].map(|node: usize| registered(&mut fabric.nodes[node]));
-        let [a, b] = [0, 1].map(|node| fabric.create(node, transport, None));
+        let mut network = Network::new(&NetworkConfig { seed, ..NetworkConfig::default() });
+        let regions = [0, 1].map(|node: usize| registered(&mut network.nodes[node]));
+        let [a, b] = [0, 1].map(|node| network.create(node, transport, None));
         let (state, reads, is_doomed) = (Reset, 0, false);
         let mut walk = Walk {
             seed,
             draw,
-            fabric,
+            network,
             transport,
             reliability,
             a,
@@ -72,18 +72,18 @@ impl Walk {
         self.reads = self.draw.below(4) as u8;
         // The PSNs will be the same: packets in flight must not be taken for new ones.
         for end in [self.a, self.b] {
-            self.fabric.endpoint(end).modify_qp(Time::ZERO, end.qpn, &QpAttr::to(Reset)).unwrap();
+            self.network.endpoint(end).modify_qp(Time::ZERO, end.qpn, &QpAttr::to(Reset)).unwrap();
         }
-        self.fabric.run_until(self.fabric.now() + Duration::from_millis(1));
+        self.network.run_until(self.network.now() + Duration::from_millis(1));
         for (own, peer) in [(self.a, self.b), (self.b, self.a)] {
-            let path = self.fabric.nodes[peer.node].path();
+            let path = self.network.nodes[peer.node].path();
             let base = QpAttr {
                 reliability: self.reliability,
                 max_rd_atomic: self.reads,
                 timeout: 10,
                 ..attributes(path, own.qpn, peer.qpn, Mtu::M256)
             };
-            let endpoint = self.fabric.endpoint(own);
+            let endpoint = self.network.endpoint(own);
             bring_to(endpoint, own.qpn, self.transport, &base, Rts);
         }
         (self.state, self.is_doomed) = (Rts, false);
@@ -91,19 +91,19 @@ impl Walk {
 
     fn modify(&mut self, attr: &QpAttr) {
         let a = self.a;
-        self.fabric.endpoint(a).modify_qp(Time::ZERO, a.qpn, attr).unwrap();
+        self.network.endpoint(a).modify_qp(Time::ZERO, a.qpn, attr).unwrap();
         if attr.mask.contains(AttrMask::STATE) {
             self.state = attr.state;
         }
     }
 
     fn post(&mut self, op: SendOp, from: MemoryRegion, len: u32) {
-        let to = Some(self.fabric.address(self.b));
+        let to = Some(self.network.address(self.b));
         let len = if self.transport == Transport::Ud { len.min(256) } else { len };
         let wr = SendWr { to, ..send(1, op, list(from, 0, len)) };
         let a = self.a;
         // A full queue is no fault.
-        let _ = self.fabric.endpoint(a).post_send(Time::ZERO, a.qpn, wr);
+        let _ = self.network.endpoint(a).post_send(Time::ZERO, a.qpn, wr);
     }
 
     fn post_something(&mut self) {
@@ -117,17 +117,17 @@ impl Walk {
     /// A message whose memory is deregistered while it is in flight, or before. It fails the send
     /// queue, unless all of it was sent.
     fn break_one(&mut self, drains: bool) {
-        let gone = self.fabric.nodes[0].register(BASE + 8192, 4096, Access::ALL).unwrap();
+        let gone = self.network.nodes[0].register(BASE + 8192, 4096, Access::ALL).unwrap();
         self.post(SendOp::Send, gone, 1024);
-        let (a, now) = (self.a, self.fabric.now());
-        if let Some(first) = self.fabric.endpoint(a).poll_transmit(now) {
-            self.fabric.inject(a, &first);
+        let (a, now) = (self.a, self.network.now());
+        if let Some(first) = self.network.endpoint(a).poll_transmit(now) {
+            self.network.inject(a, &first);
         }
         // A request posted before may have failed it meanwhile.
-        if drains && self.fabric.state(a) == Rts {
+        if drains && self.network.state(a) == Rts {
             self.modify(&QpAttr::to(Sqd));
         }
-        self.fabric.nodes[0].deregister(gone.lkey).unwrap();
+        self.network.nodes[0].deregister(gone.lkey).unwrap();
         self.is_doomed = true;
         self.run();
     }
@@ -135,7 +135,7 @@ impl Walk {
     /// Changes one attribute that may be changed in SQD.
     fn retune(&mut self) {
         let (a, to) = (self.a, QpAttr::to(Sqd));
-        let now = self.fabric.endpoint(a).query_qp(a.qpn).unwrap();
+        let now = self.network.endpoint(a).query_qp(a.qpn).unwrap();
         let mut attr = QpAttr { mask: to.mask, state: Sqd, ..now };
         let bit = match (self.transport, self.draw.below(5)) {
             (Transport::Ud, _) => AttrMask::QKEY,
@@ -161,13 +161,13 @@ impl Walk {
     fn refill(&mut self) {
         let (b, room) = (self.b, list(self.regions[1], 1 << 18, 2100));
         for _ in 0..64 {
-            let _ = self.fabric.endpoint(b).post_recv(Time::ZERO, b.qpn, recv(2, room.clone()));
+            let _ = self.network.endpoint(b).post_recv(Time::ZERO, b.qpn, recv(2, room.clone()));
         }
     }
 
     fn run(&mut self) {
         let span = Duration::from_nanos(self.draw.below(30_000));
-        self.fabric.run_until(self.fabric.now() + span);
+        self.network.run_until(self.network.now() + span);
     }
 
     fn step(&mut self) {
@@ -188,7 +188,7 @@ impl Walk {
             (Error | Reset, _) => self.start_over(),
             _ => self.run(),
         }
-        let (a, now) = (self.a, self.fabric.state(self.a));
+        let (a, now) = (self.a, self.network.state(self.a));
         match (self.transport, now) {
             // Faults, too, may end a connection at any time.
             (Transport::Rc, Error) => self.state = Error,
@@ -198,13 +198,13 @@ impl Walk {
             }
             _ => assert_eq!(now, self.state, "seed {}", self.seed),
         }
-        self.fabric.sent_by(a);
-        self.fabric.received_by(b);
+        self.network.sent_by(a);
+        self.network.received_by(b);
     }
 
     /// Heals, returns to RTS by the shortest legal way, and sends a message.
     fn finish(&mut self) {
-        self.fabric.mix = FaultMix::default();
+        self.network.mix = FaultMix::default();
         match self.state {
             Rts => {}
             Sqd | Sqe => self.modify(&QpAttr::to(Rts)),
@@ -212,11 +212,11 @@ impl Walk {
         }
         let (a, b) = (self.a, self.b);
         let drain = |walk: &mut Walk| {
-            walk.fabric.run_until(walk.fabric.now() + Duration::from_millis(3_000));
-            (walk.fabric.sent_by(a), walk.fabric.received_by(b))
+            walk.network.run_until(walk.network.now() + Duration::from_millis(3_000));
+            (walk.network.sent_by(a), walk.network.received_by(b))
         };
         drain(self);
-        match (self.fabric.state(a), self.fabric.state(b)) {
+        match (self.network.state(a), self.network.state(b)) {
             (Rts, Rts) => {}
             // A posted request failed it only now.
             (Sqe, Rts) => self.modify(&QpAttr::to(Rts)),
@@ -238,7 +238,7 @@ fn every_legal_path_leaves_a_queue_pair_that_works() {
         let _replay = Replay { test: "walk", seed };
         let mut walk = Walk::new(seed);
         if walk.draw.per_mille(500) {
-            walk.fabric.mix = FaultMix::NONE.with(Fault::Loss, 50_000);
+            walk.network.mix = FaultMix::NONE.with(Fault::Loss, 50_000);
         }
         for _ in 0..STEPS {
             walk.step();

@@ -36,8 +36,8 @@ impl Run {
             self.adopt_pool(node);
         }
         if self.whims.per_mille(500) {
-            let now = self.fabric.now();
-            let endpoint = &mut self.fabric.node_mut(node).endpoint;
+            let now = self.network.now();
+            let endpoint = &mut self.network.node_mut(node).endpoint;
             let reset = endpoint.modify_qp(now, qpn, &QpAttr::to(QpState::Reset));
             reset.map_err(|error| format!("reset: {error}"))?;
             for cq in cqs {
@@ -52,7 +52,7 @@ impl Run {
     /// with a completion that was not polled before the receive was returned.
     pub(super) fn adopt_pool(&mut self, node: u32) {
         let receives = self.pools[node as usize].iter().flat_map(|pool| &pool.receives);
-        let memory = &self.fabric.node(node).memory;
+        let memory = &self.network.node(node).memory;
         for sge in receives.flat_map(|receive| &receive.sges) {
             self.spaces[node as usize].adopt(memory, sge.addr, sge.len as usize);
         }

@@ -20,7 +20,7 @@ impl Run {
     pub(super) fn collect(&mut self) -> Checked<()> {
         for pair in 0..self.pairs.len() {
             let nodes = self.pairs[pair].nodes;
-            if !self.fabric.touched().iter().any(|node| nodes.contains(node)) {
+            if !self.network.touched().iter().any(|node| nodes.contains(node)) {
                 continue;
             }
             for (side, node) in nodes.into_iter().enumerate() {
@@ -43,7 +43,7 @@ impl Run {
         let (node, qpn, cqs) = (side.node, side.qpn, [side.send_cq, side.recv_cq]);
         let mut found = Vec::new();
         for cq in cqs {
-            let endpoint = &mut self.fabric.node_quietly(node).endpoint;
+            let endpoint = &mut self.network.node_quietly(node).endpoint;
             found.extend(core::iter::from_fn(|| endpoint.poll_cq(cq)));
         }
         self.sabotage_completions(&mut found);
@@ -193,13 +193,13 @@ impl Run {
 
     pub(super) fn read_word(&self, node: u32, addr: u64) -> u64 {
         let mut word = [0; 8];
-        word.copy_from_slice(self.fabric.node(node).memory.peek(addr, 8));
+        word.copy_from_slice(self.network.node(node).memory.peek(addr, 8));
         u64::from_ne_bytes(word)
     }
 
     /// The bytes of a WRITE have arrived; from now on they are part of the model.
     fn check_written(&mut self, node: u32, addr: u64, bytes: &[u8]) -> Checked<()> {
-        let there = self.fabric.node(node).memory.peek(addr, bytes.len());
+        let there = self.network.node(node).memory.peek(addr, bytes.len());
         ensure!(there == bytes, "the WRITE's {} bytes are not at {addr:#x}", bytes.len());
         self.summary.bytes_checked += bytes.len() as u64;
         self.spaces[node as usize].put(addr, bytes);
@@ -207,7 +207,7 @@ impl Run {
     }
 
     pub(super) fn check_landed(&mut self, node: u32, list: &[Sge], bytes: &[u8]) -> Checked<()> {
-        let there = gather(&self.fabric.node(node).memory, list, bytes.len());
+        let there = gather(&self.network.node(node).memory, list, bytes.len());
         if there != bytes {
             let at = there.iter().zip(bytes).position(|(a, b)| a != b).unwrap_or(0);
             return Err(format!("{} bytes landed, wrong from byte {at} on", bytes.len()));
@@ -224,7 +224,7 @@ impl Run {
             let mut bytes = alloc::vec![0; sge.len as usize];
             self.chance.fill(&mut bytes);
             self.spaces[node as usize].put(sge.addr, &bytes);
-            self.fabric.node_quietly(node).memory.poke(sge.addr, &bytes);
+            self.network.node_quietly(node).memory.poke(sge.addr, &bytes);
         }
         self.spaces[node as usize].give_all(list);
     }
@@ -308,7 +308,7 @@ impl Run {
     /// have been used before: by out-of-order packets of a message that was never completed.
     fn check_landed_front(&mut self, at: At, receive: &PostedReceive, bytes: &[u8]) -> Checked<()> {
         let (node, shares) = (self.side(at)?.node, self.side(at)?.shares);
-        let memory = &self.fabric.node(node).memory;
+        let memory = &self.network.node(node).memory;
         let there = gather(memory, &receive.sges, bytes.len());
         ensure!(there == bytes, "the receive holds other bytes than were sent");
         self.summary.bytes_checked += bytes.len() as u64;

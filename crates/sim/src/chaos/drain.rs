@@ -158,13 +158,13 @@ impl Run {
 
     fn qp_state(&self, at: At) -> Checked<Option<QpState>> {
         let side = self.side(at)?;
-        Ok(self.fabric.node(side.node).endpoint.qp_state(side.qpn).filter(|_| !side.is_dead))
+        Ok(self.network.node(side.node).endpoint.qp_state(side.qpn).filter(|_| !side.is_dead))
     }
 
     pub(super) fn modify(&mut self, at: At, attr: &QpAttr) -> Checked<()> {
         let (node, qpn) = (self.side(at)?.node, self.side(at)?.qpn);
-        let now = self.fabric.now();
-        let modified = self.fabric.node_mut(node).endpoint.modify_qp(now, qpn, attr);
+        let now = self.network.now();
+        let modified = self.network.node_mut(node).endpoint.modify_qp(now, qpn, attr);
         modified.map_err(|error| format!("modify_qp: {error}"))
     }
 }

@@ -129,7 +129,7 @@ impl Run {
 
     /// A hostile peer connects.
     pub(super) fn intrude(&mut self) -> Checked<()> {
-        let nodes = u64::from(self.fabric.len());
+        let nodes = u64::from(self.network.len());
         // Shared receives offer more to attack.
         let shared = (0..nodes as u32).find(|&node| self.pools[node as usize].is_some());
         let drawn = self.whims.below(nodes) as u32;
@@ -137,7 +137,7 @@ impl Run {
         let node = (victim + 1 + self.whims.below(nodes - 1) as u32) % nodes as u32;
         let made = self.new_intruder(node, victim);
         let intruder = made.map_err(|error| format!("intruder: {error}"))?;
-        self.fabric.tap(victim, intruder.decoy);
+        self.network.tap(victim, intruder.decoy);
         self.intruders.push(intruder);
         let latest_ns = self.whims.pick(&[20_000, 200_000, 1_000_000]);
         let after_ns = 1 + self.whims.below(latest_ns);
@@ -157,7 +157,7 @@ impl Run {
         let (reliability, psn) =
             (whims.pick(&[Reliability::GoBackN, Reliability::Selective]), whims.word() as u32);
         let max_dest_rd_atomic = whims.pick(&[0, 2, 16]);
-        let entry = self.fabric.node_mut(node);
+        let entry = self.network.node_mut(node);
         let (pd, endpoint) = (entry.pd, &mut entry.endpoint);
         let decoy_cq = endpoint.create_cq(1)?;
         let decoy = endpoint.create_qp(QpConfig::rc(pd, decoy_cq, 1, 1))?;
@@ -165,10 +165,10 @@ impl Run {
             mtu: params.mtu,
             max_dest_rd_atomic,
             reliability,
-            ..Connect::new(self.fabric.path_to(node), decoy, Psn::new(psn))
+            ..Connect::new(self.network.path_to(node), decoy, Psn::new(psn))
         };
-        let now = self.fabric.now();
-        let entry = self.fabric.node_mut(victim);
+        let now = self.network.now();
+        let entry = self.network.node_mut(victim);
         let (pd, endpoint) = (entry.pd, &mut entry.endpoint);
         let cq = endpoint.create_cq(2 + depth)?;
         let qpn = endpoint.create_qp(QpConfig { srq, ..QpConfig::rc(pd, cq, 1, 1) })?;
@@ -220,18 +220,18 @@ impl Run {
 
     /// The victims close their queue pairs; receives held by hostile peers are flushed.
     pub(super) fn close_intruders(&mut self) -> Checked<()> {
-        let now = self.fabric.now();
+        let now = self.network.now();
         for index in 0..self.intruders.len() {
             let Intruder { victim, qpn, cq, is_gone, .. } = self.intruders[index];
             if is_gone {
                 continue;
             }
             self.intruders[index].is_gone = true;
-            let endpoint = &mut self.fabric.node_mut(victim).endpoint;
+            let endpoint = &mut self.network.node_mut(victim).endpoint;
             let stopped = endpoint.modify_qp(now, qpn, &QpAttr::to(QpState::Error));
             stopped.map_err(|error| format!("intruder: {error}"))?;
             self.take_flushed(victim, cq)?;
-            let endpoint = &mut self.fabric.node_mut(victim).endpoint;
+            let endpoint = &mut self.network.node_mut(victim).endpoint;
             let closed = endpoint.destroy_qp(now, qpn).and_then(|()| endpoint.destroy_cq(cq));
             closed.map_err(|error| format!("intruder: {error}"))?;
         }
@@ -239,7 +239,7 @@ impl Run {
     }
 
     fn take_flushed(&mut self, victim: u32, cq: CqId) -> Checked<()> {
-        while let Some(done) = self.fabric.node_quietly(victim).endpoint.poll_cq(cq) {
+        while let Some(done) = self.network.node_quietly(victim).endpoint.poll_cq(cq) {
             ensure!(
                 done.status == WcStatus::WrFlushError,
                 "C2: a hostile peer completed a receive: {done:?}"
@@ -250,7 +250,7 @@ impl Run {
             });
             let receive = pool.zip(place).map(|(pool, at)| pool.receives.swap_remove(at));
             let receive = receive.ok_or_else(|| format!("C2: no receive was posted: {done:?}"))?;
-            let memory = &self.fabric.node(victim).memory;
+            let memory = &self.network.node(victim).memory;
             let space = &mut self.spaces[victim as usize];
             receive.sges.iter().for_each(|sge| space.adopt(memory, sge.addr, sge.len as usize));
             space.give_all(&receive.sges);
@@ -267,7 +267,7 @@ impl Run {
             return Ok(());
         }
         self.take_flushed(victim, cq)?;
-        if has_failed(self.fabric.node(victim).endpoint.qp_state(qpn)) {
+        if has_failed(self.network.node(victim).endpoint.qp_state(qpn)) {
             return Ok(());
         }
         let guesses = self.intruders[index].guesses;
@@ -306,7 +306,7 @@ impl Run {
             psn: forged.psn,
         };
         let headers = Headers::new(bth, forged.ext).map_err(|error| format!("forged: {error}"))?;
-        self.fabric.inject(node, victim, &headers, &forged.payload);
+        self.network.inject(node, victim, &headers, &forged.payload);
         self.summary.forged += 1;
         Ok(())
     }
@@ -431,7 +431,7 @@ impl Run {
         if self.intruders.is_empty() {
             return Ok(());
         }
-        for bytes in self.fabric.take_tapped() {
+        for bytes in self.network.take_tapped() {
             let parsed = Headers::parse(&bytes);
             let (headers, payload) = parsed.map_err(|error| format!("tapped: {error}"))?;
             let decoy = headers.bth().dest_qp;

@@ -22,7 +22,7 @@ use crate::memory::Arena;
 impl Run {
     pub(super) fn new_space(&mut self, node: u32) -> Checked<Space> {
         let (max_len, sides) = (self.scenario.max_len, self.scenario.sides());
-        let entry = self.fabric.node_mut(node);
+        let entry = self.network.node_mut(node);
         let chances = (&mut self.chance, &mut self.whims);
         Space::new(entry, max_len, sides, &self.scenario.habits, chances)
     }
@@ -37,7 +37,7 @@ impl Run {
     fn word(&self, node: u32, word: u64) -> u64 {
         let addr = self.spaces[node as usize].region(Use::Words).addr + 8 * word;
         let mut bytes = [0; 8];
-        bytes.copy_from_slice(self.fabric.node(node).memory.peek(addr, 8));
+        bytes.copy_from_slice(self.network.node(node).memory.peek(addr, 8));
         u64::from_ne_bytes(bytes)
     }
 
@@ -91,8 +91,8 @@ impl Run {
         let entry = &mut self.pairs[pair];
         // An outage that has already begun may last longer than all retries.
         let [a, b] = entry.nodes;
-        let has_way = self.fabric.has_cable(a) && self.fabric.has_cable(b);
-        entry.is_excused = !has_way || !self.fabric.is_connected(a, b);
+        let has_way = self.network.has_cable(a) && self.network.has_cable(b);
+        entry.is_excused = !has_way || !self.network.is_connected(a, b);
         entry.sides = Some(sides);
         entry.state = PairState::Up;
         entry.epoch += 1;
@@ -122,7 +122,7 @@ impl Run {
         let near_wrap = self.chance.per_mille(500);
         let psn = self.chance.pick(&[0, 1 << 23]) - self.chance.below(100) as i64;
         let qkey = self.chance.word() as u32 & !(1 << 31);
-        let entry = self.fabric.node_mut(node);
+        let entry = self.network.node_mut(node);
         let (pd, endpoint) = (entry.pd, &mut entry.endpoint);
         let send_cq = endpoint.create_cq(2 * depth + extra)?;
         let recv_cq = if one_cq { send_cq } else { endpoint.create_cq(depth + extra)? };
@@ -139,18 +139,18 @@ impl Run {
     }
 
     fn join(&mut self, pair: usize, sides: &[Side; 2]) -> Result<(), VerbsError> {
-        let now = self.fabric.now();
+        let now = self.network.now();
         for side in 0..2 {
             let (own, peer) = (&sides[side], &sides[1 - side]);
             if self.pairs[pair].params.transport == Transport::Ud {
-                let endpoint = &mut self.fabric.node_mut(own.node).endpoint;
+                let endpoint = &mut self.network.node_mut(own.node).endpoint;
                 device::start_datagrams(endpoint, now, own.qpn, own.qkey, own.first_psn)?;
                 continue;
             }
             let path = self.path_to(peer.node);
             let connect = self.pairs[pair].params.connect(path, peer.qpn, peer.first_psn);
             let connect = Connect { local_psn: own.first_psn, ..connect };
-            let endpoint = &mut self.fabric.node_mut(own.node).endpoint;
+            let endpoint = &mut self.network.node_mut(own.node).endpoint;
             device::connect(endpoint, now, own.qpn, &connect)?;
             endpoint.modify_qp(now, own.qpn, &rights::attributes(own.access))?;
         }
@@ -159,9 +159,12 @@ impl Run {
 
     /// The path to a node, with the hop limit of the seed's network.
     pub(super) fn path_to(&self, node: u32) -> Path {
-        let path = self.fabric.path_to(node);
-        let network = self.scenario.network.as_ref();
-        Path { hop_limit: network.map_or(path.hop_limit, |network| network.hop_limit), ..path }
+        let path = self.network.path_to(node);
+        let conditions = self.scenario.conditions.as_ref();
+        Path {
+            hop_limit: conditions.map_or(path.hop_limit, |conditions| conditions.hop_limit),
+            ..path
+        }
     }
 
     // ---- breaking ------------------------------------------------------------------------------
@@ -169,12 +172,12 @@ impl Run {
     fn has_failed(&self, side: &Side) -> bool {
         side.is_dead
             || side.is_abandoned
-            || has_failed(self.fabric.node(side.node).endpoint.qp_state(side.qpn))
+            || has_failed(self.network.node(side.node).endpoint.qp_state(side.qpn))
     }
 
     /// Whether it has failed, or only stopped sending.
     fn has_stopped(&self, side: &Side) -> bool {
-        let state = self.fabric.node(side.node).endpoint.qp_state(side.qpn);
+        let state = self.network.node(side.node).endpoint.qp_state(side.qpn);
         self.has_failed(side) || state == Some(QpState::Sqe)
     }
 
@@ -256,9 +259,9 @@ impl Run {
     fn stop(&mut self, at: At) -> Checked<()> {
         let side = self.side(at)?;
         let (node, qpn) = (side.node, side.qpn);
-        let now = self.fabric.now();
+        let now = self.network.now();
         let to_error = QpAttr::to(QpState::Error);
-        let stopped = self.fabric.node_mut(node).endpoint.modify_qp(now, qpn, &to_error);
+        let stopped = self.network.node_mut(node).endpoint.modify_qp(now, qpn, &to_error);
         stopped.map_err(|error| format!("modify to ERROR: {error}"))
     }
 
@@ -274,9 +277,9 @@ impl Run {
         let Some(sides) = self.pairs[pair].sides.take() else {
             return Ok(());
         };
-        let now = self.fabric.now();
+        let now = self.network.now();
         for side in sides.iter().filter(|side| !side.is_dead) {
-            let endpoint = &mut self.fabric.node_mut(side.node).endpoint;
+            let endpoint = &mut self.network.node_mut(side.node).endpoint;
             destroy(now, endpoint, side)?;
             for window in &side.windows {
                 let slot = self.drop_window(side.node, window)?;
@@ -324,7 +327,8 @@ impl Run {
             if dead.contains(&node) {
                 continue;
             }
-            let (space, memory) = (&mut self.spaces[node as usize], &self.fabric.node(node).memory);
+            let (space, memory) =
+                (&mut self.spaces[node as usize], &self.network.node(node).memory);
             match any {
                 true => space.adopt(memory, addr, bytes.len()),
                 false => space.settle(memory, addr, &bytes)?,
@@ -350,10 +354,10 @@ impl Run {
     pub(super) fn restart(&mut self, node: u32) -> Checked<()> {
         self.note_unanswered(node)?;
         self.check_words(node, false)?;
-        self.summary.add_endpoint(self.fabric.node(node).endpoint.counters());
+        self.summary.add_endpoint(self.network.node(node).endpoint.counters());
         let (max_len, sides) = (self.scenario.max_len, self.scenario.sides());
         let arena = Arena::new(Space::arena_bytes(max_len, sides), &mut self.chance);
-        self.fabric.restart(node, arena);
+        self.network.restart(node, arena);
         self.plant(node);
         self.spaces[node as usize] = self.new_space(node)?;
         self.pools[node as usize] = self.new_pool(node)?;
@@ -366,7 +370,7 @@ impl Run {
             self.look_after(pair)?;
         }
         if felt {
-            self.fabric.count_effect(Fault::Restart);
+            self.network.count_effect(Fault::Restart);
         }
         Ok(())
     }

@@ -30,13 +30,13 @@
 mod abandon;
 mod atomics;
 mod check;
+mod conditions;
 mod draft;
 mod drain;
 mod failures;
 mod intruder;
 mod life;
 mod monitor;
-mod network;
 mod overtake;
 mod pool;
 mod post;
@@ -60,15 +60,15 @@ use ::topology::graph::Topology;
 use roce::direct::{Backlog, MAX_DIRECT_BYTES};
 use roce::{Duration, Time};
 
-#[cfg(feature = "planted-bugs")]
-use roce::planted::Bug;
+#[cfg(feature = "seeded-bugs")]
+use roce::seeded::Bug;
 pub use summary::Summary;
 
 use crate::chance::Chance;
-use crate::fabric::{Defect, Fabric, Flaw, LinkFaults, MAX_DELAY_NS, Sighting};
 use crate::faults::{Fault, FaultMix};
 use crate::link::LinkConfig;
 use crate::memory::Arena;
+use crate::network::{Defect, Flaw, LinkFaults, MAX_DELAY_NS, Network, Sighting};
 use intruder::Intruder;
 use monitor::{Monitor, Requests};
 use scenario::{Scenario, Strike};
@@ -104,8 +104,8 @@ pub struct Options {
     pub topology: Option<Topology>,
     /// Damage done on purpose.
     pub sabotage: Sabotage,
-    /// A bug planted in every endpoint.
-    #[cfg(feature = "planted-bugs")]
+    /// A bug seeded in every endpoint.
+    #[cfg(feature = "seeded-bugs")]
     pub bug: Option<Bug>,
 }
 
@@ -162,7 +162,7 @@ pub fn run(seed: u64, options: &Options) -> Result<Summary, Violation> {
         Run::new(scenario, options, chance).map_err(|what| violation(Time::ZERO, what))?;
     match run.go() {
         Ok(()) => Ok(run.summary),
-        Err(what) => Err(violation(run.fabric.now(), what)),
+        Err(what) => Err(violation(run.network.now(), what)),
     }
 }
 
@@ -179,7 +179,7 @@ enum Phase {
 
 /// One seed's world.
 struct Run {
-    fabric: Fabric<Arena>,
+    network: Network<Arena>,
     scenario: Scenario,
     options: Options,
     chance: Chance,
@@ -207,12 +207,12 @@ impl Run {
     fn new(mut scenario: Scenario, options: &Options, mut chance: Chance) -> Checked<Run> {
         let (max_len, sides) = (scenario.max_len, scenario.sides());
         let arena = |chance: &mut Chance| Arena::new(Space::arena_bytes(max_len, sides), chance);
-        let mut fabric = Fabric::new(&scenario.fabric, arena);
-        fabric.record();
-        fabric.mix = scenario.mix;
-        fabric.set_pressure(scenario.pressure);
-        if let Some(network) = &scenario.network {
-            fabric.set_link_faults(network.faults);
+        let mut network = Network::new(&scenario.network, arena);
+        network.record();
+        network.mix = scenario.mix;
+        network.set_pressure(scenario.pressure);
+        if let Some(conditions) = &scenario.conditions {
+            network.set_link_faults(conditions.faults);
         }
         let secret = match options.sabotage {
             Sabotage::Loss => Some(Fault::Loss),
@@ -220,10 +220,10 @@ impl Run {
             _ => None,
         };
         if let Some(fault) = secret {
-            fabric.mix = FaultMix::NONE.with(fault, 40_000);
+            network.mix = FaultMix::NONE.with(fault, 40_000);
             (scenario.mix, scenario.strikes) = (FaultMix::NONE, Vec::new());
-            fabric.set_pressure(None);
-            fabric.set_link_faults(LinkFaults::default());
+            network.set_pressure(None);
+            network.set_link_faults(LinkFaults::default());
         }
         let pairs = scenario.pairs.iter().map(|plan| Pair::new(plan.nodes, plan.params.clone()));
         let pairs = pairs.collect();
@@ -244,8 +244,8 @@ impl Run {
             summary: Summary { seeds: 1, ..Summary::default() },
             options: options.clone(),
             chance: chance.fork(),
-            whims: Chance::new(!scenario.fabric.seed).fork(),
-            fabric,
+            whims: Chance::new(!scenario.network.seed).fork(),
+            network,
             scenario,
         };
         run.set_up()?;
@@ -253,9 +253,9 @@ impl Run {
     }
 
     fn set_up(&mut self) -> Checked<()> {
-        self.fabric.plant_flaw(self.flaw());
-        self.fabric.plant_defect(self.defect());
-        for node in 0..self.fabric.len() {
+        self.network.plant_flaw(self.flaw());
+        self.network.plant_defect(self.defect());
+        for node in 0..self.network.len() {
             let space = self.new_space(node)?;
             self.spaces.push(space);
             let pool = self.new_pool(node)?;
@@ -265,7 +265,7 @@ impl Run {
             self.start_words(node);
             self.plant(node);
             if self.options.sabotage == Sabotage::Body {
-                self.fabric.node_mut(node).corrupt_every(5);
+                self.network.node_mut(node).corrupt_every(5);
             }
         }
         (0..self.pairs.len()).try_for_each(|pair| self.connect(pair))?;
@@ -275,14 +275,14 @@ impl Run {
     /// Plants the bug of the run in a new node.
     fn plant(&mut self, node: u32) {
         let doubles_atomics = self.options.sabotage == Sabotage::Atomic;
-        self.fabric.node_quietly(node).memory.doubles_atomics = doubles_atomics;
-        #[cfg(feature = "planted-bugs")]
-        self.fabric.node_quietly(node).endpoint.plant(self.options.bug);
+        self.network.node_quietly(node).memory.doubles_atomics = doubles_atomics;
+        #[cfg(feature = "seeded-bugs")]
+        self.network.node_quietly(node).endpoint.plant(self.options.bug);
     }
 
     /// The flaw of neighbours, of which endpoints know nothing.
     fn flaw(&self) -> Flaw {
-        #[cfg(feature = "planted-bugs")]
+        #[cfg(feature = "seeded-bugs")]
         return match self.options.bug {
             Some(Bug::DirectBounds) => Flaw::Bounds,
             Some(Bug::DirectStaleKey) => Flaw::StaleKeys,
@@ -292,13 +292,13 @@ impl Run {
             Some(Bug::DirectRefusalLost) => Flaw::RefusalLost,
             _ => Flaw::None,
         };
-        #[cfg(not(feature = "planted-bugs"))]
+        #[cfg(not(feature = "seeded-bugs"))]
         Flaw::None
     }
 
     /// What switches and links do wrong.
     fn defect(&self) -> Defect {
-        #[cfg(feature = "planted-bugs")]
+        #[cfg(feature = "seeded-bugs")]
         return match self.options.bug {
             Some(Bug::PauseForgotten) => Defect::PauseForgotten,
             Some(Bug::PauseIgnored) => Defect::PauseIgnored,
@@ -307,13 +307,13 @@ impl Run {
             Some(Bug::LoopOnReroute) => Defect::LoopOnReroute,
             _ => Defect::None,
         };
-        #[cfg(not(feature = "planted-bugs"))]
+        #[cfg(not(feature = "seeded-bugs"))]
         Defect::None
     }
 
     fn go(&mut self) -> Checked<()> {
         while !self.is_over() {
-            ensure!(self.fabric.advance(), "stuck: nothing will ever happen. {}", self.describe());
+            ensure!(self.network.advance(), "stuck: nothing will ever happen. {}", self.describe());
             self.check_health()?;
             self.watch()?;
             self.watch_intruders()?;
@@ -327,12 +327,12 @@ impl Run {
 
     /// What each node does after its turns: requests that waited for packets are carried out.
     fn carry_on(&mut self) {
-        let now = self.fabric.now();
-        let Run { fabric, pairs, whims, .. } = self;
+        let now = self.network.now();
+        let Run { network, pairs, whims, .. } = self;
         let sides = pairs.iter_mut().flat_map(|pair| pair.sides.iter_mut().flatten());
         for side in sides.filter(|side| side.is_held) {
             let mut budget = whims.pick(&[1, 3_000, MAX_DIRECT_BYTES]);
-            let backlog = fabric.with_neighbours(side.node, |endpoint, direct| {
+            let backlog = network.with_neighbours(side.node, |endpoint, direct| {
                 endpoint.carry_out_held(now, side.qpn, direct, &mut budget)
             });
             side.is_held = backlog != Some(Backlog::Empty);
@@ -349,19 +349,19 @@ impl Run {
     }
 
     fn check_health(&self) -> Checked<()> {
-        let events = self.fabric.events_handled();
+        let events = self.network.events_handled();
         // Packets cross six links instead of two at most.
-        let links = if self.scenario.network.is_some() { 3 } else { 1 };
+        let links = if self.scenario.conditions.is_some() { 3 } else { 1 };
         let most = links * (MAX_EVENTS + MAX_EVENTS_PER_SEND * self.summary.sends);
         ensure!(events < most, "still busy after {events} events. {}", self.describe());
-        ensure!(self.fabric.spinning().is_none(), "a node never comes to rest at one instant");
+        ensure!(self.network.spinning().is_none(), "a node never comes to rest at one instant");
         self.check_conduct()?;
         ensure!(
-            self.fabric.torn_writes() == 0,
+            self.network.torn_writes() == 0,
             "the last byte of a WRITE was seen before the others"
         );
-        for &node in self.fabric.touched() {
-            let node = self.fabric.node(node);
+        for &node in self.network.touched() {
+            let node = self.network.node(node);
             if let Some(trespass) = node.memory.trespass() {
                 return Err(format!("{trespass}"));
             }
@@ -377,7 +377,7 @@ impl Run {
 
     /// Checks the packets on the wires.
     fn watch(&mut self) -> Checked<()> {
-        self.fabric.take_sightings(&mut self.sightings);
+        self.network.take_sightings(&mut self.sightings);
         let pairs = &self.pairs;
         self.sightings.iter().try_for_each(|sighting| self.monitor.see(sighting, pairs))
     }
@@ -385,14 +385,14 @@ impl Run {
     // ---- programs ------------------------------------------------------------------------------
 
     fn schedule(&mut self, after_ns: u64, turn: Turn) {
-        let at = self.fabric.now() + Duration::from_nanos(after_ns);
-        self.fabric.wake_at(at, self.turns.len() as u32);
+        let at = self.network.now() + Duration::from_nanos(after_ns);
+        self.network.wake_at(at, self.turns.len() as u32);
         self.turns.push(turn);
     }
 
     fn take_turns(&mut self) -> Checked<()> {
-        for index in 0..self.fabric.wakes().len() {
-            let token = self.fabric.wakes()[index];
+        for index in 0..self.network.wakes().len() {
+            let token = self.network.wakes()[index];
             match self.turns[token as usize] {
                 Turn::Act { at, epoch } => self.act(at, epoch)?,
                 Turn::GiveUp { at, epoch, patient } => self.give_up(at, epoch, patient)?,
@@ -400,7 +400,7 @@ impl Run {
                 Turn::Arm { at, epoch } => self.arm(at, epoch)?,
                 Turn::Resume { at, epoch, patience } => self.resume(at, epoch, patience)?,
                 Turn::Attack { intruder } => self.attack(intruder)?,
-                Turn::PlugIn { node } => self.fabric.set_cable(node, true),
+                Turn::PlugIn { node } => self.network.set_cable(node, true),
                 Turn::Mend(mend) => self.mend(mend),
             }
         }
@@ -413,7 +413,7 @@ impl Run {
         match self.phase {
             Phase::Faulty if self.summary.sends >= self.scenario.budget => self.heal()?,
             Phase::Healing(healing) => {
-                let took = self.fabric.now().since(healing.since).as_nanos();
+                let took = self.network.now().since(healing.since).as_nanos();
                 let late = took > healing.bound_ns;
                 let bound = Duration::from_nanos(healing.bound_ns);
                 ensure!(!late, "not recovered {bound} after the last fault. {}", self.describe());
@@ -435,7 +435,7 @@ impl Run {
             self.strikes.pop_front();
             match strike {
                 Strike::Flap { node, span } => {
-                    self.fabric.set_cable(node, false);
+                    self.network.set_cable(node, false);
                     self.schedule(span.as_nanos(), Turn::PlugIn { node });
                     self.excuse_node(node);
                 }
@@ -450,15 +450,15 @@ impl Run {
     fn heal(&mut self) -> Checked<()> {
         self.resume_all()?;
         self.ask_for_the_last()?;
-        self.fabric.mix = FaultMix::NONE;
-        self.fabric.set_pressure(None);
-        self.fabric.set_queue_bytes(1 << 40);
-        for node in 0..self.fabric.len() {
-            self.fabric.set_cable(node, true);
+        self.network.mix = FaultMix::NONE;
+        self.network.set_pressure(None);
+        self.network.set_queue_bytes(1 << 40);
+        for node in 0..self.network.len() {
+            self.network.set_cable(node, true);
         }
-        self.fabric.repair();
+        self.network.repair();
         let bound_ns = self.recovery_bound_ns();
-        self.phase = Phase::Healing(Healing { since: self.fabric.now(), bound_ns });
+        self.phase = Phase::Healing(Healing { since: self.network.now(), bound_ns });
         Ok(())
     }
 
@@ -480,8 +480,8 @@ impl Run {
     fn recovery_bound_ns(&self) -> u64 {
         let span = self.transfer_ns();
         let worst = self.pairs.iter().map(|pair| self.pair_bound_ns(pair, span)).max();
-        let network = self.scenario.network.as_ref();
-        let settles = network.map_or(0, |network| network.settles_in.as_nanos());
+        let conditions = self.scenario.conditions.as_ref();
+        let settles = conditions.map_or(0, |conditions| conditions.settles_in.as_nanos());
         MAX_DELAY_NS + settles + span + 2_000_000 + worst.unwrap_or(0)
     }
 
@@ -517,7 +517,7 @@ impl Run {
     fn describe(&self) -> String {
         let sides = self.pairs.iter().flat_map(|pair| {
             pair.sides.iter().flatten().map(|side| {
-                let state = self.fabric.node(side.node).endpoint.qp_state(side.qpn);
+                let state = self.network.node(side.node).endpoint.qp_state(side.qpn);
                 let (sends, receives) = (side.sends.len(), side.receives.len());
                 let (node, due) = (side.node, side.announced.len());
                 let (transport, shares) = (pair.params.transport, side.shares);
@@ -541,34 +541,34 @@ impl Run {
         self.say_farewell()?;
         self.close_pairs(|_| true)?;
         self.run_dry()?;
-        if let Some(unrest) = self.fabric.unrest() {
+        if let Some(unrest) = self.network.unrest() {
             return Err(format!("at rest, {unrest}"));
         }
         if self.options.sabotage == Sabotage::Guard {
-            let first = self.fabric.node(0).memory.peek(Arena::BASE, 1)[0];
-            self.fabric.node_mut(0).memory.poke(Arena::BASE, &[!first]);
+            let first = self.network.node(0).memory.peek(Arena::BASE, 1)[0];
+            self.network.node_mut(0).memory.poke(Arena::BASE, &[!first]);
         }
-        for node in 0..self.fabric.len() {
+        for node in 0..self.network.len() {
             self.check_words(node, true)?;
             self.spaces[node as usize]
-                .compare(&self.fabric.node(node).memory)
+                .compare(&self.network.node(node).memory)
                 .map_err(|what| format!("node {node}: {what}"))?;
             self.count_node(node);
         }
         let Requests { checked, skipped } = self.monitor.requests;
         (self.summary.requests_checked, self.summary.requests_skipped) = (checked, skipped);
-        self.summary.faults = self.fabric.fault_counts();
-        self.summary.events = self.fabric.events_handled();
-        self.summary.simulated_ns = self.fabric.now().as_nanos();
-        self.summary.queue_drops = self.fabric.queue_drops();
-        self.summary.pauses = self.fabric.pauses();
-        self.summary.conduct = self.fabric.conduct();
+        self.summary.faults = self.network.fault_counts();
+        self.summary.events = self.network.events_handled();
+        self.summary.simulated_ns = self.network.now().as_nanos();
+        self.summary.queue_drops = self.network.queue_drops();
+        self.summary.pauses = self.network.pauses();
+        self.summary.conduct = self.network.conduct();
         Ok(())
     }
 
     /// Packets in flight must not change anything any more, except for unreliable pairs.
     fn run_dry(&mut self) -> Checked<()> {
-        while self.fabric.advance() {
+        while self.network.advance() {
             self.check_health()?;
             self.watch()?;
         }
@@ -576,7 +576,7 @@ impl Run {
     }
 
     fn count_node(&mut self, node: u32) {
-        let node = self.fabric.node(node);
+        let node = self.network.node(node);
         let [sent, _, again] = node.packets();
         self.summary.packets += sent;
         self.summary.retransmitted += again;

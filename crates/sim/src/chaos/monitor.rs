@@ -25,7 +25,7 @@ use roce::{Duration, Time};
 use super::scenario::rnr_units;
 use super::side::{Pair, Side};
 use super::{Checked, ensure};
-use crate::fabric::{Direction, Sighting, Stamps};
+use crate::network::{Direction, Sighting, Stamps};
 
 /// Most PSNs between the oldest unacknowledged packet and the newest in selective repeat, in windows.
 const HORIZON_WINDOWS: u32 = 4;

@@ -32,7 +32,7 @@ impl Run {
     /// How often the peer has executed a READ of this connection again; `None` if it is gone.
     fn repeated(&self, at: At) -> Checked<Option<u64>> {
         let peer = self.side(at.peer())?;
-        let counters = self.fabric.node(peer.node).endpoint.qp_counters(peer.qpn);
+        let counters = self.network.node(peer.node).endpoint.qp_counters(peer.qpn);
         Ok(counters.filter(|_| !peer.is_dead).map(|counters| counters.duplicate_reads))
     }
 
@@ -151,7 +151,7 @@ impl Run {
         if repeated.is_some() && self.repeated(at)? == repeated {
             self.check_landed(node, landing, bytes)?;
         }
-        let memory = &self.fabric.node(node).memory;
+        let memory = &self.network.node(node).memory;
         let space = &mut self.spaces[node as usize];
         landing.iter().for_each(|sge| space.adopt(memory, sge.addr, sge.len as usize));
         space.give_all(landing);

@@ -22,7 +22,7 @@ impl Run {
             return Ok(None);
         };
         let limit = self.chance.below(u64::from(depth) + 1) as u32;
-        let entry = self.fabric.node_mut(node);
+        let entry = self.network.node_mut(node);
         let config = SrqConfig { pd: entry.pd, max_wr: depth, limit };
         let srq = entry.endpoint.create_srq(config).map_err(|e| format!("create_srq: {e}"))?;
         Ok(Some(Pool { srq, depth, len, receives: Vec::new() }))
@@ -43,7 +43,7 @@ impl Run {
             };
             let wr_id = self.fresh_id(true);
             let wr = RecvWr { wr_id, sges: sges.clone() };
-            let endpoint = &mut self.fabric.node_mut(node).endpoint;
+            let endpoint = &mut self.network.node_mut(node).endpoint;
             endpoint.post_srq_recv(srq, wr).map_err(|error| format!("post_srq_recv: {error}"))?;
             if let Some(pool) = &mut self.pools[node as usize] {
                 pool.receives.push(PostedReceive { wr_id, sges, capacity: len });
@@ -74,7 +74,7 @@ impl Run {
 
     /// Takes a node's asynchronous events.
     pub(super) fn collect_events(&mut self, node: u32) -> Checked<()> {
-        while let Some(event) = self.fabric.node_quietly(node).endpoint.poll_event() {
+        while let Some(event) = self.network.node_quietly(node).endpoint.poll_event() {
             match event {
                 AsyncEvent::LastWqeReached(qpn) => self.note_last_wqe(node, qpn)?,
                 AsyncEvent::SendQueueDrained(qpn) => self.note_drained(node, qpn),

@@ -94,8 +94,8 @@ impl Run {
         side.receives_posted += 1;
         side.receives.push_back(PostedReceive { wr_id, sges: sges.clone(), capacity });
         self.summary.receives += 1;
-        let now = self.fabric.now();
-        let endpoint = &mut self.fabric.node_mut(node).endpoint;
+        let now = self.network.now();
+        let endpoint = &mut self.network.node_mut(node).endpoint;
         let posted = endpoint.post_recv(now, qpn, RecvWr { wr_id, sges });
         posted.map_err(|error| format!("post_recv: {error}"))?;
         Ok(true)
@@ -190,12 +190,12 @@ impl Run {
         });
         self.summary.sends += 1;
         let wr = SendWr { wr_id, op, sges, signaled, solicited, fence, to: to.map(|(to, _)| to) };
-        let now = self.fabric.now();
+        let now = self.network.now();
         if !self.scenario.habits.neighbours {
-            let posted = self.fabric.node_mut(node).endpoint.post_send(now, qpn, wr);
+            let posted = self.network.node_mut(node).endpoint.post_send(now, qpn, wr);
             return posted.map_err(|error| format!("post_send: {error}"));
         }
-        let posted = self.fabric.with_neighbours(node, |endpoint, direct| {
+        let posted = self.network.with_neighbours(node, |endpoint, direct| {
             endpoint.post_send_direct(now, qpn, wr, direct)
         });
         let posted =

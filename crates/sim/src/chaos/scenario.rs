@@ -14,14 +14,14 @@ use roce::world::Path;
 
 use crate::buffer::{BufferConfig, Pfc};
 use crate::chance::Chance;
-use crate::fabric::{FabricConfig, headroom};
 use crate::faults::FaultMix;
 use crate::graph::{Graph, Vertex};
 use crate::link::{LinkConfig, Marking};
+use crate::network::{NetworkConfig, headroom};
 use crate::pressure::Pressure;
 
 use super::Options;
-use super::network::{Failure, Network, draw_topology};
+use super::conditions::{Conditions, Failure, draw_topology};
 
 /// Operations of programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -208,7 +208,7 @@ impl Habits {
 /// Everything that a seed decides in advance.
 #[derive(Clone, Debug)]
 pub(super) struct Scenario {
-    pub(super) fabric: FabricConfig,
+    pub(super) network: NetworkConfig,
     /// From a node to the network.
     pub(super) link: LinkConfig,
     pub(super) mix: FaultMix,
@@ -231,7 +231,7 @@ pub(super) struct Scenario {
     pub(super) too_long: u32,
     pub(super) habits: Habits,
     /// A topology whose switches and links fail.
-    pub(super) network: Option<Network>,
+    pub(super) conditions: Option<Conditions>,
 }
 
 impl Scenario {
@@ -245,35 +245,35 @@ impl Scenario {
         let is_large = chance.per_mille(150);
         let budget = options.sends.unwrap_or_else(|| chance.between(200, 900));
         let count = chance.between(1, if is_large { 2 } else { 4 });
-        let (mut fabric, link) = draw_fabric(nodes, seed, chance);
-        fabric.roce_v1 = Chance::new(seed ^ VERSION).per_mille(150);
+        let (mut network, link) = draw_network(nodes, seed, chance);
+        network.roce_v1 = Chance::new(seed ^ VERSION).per_mille(150);
         let pairs = (0..count).map(|_| draw_pair(nodes, is_harsh, link.rate_bps, chance));
         let pairs: Vec<PairPlan> = pairs.collect();
         let misbehaves = chance.per_mille(250);
         let habits = Habits::draw(&mut Chance::new(!seed));
         let mut pairs = with_habits(pairs, &habits, &mut Chance::new(!seed));
-        let pressure = draw_pressure(&mut fabric, &mut pairs, &mut Chance::new(seed ^ PRESSURE));
-        let (network, link) = match &topology {
+        let pressure = draw_pressure(&mut network, &mut pairs, &mut Chance::new(seed ^ PRESSURE));
+        let (conditions, link) = match &topology {
             Some(topology) => {
                 let chance = &mut network_chance;
                 let nodes: Vec<[u32; 2]> = pairs.iter().map(|pair| pair.nodes).collect();
-                let (network, [edge, whole_way]) =
-                    Network::lay(topology, &mut fabric, &nodes, link, budget, chance);
+                let (conditions, [edge, whole_way]) =
+                    Conditions::lay(topology, &mut network, &nodes, link, budget, chance);
                 draw_controls(&mut pairs, &edge, 12, chance);
-                (Some(network), whole_way)
+                (Some(conditions), whole_way)
             }
             None => {
                 let chance = &mut Chance::new(seed ^ SWITCHES);
-                (None, draw_switches(&mut fabric, &mut pairs, link, chance))
+                (None, draw_switches(&mut network, &mut pairs, link, chance))
             }
         };
         if pressure.is_some() {
             // One reason to refuse a packet at a time: each is checked.
-            fabric.nic_packets = None;
+            network.nic_packets = None;
         }
         let max_len = if is_large { 65_536 } else { chance.pick(&[1_500, 6_000, 10_000]) };
         Scenario {
-            fabric,
+            network,
             link,
             mix: FaultMix::draw(chance, if is_harsh { 8 } else { 1 }),
             pressure,
@@ -282,12 +282,12 @@ impl Scenario {
             max_len,
             pairs,
             pools: (0..nodes).map(|_| draw_pool(max_len, count, &habits, chance)).collect(),
-            strikes: draw_strikes(nodes, budget, network.as_ref(), chance),
+            strikes: draw_strikes(nodes, budget, conditions.as_ref(), chance),
             // Requests without packets are refused only where nothing waits before them, which is not often.
             trespass: if misbehaves { if habits.neighbours { 40 } else { 12 } } else { 0 },
             too_long: if misbehaves { 6 } else { 0 },
             habits,
-            network,
+            conditions,
         }
     }
 
@@ -314,7 +314,7 @@ fn draw_pool(max_len: u64, sides: u64, habits: &Habits, chance: &mut Chance) -> 
     Some((chance.between(held + 1, most) as u32, len as u32))
 }
 
-fn draw_fabric(nodes: u32, seed: u64, chance: &mut Chance) -> (FabricConfig, LinkConfig) {
+fn draw_network(nodes: u32, seed: u64, chance: &mut Chance) -> (NetworkConfig, LinkConfig) {
     let rate_bps = chance.pick(&[10, 25, 100, 100]) * 1_000_000_000;
     let link = LinkConfig::new(rate_bps, Duration::from_nanos(chance.between(200, 20_000)));
     let tight = chance.per_mille(200);
@@ -327,7 +327,7 @@ fn draw_fabric(nodes: u32, seed: u64, chance: &mut Chance) -> (FabricConfig, Lin
         true => Graph::cable(uplink),
         false => Graph::star(nodes, uplink, downlink),
     };
-    let config = FabricConfig {
+    let config = NetworkConfig {
         ipv6: chance.per_mille(300),
         batch: chance.pick(&[1, 5, 64]),
         endpoint: EndpointConfig {
@@ -337,7 +337,7 @@ fn draw_fabric(nodes: u32, seed: u64, chance: &mut Chance) -> (FabricConfig, Lin
             burst_packets: chance.pick(&[1, 4, 32]),
             ..EndpointConfig::default()
         },
-        ..FabricConfig::new(graph, seed)
+        ..NetworkConfig::new(graph, seed)
     };
     (config, uplink)
 }
@@ -351,7 +351,7 @@ const PRESSURE: u64 = 0x7072_6573_7375_7265;
 /// Back-pressure in some seeds. In half of these, whole bursts pile up behind it, and end in the middle of
 /// a queue pair's turn.
 fn draw_pressure(
-    fabric: &mut FabricConfig,
+    network: &mut NetworkConfig,
     pairs: &mut [PairPlan],
     chance: &mut Chance,
 ) -> Option<Pressure> {
@@ -360,7 +360,7 @@ fn draw_pressure(
     }
     let piles_up = chance.per_mille(500);
     if piles_up {
-        fabric.endpoint.burst_packets = 24;
+        network.endpoint.burst_packets = 24;
         for PairPlan { params, .. } in pairs {
             (params.window_packets, params.mtu) = (256, Mtu::M256);
         }
@@ -380,7 +380,7 @@ const SWITCHES: u64 = 0x7377_6974_6368_6573;
 /// mark; nodes keep in their queue pairs what their cables do not take; and some controls follow what switches say.
 /// Returns a link that stands for the whole way.
 fn draw_switches(
-    fabric: &mut FabricConfig,
+    network: &mut NetworkConfig,
     pairs: &mut [PairPlan],
     link: LinkConfig,
     chance: &mut Chance,
@@ -398,10 +398,10 @@ fn draw_switches(
     };
     // Nothing loses the end of a pause here.
     let pfc = config.pfc.map(|pfc| Pfc { pause_quanta: None, ..pfc });
-    fabric.buffer = Some(BufferConfig { reserve, shift: 1, pfc, ..config });
-    fabric.nic_packets = chance.pick(&[None, Some(1), Some(1), Some(4)]);
+    network.buffer = Some(BufferConfig { reserve, shift: 1, pfc, ..config });
+    network.nic_packets = chance.pick(&[None, Some(1), Some(1), Some(4)]);
     let slower = chance.pick(&[1, 4]);
-    fabric.graph = leaves_and_spines(fabric.graph.nodes(), link, slower);
+    network.graph = leaves_and_spines(network.graph.nodes(), link, slower);
     draw_controls(pairs, &link, 8, chance);
     LinkConfig { rate_bps: link.rate_bps / slower, delay: link.delay * 2, ..link }
 }
@@ -560,7 +560,7 @@ fn windowless(transport: Transport, chance: &mut Chance) -> Option<Kind> {
 fn draw_strikes(
     nodes: u32,
     budget: u64,
-    network: Option<&Network>,
+    conditions: Option<&Conditions>,
     chance: &mut Chance,
 ) -> Vec<(u64, Strike)> {
     let flaps = if chance.per_mille(300) { chance.between(1, 4) } else { 0 };
@@ -574,7 +574,7 @@ fn draw_strikes(
     for _ in 0..restarts {
         strikes.push((chance.below(budget), Strike::Restart { node: node(chance) }));
     }
-    let failures = network.into_iter().flat_map(|network| &network.failures);
+    let failures = conditions.into_iter().flat_map(|conditions| &conditions.failures);
     strikes.extend(failures.map(|&(at, failure)| (at, Strike::Fail(failure))));
     strikes.sort_by_key(|(at, _)| *at);
     strikes
@@ -588,14 +588,14 @@ mod tests {
     fn a_share_of_seeds_speaks_roce_v1_with_all_transports() {
         let scenario = |seed| Scenario::draw(seed, &Options::default(), &mut Chance::new(seed));
         let old: Vec<Scenario> =
-            (0..400).map(scenario).filter(|scenario| scenario.fabric.roce_v1).collect();
+            (0..400).map(scenario).filter(|scenario| scenario.network.roce_v1).collect();
         assert!((40..80).contains(&old.len()), "{}", old.len());
         let has = |wanted| {
             let pairs = || old.iter().flat_map(|scenario| &scenario.pairs);
             pairs().any(|pair| pair.params.transport == wanted)
         };
         assert!([Transport::Rc, Transport::Uc, Transport::Ud].into_iter().all(has));
-        assert!(old.iter().any(|one| one.fabric.ipv6) && old.iter().any(|one| !one.fabric.ipv6));
+        assert!(old.iter().any(|one| one.network.ipv6) && old.iter().any(|one| !one.network.ipv6));
     }
 
     #[test]

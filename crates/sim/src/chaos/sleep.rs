@@ -32,7 +32,7 @@ impl Run {
 
     /// Delivers a node's notifications to sleeping programs.
     pub(super) fn wake(&mut self, node: u32) {
-        while let Some(cq) = self.fabric.node_quietly(node).endpoint.poll_notified() {
+        while let Some(cq) = self.network.node_quietly(node).endpoint.poll_notified() {
             let sides = self.pairs.iter_mut().flat_map(|pair| pair.sides.iter_mut().flatten());
             let mut its = sides.filter(|side| side.node == node && !side.is_dead);
             let found = its.find(|side| side.send_cq == cq || side.recv_cq == cq);
@@ -75,7 +75,7 @@ impl Run {
             }
             let mut found = Vec::new();
             for cq in self.queues(at)? {
-                let endpoint = &mut self.fabric.node_quietly(self.side(at)?.node).endpoint;
+                let endpoint = &mut self.network.node_quietly(self.side(at)?.node).endpoint;
                 found.extend(core::iter::from_fn(|| endpoint.poll_cq(cq)));
             }
             let urgent = found
@@ -94,7 +94,7 @@ impl Run {
         side.nap = Nap::Asleep { notified };
         let node = self.side(at)?.node;
         for cq in self.queues(at)? {
-            let armed = self.fabric.node_mut(node).endpoint.req_notify(cq, solicited_only);
+            let armed = self.network.node_mut(node).endpoint.req_notify(cq, solicited_only);
             armed.map_err(|error| format!("req_notify: {error}"))?;
         }
         self.wake(node);

@@ -14,8 +14,8 @@ use roce::verbs::{Access, MAX_SGE, MemoryRegion, PdId, SgList, Sge};
 use super::Checked;
 use super::scenario::Habits;
 use crate::chance::Chance;
-use crate::fabric::Node;
 use crate::memory::Arena;
+use crate::network::Node;
 
 /// What a region is for; also its index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,8 +4,8 @@ use alloc::vec::Vec;
 
 use roce::endpoint::Counters;
 
-use crate::fabric::Conduct;
 use crate::faults::FaultCounts;
+use crate::network::Conduct;
 
 /// What one seed, or many, executed and checked.
 #[derive(Clone, Debug, Default)]

@@ -60,7 +60,7 @@ impl Run {
     fn check_uc(&mut self, at: At, receive: &PostedReceive, done: &Completion) -> Checked<()> {
         let (node, len) = (self.side(at)?.node, done.byte_len as usize);
         ensure!(done.src_qp.is_none(), "a message of a connection that names its sender");
-        let memory = &self.fabric.node(node).memory;
+        let memory = &self.network.node(node).memory;
         let there = match done.opcode {
             WcOpcode::Recv => Some(gather(memory, &receive.sges, len)),
             _ => None,
@@ -73,7 +73,7 @@ impl Run {
             (None, Some(addr)) => memory.peek(addr, len) == message.bytes,
             _ => false,
         })?;
-        let memory = &self.fabric.node(node).memory;
+        let memory = &self.network.node(node).memory;
         for sge in &receive.sges {
             self.spaces[node as usize].adopt(memory, sge.addr, sge.len as usize);
         }
@@ -89,7 +89,7 @@ impl Run {
         let (node, shares) = (self.side(at)?.node, self.side(at)?.shares);
         let peer = self.side(at.peer())?;
         let (peer_node, peer_qpn) = (peer.node, peer.qpn);
-        let there = gather(&self.fabric.node(node).memory, &receive.sges, done.byte_len as usize);
+        let there = gather(&self.network.node(node).memory, &receive.sges, done.byte_len as usize);
         ensure!(there.len() == done.byte_len as usize, "longer than its receive");
         let Some((grh, payload)) = there.split_at_checked(GRH_BYTES as usize) else {
             return Err(String::from("a datagram without its 40 bytes of route header"));
@@ -97,11 +97,11 @@ impl Run {
         // After a restart the peer has a new number; earlier packets are still in flight.
         let is_from_peer = done.src_qp == Some(peer_qpn);
         ensure!(is_from_peer, "a datagram from somebody else");
-        let ip = |node| self.fabric.path_to(node).remote.ip();
-        let names = if self.fabric.is_roce_v1() { gids_name } else { grh_names };
+        let ip = |node| self.network.path_to(node).remote.ip();
+        let names = if self.network.is_roce_v1() { gids_name } else { grh_names };
         ensure!(names(grh, ip(peer_node), ip(node)), "the route header names others");
         self.find_heard(at, done, |message, _| message.bytes == payload)?;
-        let memory = &self.fabric.node(node).memory;
+        let memory = &self.network.node(node).memory;
         let space = &mut self.spaces[node as usize];
         space.put_list(&receive.sges, &there);
         for sge in receive.sges.iter().filter(|_| shares) {
@@ -122,7 +122,7 @@ impl Run {
         let Side { node, heard_until, .. } = *self.side(at)?;
         let first = if is_orderly { heard_until } else { 0 };
         let sides = self.pairs[at.pair].sides.as_mut();
-        let memory = &self.fabric.node(node).memory;
+        let memory = &self.network.node(node).memory;
         let told = |message: &Announced| {
             message.number >= first
                 && message.opcode == done.opcode
@@ -154,7 +154,7 @@ impl Run {
         let up = (0..self.pairs.len()).filter(|&pair| self.pairs[pair].state == PairState::Up);
         let sides: Vec<At> = up.flat_map(|pair| [0, 1].map(|side| At { pair, side })).collect();
         if self.options.sabotage == Sabotage::Silence {
-            (0..self.fabric.len()).for_each(|node| self.fabric.set_cable(node, false));
+            (0..self.network.len()).for_each(|node| self.network.set_cable(node, false));
         }
         self.scenario.trespass = 0;
         for &at in &sides {
@@ -168,7 +168,7 @@ impl Run {
         for &at in &sides {
             self.collect_side(at)?;
             let Side { node, qpn, .. } = *self.side(at)?;
-            let state = self.fabric.node(node).endpoint.qp_state(qpn);
+            let state = self.network.node(node).endpoint.qp_state(qpn);
             ensure!(state == Some(QpState::Rts), "{qpn:?} is in {state:?} though nothing failed");
             let heard = self.side(at)?.announced.back().map(|message| message.heard);
             ensure!(heard == Some(1), "the farewell was heard {heard:?} times");
@@ -192,7 +192,7 @@ impl Run {
 
     /// Whether packets take several ways.
     fn reorders(&self) -> bool {
-        self.scenario.network.as_ref().is_some_and(|network| network.reorders)
+        self.scenario.conditions.as_ref().is_some_and(|conditions| conditions.reorders)
     }
 
     /// Where the network loses nothing, a message that was sent is received, or its receive was
@@ -202,16 +202,19 @@ impl Run {
         let mix = self.scenario.mix;
         let is_disordered = !mix.has_none(&DISORDER) || self.reorders();
         let loses = !mix.has_none(&LOSSES) || is_uc && is_disordered;
-        let has_bit_errors =
-            self.scenario.network.as_ref().is_some_and(|network| network.faults.bit_errors > 0);
-        let loses = loses || has_bit_errors || self.fabric.conduct().watchdog_drops > 0;
+        let has_bit_errors = self
+            .scenario
+            .conditions
+            .as_ref()
+            .is_some_and(|conditions| conditions.faults.bit_errors > 0);
+        let loses = loses || has_bit_errors || self.network.conduct().watchdog_drops > 0;
         let is_struck = !self.scenario.strikes.is_empty();
-        if loses || is_struck || self.fabric.queue_drops() > 0 {
+        if loses || is_struck || self.network.queue_drops() > 0 {
             return Ok(());
         }
         let Side { node, qpn, received, .. } = *self.side(at)?;
         let said = self.side(at.peer())?.delivered;
-        let counters = self.fabric.node(node).endpoint.qp_counters(qpn);
+        let counters = self.network.node(node).endpoint.qp_counters(qpn);
         let dropped = counters.map_or(0, |c| c.no_receive + c.receive_too_small + c.bad_qkey);
         ensure!(
             said <= received + dropped,

@@ -20,7 +20,7 @@ use super::{Checked, Run, ensure};
 impl Run {
     /// A window for a side being created.
     pub(super) fn new_window(&mut self, node: u32) -> Result<Window, VerbsError> {
-        let entry = self.fabric.node_mut(node);
+        let entry = self.network.node_mut(node);
         Ok(Window::new(entry.endpoint.alloc_window(entry.pd, true)?))
     }
 
@@ -229,7 +229,7 @@ impl Run {
         node: u32,
         window: &Window,
     ) -> Checked<Option<(u64, u32)>> {
-        let endpoint = &mut self.fabric.node_mut(node).endpoint;
+        let endpoint = &mut self.network.node_mut(node).endpoint;
         endpoint.dealloc_window(window.id).map_err(|error| format!("dealloc_window: {error}"))?;
         Ok(window.slot())
     }

@@ -1,4 +1,4 @@
-//! Streams through networks whose links and switches fail: what [`fabric`](crate::fabric) does then.
+//! Streams through networks whose links and switches fail: what [`network`](crate::network) does then.
 
 use alloc::string::String;
 use alloc::vec;
@@ -9,11 +9,11 @@ use roce::{Duration, Time};
 
 use super::{Stream, StreamError, run_until};
 use crate::buffer::BufferConfig;
-use crate::fabric::{Conduct, Defect, Fabric, FabricConfig, LinkFaults, Rerouting, Watchdog};
 use crate::faults::{Fault, FaultMix};
 use crate::graph::{Graph, Spread};
 use crate::link::{LinkConfig, Vertex};
 use crate::memory::Phantom;
+use crate::network::{Conduct, Defect, LinkFaults, Network, NetworkConfig, Rerouting, Watchdog};
 
 const LINK: LinkConfig = LinkConfig::new(100_000_000_000, Duration::from_micros(1));
 
@@ -36,51 +36,51 @@ fn rerouting() -> Rerouting {
 }
 
 struct Net {
-    fabric: Fabric<Phantom>,
+    network: Network<Phantom>,
     streams: Vec<Stream>,
 }
 
 impl Net {
-    fn new(config: &FabricConfig) -> Net {
+    fn new(config: &NetworkConfig) -> Net {
         Net::with_timeout(config, 9)
     }
 
     /// With an ACK timeout of 4.096 us times 2^`timeout`.
-    fn with_timeout(config: &FabricConfig, timeout: u8) -> Net {
-        let mut fabric = Fabric::new(config, |_| Phantom);
-        let stream = Stream::open(&mut fabric, 0, 1, 1 << 16, |connect: &mut Connect| {
+    fn with_timeout(config: &NetworkConfig, timeout: u8) -> Net {
+        let mut network = Network::new(config, |_| Phantom);
+        let stream = Stream::open(&mut network, 0, 1, 1 << 16, |connect: &mut Connect| {
             (connect.timeout, connect.retry_count) = (timeout, 7);
         });
-        Net { fabric, streams: vec![stream.unwrap()] }
+        Net { network, streams: vec![stream.unwrap()] }
     }
 
     /// Payload that arrives in so many microseconds, or why a stream ended.
     fn run(&mut self, micros: u64) -> Result<u64, StreamError> {
-        let before = self.streams[0].arrived(&self.fabric);
-        let until = self.fabric.now() + Duration::from_micros(micros);
-        run_until(&mut self.fabric, &mut self.streams, until)?;
-        self.fabric.advance_to(until);
-        Ok(self.streams[0].arrived(&self.fabric) - before)
+        let before = self.streams[0].arrived(&self.network);
+        let until = self.network.now() + Duration::from_micros(micros);
+        run_until(&mut self.network, &mut self.streams, until)?;
+        self.network.advance_to(until);
+        Ok(self.streams[0].arrived(&self.network) - before)
     }
 
     /// Lets everything come to rest, and says what is wrong then.
     fn rest(&mut self) -> Option<String> {
-        assert!(self.fabric.run(10_000_000));
-        self.fabric.unrest()
+        assert!(self.network.run(10_000_000));
+        self.network.unrest()
     }
 
     fn effective(&self, fault: Fault) -> [u64; 2] {
-        let counts = self.fabric.fault_counts();
+        let counts = self.network.fault_counts();
         [counts.injected[fault as usize], counts.effective[fault as usize]]
     }
 }
 
-fn lossless(graph: Graph) -> FabricConfig {
-    FabricConfig {
+fn lossless(graph: Graph) -> NetworkConfig {
+    NetworkConfig {
         buffer: Some(BufferConfig::lossless(1_000_000)),
         nic_packets: Some(1),
         rerouting: Some(rerouting()),
-        ..FabricConfig::new(graph, 1)
+        ..NetworkConfig::new(graph, 1)
     }
 }
 
@@ -90,32 +90,32 @@ fn packets_go_round_a_dead_link_once_it_is_detected() {
         let graph = leaves_and_spines(LINK).spread(spread);
         let mut net = Net::new(&lossless(graph));
         let whole = net.run(1_000).unwrap();
-        let link = net.fabric.way(0, 1, 0)[1];
-        net.fabric.set_link(link, false);
+        let link = net.network.way(0, 1, 0)[1];
+        net.network.set_link(link, false);
         let dead = net.run(190).unwrap();
         assert!(spread == Spread::Flow || dead < whole / 20, "{dead} of {whole}");
         // A timeout later it is all as before.
         net.run(3_000).unwrap();
         let round = net.run(1_000).unwrap();
         assert!(round > whole * 9 / 10, "{round} of {whole}");
-        net.fabric.set_link(link, true);
+        net.network.set_link(link, true);
         let again = net.run(1_000).unwrap();
         assert!(again > whole * 9 / 10, "{again} of {whole}");
         if spread == Spread::First {
             assert_eq!(net.effective(Fault::LinkDown), [1, 1]);
         }
         assert_eq!(net.rest(), None);
-        assert_eq!(net.fabric.conduct().unexplained_loops, 0);
+        assert_eq!(net.network.conduct().unexplained_loops, 0);
     }
 }
 
 #[test]
 fn without_other_routes_a_dead_link_ends_the_stream() {
     let config = lossless(leaves_and_spines(LINK));
-    let mut net = Net::new(&FabricConfig { rerouting: None, ..config });
+    let mut net = Net::new(&NetworkConfig { rerouting: None, ..config });
     net.run(1_000).unwrap();
-    let link = net.fabric.way(0, 1, 0)[1];
-    net.fabric.set_link(link, false);
+    let link = net.network.way(0, 1, 0)[1];
+    net.network.set_link(link, false);
     assert!(net.run(100_000).is_err());
 }
 
@@ -138,19 +138,19 @@ fn a_switch_that_dies_loses_what_it_holds_and_comes_back_empty() {
         };
         let config = lossless(like(graph.clone()));
         let buffer = config.buffer.filter(|_| credits.is_none());
-        let mut net = Net::new(&FabricConfig { buffer, ..config });
+        let mut net = Net::new(&NetworkConfig { buffer, ..config });
         let whole = net.run(1_000).unwrap();
-        net.fabric.set_switch(2, false);
+        net.network.set_switch(2, false);
         net.run(4_000).unwrap();
         let round = net.run(1_000).unwrap();
         assert!(round > whole * 9 / 10, "{round} of {whole} by the other spine");
-        net.fabric.set_switch(2, true);
+        net.network.set_switch(2, true);
         net.run(4_000).unwrap();
         let again = net.run(1_000).unwrap();
         assert!(again > whole * 9 / 10, "{again} of {whole}");
         assert_eq!(net.effective(Fault::SwitchDown), [1, 1]);
         assert_eq!(net.rest(), None, "{credits:?}");
-        let Conduct { unexplained_drops, overruns, .. } = net.fabric.conduct();
+        let Conduct { unexplained_drops, overruns, .. } = net.network.conduct();
         assert_eq!((unexplained_drops, overruns), (0, 0));
     }
 }
@@ -171,19 +171,19 @@ fn a_loop_between_old_and_new_routes_ends_at_the_hop_limit() {
     for seed in 0..8 {
         let spread = Duration::from_micros(1_500);
         let rerouting = Some(Rerouting { spread, ..rerouting() });
-        let config = FabricConfig { seed, rerouting, ..lossless(graph.clone()) };
+        let config = NetworkConfig { seed, rerouting, ..lossless(graph.clone()) };
         // Packets have to be sent while the routes change.
-        let mut net = Net::with_timeout(&FabricConfig { buffer: None, ..config }, 6);
-        net.fabric.set_link(4, false);
+        let mut net = Net::with_timeout(&NetworkConfig { buffer: None, ..config }, 6);
+        net.network.set_link(4, false);
         net.run(8_000).unwrap();
         // Now switch 0 sends by switch 1, which is to send by switch 0.
-        net.fabric.set_link(4, true);
-        net.fabric.set_link(6, false);
+        net.network.set_link(4, true);
+        net.network.set_link(6, false);
         net.run(9_000).unwrap();
         assert!(net.run(1_000).unwrap() > 1_000_000);
         assert_eq!(net.rest(), None);
-        assert_eq!(net.fabric.conduct().unexplained_loops, 0);
-        expired += net.fabric.conduct().expired;
+        assert_eq!(net.network.conduct().unexplained_loops, 0);
+        expired += net.network.conduct().expired;
     }
     assert!(expired > 0);
 }
@@ -191,31 +191,31 @@ fn a_loop_between_old_and_new_routes_ends_at_the_hop_limit() {
 #[test]
 fn a_packet_that_is_sent_back_without_a_change_of_routes_is_noticed() {
     let mut net = Net::new(&lossless(leaves_and_spines(LINK)));
-    net.fabric.plant_defect(Defect::LoopOnReroute);
-    net.fabric.set_link(4, false);
+    net.network.plant_defect(Defect::LoopOnReroute);
+    net.network.set_link(4, false);
     net.run(4_000).unwrap();
     // It comes again to the switch that it was sent back to, and to the one that sent it.
-    assert_eq!(net.fabric.conduct().unexplained_loops, 2);
+    assert_eq!(net.network.conduct().unexplained_loops, 2);
 }
 
 #[test]
 fn bit_errors_lose_packets_and_slow_links_are_slow() {
     let mut net = Net::new(&lossless(leaves_and_spines(LINK)));
     let whole = net.run(1_000).unwrap();
-    let link = net.fabric.way(0, 1, 0)[1];
-    net.fabric.slow_down(link, 10);
+    let link = net.network.way(0, 1, 0)[1];
+    net.network.slow_down(link, 10);
     net.run(1_000).unwrap();
     let slow = net.run(1_000).unwrap();
     assert!((whole / 12..whole / 8).contains(&slow), "{slow} of {whole}");
-    net.fabric.slow_down(link, 1);
+    net.network.slow_down(link, 1);
     net.run(1_000).unwrap();
     assert_eq!(net.effective(Fault::SlowLink), [1, 1]);
-    net.fabric.set_link_faults(LinkFaults { bit_errors: 100, pause_loss: 0 });
+    net.network.set_link_faults(LinkFaults { bit_errors: 100, pause_loss: 0 });
     net.run(5_000).unwrap();
     let [injected, effective] = net.effective(Fault::BitError);
     // Frames of about 1,100 bytes, with 100 errors in 10^9 bits, on three links: one in 380.
     assert!(injected > 20 && effective * 10 > injected * 8, "{injected} {effective}");
-    net.fabric.repair();
+    net.network.repair();
     assert_eq!(net.rest(), None);
 }
 
@@ -223,63 +223,63 @@ fn bit_errors_lose_packets_and_slow_links_are_slow() {
 fn a_pause_whose_end_is_lost_ends_by_itself() {
     let mut net = Net::new(&lossless(leaves_and_spines(LINK)));
     net.run(100).unwrap();
-    net.fabric.set_storm(1, true);
+    net.network.set_storm(1, true);
     net.run(100).unwrap();
     assert_eq!(net.run(2_000).unwrap(), 0, "repeated for longer than one pause lasts");
-    net.fabric.set_link_faults(LinkFaults { bit_errors: 0, pause_loss: 1_000_000 });
-    net.fabric.set_storm(1, false);
+    net.network.set_link_faults(LinkFaults { bit_errors: 0, pause_loss: 1_000_000 });
+    net.network.set_storm(1, false);
     net.run(10).unwrap();
-    net.fabric.set_link_faults(LinkFaults::default());
+    net.network.set_link_faults(LinkFaults::default());
     // 65,535 times 512 bits at 100 Gbit/s are 336 us.
     assert_eq!(net.run(250).unwrap(), 0);
     assert!(net.run(10_000).unwrap() > 1_000_000);
     assert_eq!(net.effective(Fault::PauseStorm), [1, 1]);
     assert_eq!(net.rest(), None);
-    assert_eq!(net.fabric.conduct().unexplained_drops, 0);
+    assert_eq!(net.network.conduct().unexplained_drops, 0);
 }
 
 #[test]
 fn a_watchdog_ends_a_storm_and_obeys_pauses_again_after_it() {
     let (detection, restoration) = (Duration::from_micros(200), Duration::from_micros(400));
     let watchdog = Some(Watchdog { detection, restoration });
-    let mut net = Net::new(&FabricConfig { watchdog, ..lossless(leaves_and_spines(LINK)) });
+    let mut net = Net::new(&NetworkConfig { watchdog, ..lossless(leaves_and_spines(LINK)) });
     net.run(100).unwrap();
-    net.fabric.set_storm(1, true);
+    net.network.set_storm(1, true);
     net.run(5_000).unwrap();
-    let Conduct { watchdog_trips, watchdog_drops, .. } = net.fabric.conduct();
+    let Conduct { watchdog_trips, watchdog_drops, .. } = net.network.conduct();
     assert!(watchdog_trips == 1 && watchdog_drops > 0, "{watchdog_trips} {watchdog_drops}");
     assert!(net.run(1_000).unwrap() > 1_000_000, "the storm is ignored");
-    net.fabric.set_storm(1, false);
+    net.network.set_storm(1, false);
     net.run(1_000).unwrap();
-    net.fabric.set_storm(1, true);
+    net.network.set_storm(1, true);
     net.run(100).unwrap();
     assert_eq!(net.run(50).unwrap(), 0, "a pause that is obeyed");
-    net.fabric.repair();
+    net.network.repair();
     assert!(net.run(5_000).unwrap() > 1_000_000);
     assert_eq!(net.rest(), None);
-    assert!(net.fabric.now() > Time::ZERO);
+    assert!(net.network.now() > Time::ZERO);
 }
 
 #[test]
 fn credits_survive_lost_packets_and_lost_flow_control() {
     let link = LinkConfig { credits: Some(256), ..LINK };
-    let config = FabricConfig { buffer: None, ..lossless(leaves_and_spines(link)) };
+    let config = NetworkConfig { buffer: None, ..lossless(leaves_and_spines(link)) };
     let mut net = Net::new(&config);
-    net.fabric.set_link_faults(LinkFaults { bit_errors: 200, pause_loss: 100_000 });
+    net.network.set_link_faults(LinkFaults { bit_errors: 200, pause_loss: 100_000 });
     let troubled = net.run(5_000).unwrap();
-    net.fabric.set_link(net.fabric.way(0, 1, 0)[1], false);
+    net.network.set_link(net.network.way(0, 1, 0)[1], false);
     net.run(5_000).unwrap();
-    net.fabric.repair();
+    net.network.repair();
     net.run(3_000).unwrap();
     assert!(troubled > 1_000_000 && net.run(1_000).unwrap() > 5_000_000, "{troubled}");
     assert_eq!(net.rest(), None);
-    assert_eq!(net.fabric.conduct().overruns, 0);
+    assert_eq!(net.network.conduct().overruns, 0);
 
     let mut net = Net::new(&config);
-    net.fabric.plant_defect(Defect::CreditLeaked);
-    net.fabric.set_link_faults(LinkFaults { bit_errors: 20, pause_loss: 0 });
+    net.network.plant_defect(Defect::CreditLeaked);
+    net.network.set_link_faults(LinkFaults { bit_errors: 20, pause_loss: 0 });
     net.run(1_000).unwrap();
-    net.fabric.repair();
+    net.network.repair();
     assert!(net.rest().is_some());
 }
 
@@ -291,10 +291,10 @@ fn faults_that_bunch_packets_explain_what_a_lossless_switch_drops() {
     let mut graph = leaves_and_spines(LINK);
     graph.edges_mut().skip(4).for_each(|edge| edge.config = slow);
     let buffer = BufferConfig { reserve: 1_100, ..BufferConfig::lossless(60_000) };
-    let config = FabricConfig { buffer: Some(buffer), ..lossless(graph) };
+    let config = NetworkConfig { buffer: Some(buffer), ..lossless(graph) };
     let mut net = Net::new(&config);
-    net.fabric.mix = FaultMix::NONE.with(Fault::Duplicate, 900_000).with(Fault::Reorder, 900_000);
+    net.network.mix = FaultMix::NONE.with(Fault::Duplicate, 900_000).with(Fault::Reorder, 900_000);
     net.run(50_000).unwrap();
-    assert!(net.fabric.queue_drops() > 0);
-    assert_eq!(net.fabric.conduct().unexplained_drops, 0);
+    assert!(net.network.queue_drops() > 0);
+    assert_eq!(net.network.conduct().unexplained_drops, 0);
 }

@@ -7,10 +7,10 @@ use roce::{Duration, Time};
 
 use super::{Stream, run_until};
 use crate::buffer::BufferConfig;
-use crate::fabric::{Collector, Fabric, FabricConfig};
 use crate::graph::{Graph, Vertex};
 use crate::link::LinkConfig;
 use crate::memory::Phantom;
+use crate::network::{Collector, Network, NetworkConfig};
 
 const LINE: u64 = 25_000_000_000;
 
@@ -20,33 +20,33 @@ fn collector(late: u64) -> Option<Collector> {
 }
 
 /// Three streams to node 0 and one from node 4 to node 5, at one switch that pauses and marks nothing.
-fn streams(watermarks: Option<Collector>) -> (Fabric<Phantom>, Vec<Stream>) {
+fn streams(watermarks: Option<Collector>) -> (Network<Phantom>, Vec<Stream>) {
     let link = LinkConfig::new(LINE, Duration::from_micros(1));
     let join = |graph: Graph, node| graph.join(Vertex::Node(node), Vertex::Switch(0), link, link);
     let graph = (0..6).fold(Graph::new(6, 1), join);
-    let config = FabricConfig {
+    let config = NetworkConfig {
         buffer: Some(BufferConfig::lossless(4_000_000)),
         watermarks,
         nic_packets: Some(1),
-        ..FabricConfig::new(graph, 1)
+        ..NetworkConfig::new(graph, 1)
     };
-    let mut fabric = Fabric::new(&config, |_| Phantom);
+    let mut network = Network::new(&config, |_| Phantom);
     let ways = [(1, 0), (2, 0), (3, 0), (4, 5)];
     let open = |(from, to)| {
-        Stream::open(&mut fabric, from, to, 1 << 20, |connect| {
+        Stream::open(&mut network, from, to, 1 << 20, |connect| {
             connect.congestion = CongestionControl::Dcqcn(DcqcnParams::mlnx(LINE));
             connect.window_packets = 4_096;
         })
     };
     let streams = ways.into_iter().map(open).collect::<Result<_, _>>().unwrap();
-    (fabric, streams)
+    (network, streams)
 }
 
 /// After so many microseconds: the rate of each sender, and how many reports it heard.
 fn run(watermarks: Option<Collector>, us: u64) -> (Vec<u64>, Vec<u64>) {
-    let (mut fabric, mut streams) = streams(watermarks);
-    run_until(&mut fabric, &mut streams, Time::from_nanos(us * 1_000)).unwrap();
-    let endpoint = |node| &fabric.node(node).endpoint;
+    let (mut network, mut streams) = streams(watermarks);
+    run_until(&mut network, &mut streams, Time::from_nanos(us * 1_000)).unwrap();
+    let endpoint = |node| &network.node(node).endpoint;
     let rate = |stream: &Stream| endpoint(stream.from).qp_rate_bps(stream.qpn).unwrap();
     let counters: Vec<_> = (1..=4).map(|node| endpoint(node).counters()).collect();
     assert!(counters.iter().all(|counters| counters.watermarks_refused == 0));
@@ -79,22 +79,22 @@ fn hosts_hear_a_reading_when_it_is_late_by_so_much() {
 
 #[test]
 fn a_collector_rests_when_nothing_waits_any_more() {
-    let (mut fabric, mut streams) = streams(collector(500));
-    run_until(&mut fabric, &mut streams, Time::from_nanos(5_000_000)).unwrap();
+    let (mut network, mut streams) = streams(collector(500));
+    run_until(&mut network, &mut streams, Time::from_nanos(5_000_000)).unwrap();
     // The streams end, and all events with them.
-    assert!(fabric.run(1_000_000));
-    assert!(fabric.now() < Time::from_nanos(200_000_000), "{:?}", fabric.now());
+    assert!(network.run(1_000_000));
+    assert!(network.now() < Time::from_nanos(200_000_000), "{:?}", network.now());
 }
 
 /// A port that is paused for long holds its queue, although nothing more comes.
 #[test]
 fn a_collector_reads_as_long_as_something_waits() {
-    let (mut fabric, mut streams) = streams(collector(500));
+    let (mut network, mut streams) = streams(collector(500));
     for node in [0, 5] {
-        fabric.set_storm(node, true);
+        network.set_storm(node, true);
     }
-    run_until(&mut fabric, &mut streams, Time::from_nanos(40_000_000)).unwrap();
-    let waits = fabric.queues().total_bytes;
-    let heard = fabric.node(1).endpoint.counters().watermarks_heard;
+    run_until(&mut network, &mut streams, Time::from_nanos(40_000_000)).unwrap();
+    let waits = network.queues().total_bytes;
+    let heard = network.node(1).endpoint.counters().watermarks_heard;
     assert!(waits > 0 && heard >= 38, "{heard} of 39 with {waits} bytes");
 }

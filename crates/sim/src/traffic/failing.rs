@@ -7,8 +7,8 @@ use alloc::vec::Vec;
 
 use roce::Time;
 
-use crate::fabric::Fabric;
 use crate::memory::NodeMemory;
+use crate::network::Network;
 
 /// Most faults of a run.
 pub const MAX_FAULTS: usize = 4_096;
@@ -105,16 +105,16 @@ impl Schedule {
     }
 
     /// Begins and ends what is due; returns whether anything was.
-    pub(super) fn strike<M: NodeMemory>(&mut self, fabric: &mut Fabric<M>) -> bool {
+    pub(super) fn strike<M: NodeMemory>(&mut self, network: &mut Network<M>) -> bool {
         let mut has_changed = false;
-        while let Some(change) = self.to_come.pop_if(|change| change.at <= fabric.now()) {
+        while let Some(change) = self.to_come.pop_if(|change| change.at <= network.now()) {
             let trouble = self.faults[change.fault].trouble;
             let before = self.state_at(trouble);
             self.is_active[change.fault] = change.begins;
             self.begun += u32::from(change.begins);
             let state = self.state_at(trouble);
             if state != before {
-                apply(fabric, trouble, state);
+                apply(network, trouble, state);
             }
             has_changed = true;
         }
@@ -134,12 +134,12 @@ impl Schedule {
     }
 }
 
-fn apply<M: NodeMemory>(fabric: &mut Fabric<M>, trouble: Trouble, state: u64) {
+fn apply<M: NodeMemory>(network: &mut Network<M>, trouble: Trouble, state: u64) {
     // Of the two directions of a link, the first one.
     match trouble {
-        Trouble::LinkDown(link) => fabric.set_link(2 * link, state == 0),
-        Trouble::SwitchDown(switch) => fabric.set_switch(switch, state == 0),
-        Trouble::SlowLink { link, .. } => fabric.slow_down(2 * link, state.max(1)),
-        Trouble::BitErrors { link, .. } => fabric.set_bit_errors(2 * link, state),
+        Trouble::LinkDown(link) => network.set_link(2 * link, state == 0),
+        Trouble::SwitchDown(switch) => network.set_switch(switch, state == 0),
+        Trouble::SlowLink { link, .. } => network.slow_down(2 * link, state.max(1)),
+        Trouble::BitErrors { link, .. } => network.set_bit_errors(2 * link, state),
     }
 }

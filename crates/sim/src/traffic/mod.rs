@@ -25,6 +25,6 @@ pub mod workload;
 pub use failing::{MAX_FAULTS, TimedFault, Trouble};
 pub use outcome::{GivenUp, Outcome, Record, Slowdowns};
 pub use rails::{RailError, Rails};
-pub use run::{Network, Runner, TrafficError};
+pub use run::{Runner, Testbed, TrafficError};
 pub use sizes::FlowSizes;
 pub use workload::{Flow, MAX_FLOWS, Workload, WorkloadError};

@@ -2,12 +2,12 @@
 
 use alloc::vec::Vec;
 
-use roce::report::Pace;
+use roce::report::QpProgress;
 use roce::verbs::WcStatus;
 use roce::{Duration, Time};
 
-use crate::fabric::{Deadlock, LinkReport, LossReport, QueueSample};
 use crate::link::LinkStats;
+use crate::network::{Deadlock, LinkReport, LossReport, QueueSample};
 
 /// How a flow ended without arriving.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +72,7 @@ pub struct Outcome {
     /// Queues over time, where they were sampled.
     pub samples: Vec<QueueSample>,
     /// Where flows were sampled, too: those under way at the time of each sample, by number.
-    pub paces: Vec<Vec<(u32, Pace)>>,
+    pub progress: Vec<Vec<(u32, QpProgress)>>,
     /// Data and other packets that hosts sent, received, and sent again.
     pub packets: [u64; 3],
     /// Packets that had no way to their host.

@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use roce::congestion::{CongestionControl, HpccParams};
 use roce::device;
 use roce::endpoint::{Connect, EndpointConfig, Mtu, QpConfig};
-use roce::report::Pace;
+use roce::report::QpProgress;
 use roce::verbs::{
     Access, Completion, CqId, MAX_MESSAGE_BYTES, MemoryRegion, Qpn, RecvWr, Reliability, SendOp,
     SendWr, SgList, Sge, VerbsError, WcOpcode, WcStatus,
@@ -22,10 +22,12 @@ use super::ideal::completion_time;
 use super::outcome::{GivenUp, Outcome, Record};
 use super::workload::Flow;
 use crate::buffer::BufferConfig;
-use crate::fabric::{Collector, Fabric, FabricConfig, Islands, QueueSample, Rerouting, Watchdog};
 use crate::graph::Graph;
 use crate::link::LinkConfig;
 use crate::memory::Phantom;
+use crate::network::{
+    Collector, Islands, Network, NetworkConfig, QueueSample, Rerouting, Watchdog,
+};
 
 /// Completions of one instant that a host's queue holds: more than its links can deliver at once.
 const QUEUE_DEPTH: u32 = 128;
@@ -35,7 +37,7 @@ const MEMORY_AT: u64 = 1 << 32;
 
 /// A network and how its hosts use it.
 #[derive(Clone, Debug)]
-pub struct Network {
+pub struct Testbed {
     /// Hosts, switches and links.
     pub graph: Graph,
     /// The buffer of each switch, shared by its ports; `None` for a queue of its own at each link.
@@ -68,7 +70,7 @@ pub struct Network {
     pub seed: u64,
 }
 
-impl Network {
+impl Testbed {
     /// The longest round-trip time of a packet and its acknowledgement without queues, roughly.
     pub fn base_rtt(graph: &Graph, mtu: Mtu) -> Duration {
         let packet = u64::from(mtu.bytes()) + 100;
@@ -106,8 +108,8 @@ struct Host {
 /// A run under way.
 #[derive(Debug)]
 pub struct Runner {
-    fabric: Fabric<Phantom>,
-    network: Connecting,
+    network: Network<Phantom>,
+    testbed: Connecting,
     keeps_connections: bool,
     hosts: Vec<Option<Host>>,
     flows: Vec<Flow>,
@@ -129,7 +131,7 @@ pub struct Runner {
     samples: Vec<QueueSample>,
     /// Whether flows are sampled beside the queues, and what they said at the same times.
     samples_flows: bool,
-    paces: Vec<Vec<(u32, Pace)>>,
+    progress: Vec<Vec<(u32, QpProgress)>>,
     /// Samples taken.
     sampled: u64,
     schedule: Schedule,
@@ -139,7 +141,7 @@ pub struct Runner {
     islands: Option<Islands>,
 }
 
-/// The part of a [`Network`] that connections need.
+/// The part of a [`Testbed`] that connections need.
 #[derive(Clone, Copy, Debug)]
 struct Connecting {
     mtu: Mtu,
@@ -152,31 +154,31 @@ struct Connecting {
 
 impl Runner {
     /// The flows, which are in order and fit the network, before anything has started.
-    pub fn new(network: &Network, flows: Vec<Flow>, keeps_connections: bool) -> Runner {
-        let config = FabricConfig {
+    pub fn new(testbed: &Testbed, flows: Vec<Flow>, keeps_connections: bool) -> Runner {
+        let config = NetworkConfig {
             endpoint: EndpointConfig {
                 // As a NIC serves its queue pairs: a packet each.
                 burst_packets: 1,
                 max_qps: 1 << 16,
                 ..EndpointConfig::default()
             },
-            buffer: network.buffer,
-            watermarks: network.watermarks,
-            ipv6: network.ipv6,
-            roce_v1: network.roce_v1,
-            rerouting: network.rerouting.filter(|_| !network.faults.is_empty()),
-            watchdog: network.watchdog,
+            buffer: testbed.buffer,
+            watermarks: testbed.watermarks,
+            ipv6: testbed.ipv6,
+            roce_v1: testbed.roce_v1,
+            rerouting: testbed.rerouting.filter(|_| !testbed.faults.is_empty()),
+            watchdog: testbed.watchdog,
             nic_packets: Some(1),
-            ..FabricConfig::new(network.graph.clone(), network.seed)
+            ..NetworkConfig::new(testbed.graph.clone(), testbed.seed)
         };
-        let config = match network.congestion {
+        let config = match testbed.congestion {
             CongestionControl::Hpcc(HpccParams { base_rtt: telemetry_rtt, .. }) => {
-                FabricConfig { telemetry_rtt, ..config }
+                NetworkConfig { telemetry_rtt, ..config }
             }
             _ => config,
         };
-        let fabric = Fabric::new(&config, |_| Phantom);
-        let records = flows.iter().map(|flow| record(&fabric, network.mtu, flow)).collect();
+        let network = Network::new(&config, |_| Phantom);
+        let records = flows.iter().map(|flow| record(&network, testbed.mtu, flow)).collect();
         let mut followers = alloc::vec![Vec::new(); flows.len()];
         for (number, flow) in (0..).zip(&flows) {
             for &before in &flow.after {
@@ -186,17 +188,17 @@ impl Runner {
         let mut to_come: Vec<u32> = (0..flows.len() as u32).collect();
         to_come.retain(|&number| flows[number as usize].after.is_empty());
         to_come.sort_by_key(|&number| core::cmp::Reverse((flows[number as usize].at, number)));
-        let &Network { mtu, window_packets, reliability, timeout, .. } = network;
-        let (retry_count, congestion) = (network.retry_count, network.congestion);
+        let &Testbed { mtu, window_packets, reliability, timeout, .. } = testbed;
+        let (retry_count, congestion) = (testbed.retry_count, testbed.congestion);
         let reliable =
             Connecting { mtu, window_packets, reliability, timeout, retry_count, congestion };
         Runner {
-            network: reliable,
+            testbed: reliable,
             keeps_connections,
-            hosts: alloc::vec![None; fabric.len() as usize],
+            hosts: alloc::vec![None; network.len() as usize],
             waits_for: flows.iter().map(|flow| flow.after.len() as u32).collect(),
             left: flows.len() as u32,
-            fabric,
+            network,
             flows,
             records,
             followers,
@@ -208,9 +210,9 @@ impl Runner {
             sample_every: None,
             samples: Vec::new(),
             samples_flows: false,
-            paces: Vec::new(),
+            progress: Vec::new(),
             sampled: 0,
-            schedule: Schedule::new(&network.faults),
+            schedule: Schedule::new(&testbed.faults),
             struck_for: None,
             islands: None,
         }
@@ -219,7 +221,7 @@ impl Runner {
     /// Samples the queues this often, and later less often, so that there are never more than a few thousand samples.
     pub fn sample_every(&mut self, span: Duration) {
         self.sample_every = Some(span);
-        self.fabric.wake_at(Time::ZERO, SAMPLE);
+        self.network.wake_at(Time::ZERO, SAMPLE);
     }
 
     /// Where the queues are sampled, samples every flow under way, too: for runs of a few flows.
@@ -229,7 +231,7 @@ impl Runner {
 
     /// The present of the simulation.
     pub fn now(&self) -> Time {
-        self.fabric.now()
+        self.network.now()
     }
 
     /// Flows that have neither arrived nor failed.
@@ -239,7 +241,7 @@ impl Runner {
 
     /// Events so far.
     pub fn events(&self) -> u64 {
-        self.fabric.events_handled() - self.sampled
+        self.network.events_handled() - self.sampled
     }
 
     /// Goes to the next event; false when nothing is left to do, and at the deadline.
@@ -250,14 +252,14 @@ impl Runner {
         self.strike();
         self.start_due()?;
         // What was posted at this instant has not made its events yet.
-        if !self.fabric.is_settled() {
-            self.fabric.settle_changed();
+        if !self.network.is_settled() {
+            self.network.settle_changed();
             self.take_touched()?;
         }
-        if self.left == 0 || !self.fabric.advance_within(deadline) {
+        if self.left == 0 || !self.network.advance_within(deadline) {
             return Ok(false);
         }
-        if self.fabric.wakes().contains(&SAMPLE) {
+        if self.network.wakes().contains(&SAMPLE) {
             self.sample();
         }
         self.take_touched()?;
@@ -266,8 +268,8 @@ impl Runner {
 
     /// Takes the completions of all hosts that may have some.
     fn take_touched(&mut self) -> Result<(), TrafficError> {
-        for place in 0..self.fabric.touched().len() {
-            let host = self.fabric.touched()[place];
+        for place in 0..self.network.touched().len() {
+            let host = self.network.touched()[place];
             self.take_completions(host)?;
         }
         Ok(())
@@ -277,28 +279,28 @@ impl Runner {
     pub fn outcome(mut self) -> Outcome {
         let ended = self.records.iter().filter_map(|record| record.arrived).max();
         let ended = if self.left == 0 { ended } else { None };
-        let packets = self.fabric.nodes.iter().map(|node| node.packets());
+        let packets = self.network.nodes.iter().map(|node| node.packets());
         let packets = packets.fold([0; 3], |sum, own| [0, 1, 2].map(|at| sum[at] + own[at]));
         if !self.schedule.is_empty() {
-            let islands = self.fabric.islands();
+            let islands = self.network.islands();
             for record in self.records.iter_mut().filter(|record| record.is_under_way()) {
                 record.is_cut = !islands.has_way(record.from, record.to);
             }
         }
-        let conduct = self.fabric.conduct();
+        let conduct = self.network.conduct();
         Outcome {
             failed: self.failed,
-            ended: ended.unwrap_or(self.fabric.now()),
-            links: self.fabric.link_reports(),
+            ended: ended.unwrap_or(self.network.now()),
+            links: self.network.link_reports(),
             packets,
             events: self.events(),
             unrouted: conduct.unrouted,
             reroutes: conduct.reroutes,
-            losses: self.fabric.loss_report().clone(),
+            losses: self.network.loss_report().clone(),
             faults: self.schedule.begun,
-            deadlock: if self.left > 0 { self.fabric.find_deadlock() } else { None },
+            deadlock: if self.left > 0 { self.network.find_deadlock() } else { None },
             samples: self.samples,
-            paces: self.paces,
+            progress: self.progress,
             records: self.records,
         }
     }
@@ -310,12 +312,12 @@ impl Runner {
         if self.schedule.is_empty() {
             return;
         }
-        if self.schedule.strike(&mut self.fabric) {
+        if self.schedule.strike(&mut self.network) {
             self.islands = None;
         }
         let next = self.schedule.next_at();
         if let Some(at) = next.filter(|&at| self.struck_for.replace(at) != Some(at)) {
-            self.fabric.wake_at(at, FAULT);
+            self.network.wake_at(at, FAULT);
         }
     }
 
@@ -323,12 +325,12 @@ impl Runner {
 
     /// Starts the flows whose time has come, and asks to be woken for the next one.
     fn start_due(&mut self) -> Result<(), TrafficError> {
-        let now = self.fabric.now();
+        let now = self.network.now();
         while let Some(&next) = self.to_come.last() {
             let at = self.flows[next as usize].at;
             if at > now {
                 if self.woken_for.replace(at) != Some(at) {
-                    self.fabric.wake_at(at, START);
+                    self.network.wake_at(at, START);
                 }
                 break;
             }
@@ -340,16 +342,16 @@ impl Runner {
 
     fn start(&mut self, number: u32) -> Result<(), TrafficError> {
         let Flow { from, to, bytes, .. } = self.flows[number as usize];
-        let now = self.fabric.now();
+        let now = self.network.now();
         let connection = self.connection(from, to, bytes)?;
         self.open.insert(number, connection);
         if !self.schedule.is_empty() {
-            self.fabric.watch(to, connection.receiver);
+            self.network.watch(to, connection.receiver);
         }
         self.records[number as usize].started = Some(now);
         let (source, dest) = (self.host(from)?.memory, self.host(to)?.memory);
         let recv = RecvWr { wr_id: number.into(), sges: SgList::new() };
-        self.fabric.node_quietly(to).endpoint.post_recv(now, connection.receiver, recv)?;
+        self.network.node_quietly(to).endpoint.post_recv(now, connection.receiver, recv)?;
         let op = SendOp::WriteImm { remote_addr: dest.addr, rkey: dest.rkey, imm: number };
         let sge = Sge { addr: source.addr, len: bytes as u32, lkey: source.lkey };
         let wr = SendWr {
@@ -359,7 +361,7 @@ impl Runner {
             signaled: true,
             ..SendWr::default()
         };
-        self.fabric.node_mut(from).endpoint.post_send(now, connection.sender, wr)?;
+        self.network.node_mut(from).endpoint.post_send(now, connection.sender, wr)?;
         Ok(())
     }
 
@@ -367,7 +369,7 @@ impl Runner {
         let Some(Host { cq, .. }) = self.hosts[host as usize] else {
             return Ok(());
         };
-        while let Some(done) = self.fabric.node_quietly(host).endpoint.poll_cq(cq) {
+        while let Some(done) = self.network.node_quietly(host).endpoint.poll_cq(cq) {
             let number = done.wr_id as u32;
             let Completion { status, opcode, .. } = done;
             match (status, opcode) {
@@ -381,10 +383,10 @@ impl Runner {
 
     /// The last byte of a flow is there.
     fn arrived(&mut self, number: u32) -> Result<(), TrafficError> {
-        self.records[number as usize].arrived = Some(self.fabric.now());
+        self.records[number as usize].arrived = Some(self.network.now());
         self.left -= 1;
         if let Some(connection) = self.open.get(&number).filter(|_| !self.schedule.is_empty()) {
-            self.fabric.end_watch(self.flows[number as usize].to, connection.receiver, true);
+            self.network.end_watch(self.flows[number as usize].to, connection.receiver, true);
         }
         for next in core::mem::take(&mut self.followers[number as usize]) {
             let waits_for = &mut self.waits_for[next as usize];
@@ -418,19 +420,19 @@ impl Runner {
         if self.records[number as usize].arrived.is_none() {
             self.left -= 1;
             self.failed += 1;
-            let islands = self.islands.get_or_insert_with(|| self.fabric.islands());
+            let islands = self.islands.get_or_insert_with(|| self.network.islands());
             let record = &mut self.records[number as usize];
-            record.gave_up = Some(GivenUp { at: self.fabric.now(), status });
+            record.gave_up = Some(GivenUp { at: self.network.now(), status });
             record.is_cut = !islands.has_way(from, to);
-            self.fabric.end_watch(to, connection.receiver, false);
+            self.network.end_watch(to, connection.receiver, false);
         }
         self.close(from, to, connection)
     }
 
     fn close(&mut self, from: u32, to: u32, connection: Connection) -> Result<(), TrafficError> {
-        let now = self.fabric.now();
-        self.fabric.node_mut(from).endpoint.destroy_qp(now, connection.sender)?;
-        self.fabric.node_mut(to).endpoint.destroy_qp(now, connection.receiver)?;
+        let now = self.network.now();
+        self.network.node_mut(from).endpoint.destroy_qp(now, connection.sender)?;
+        self.network.node_mut(to).endpoint.destroy_qp(now, connection.receiver)?;
         Ok(())
     }
 
@@ -439,9 +441,9 @@ impl Runner {
     /// A connection for a flow of so many bytes.
     fn connection(&mut self, from: u32, to: u32, bytes: u64) -> Result<Connection, TrafficError> {
         // What both ends keep grows with the window, and a flow never needs more than its packets.
-        let packets = bytes.div_ceil(self.network.mtu.bytes().into());
+        let packets = bytes.div_ceil(self.testbed.mtu.bytes().into());
         let packets = u32::try_from(packets).unwrap_or(u32::MAX);
-        let window = self.network.window_packets.min(packets).max(1);
+        let window = self.testbed.window_packets.min(packets).max(1);
         // One that a shorter flow has left may be too narrow.
         let idle = self.idle.get_mut(&(from, to)).and_then(|idle| {
             let place = idle.iter().rposition(|one| one.window >= window)?;
@@ -460,7 +462,7 @@ impl Runner {
 
     fn queue_pair(&mut self, host: u32) -> Result<Qpn, TrafficError> {
         let Host { cq, .. } = self.host(host)?;
-        let node = self.fabric.node_quietly(host);
+        let node = self.network.node_quietly(host);
         Ok(node.endpoint.create_qp(QpConfig::rc(node.pd, cq, 1, 1))?)
     }
 
@@ -471,11 +473,11 @@ impl Runner {
         (peer, peer_qpn): (u32, Qpn),
         window_packets: u32,
     ) -> Result<(), TrafficError> {
-        let now = self.fabric.now();
-        let remote_psn = self.fabric.node(peer).endpoint.query_qp(peer_qpn)?.sq_psn;
-        let path = self.fabric.path_to(peer);
-        let endpoint = &mut self.fabric.node_quietly(own).endpoint;
-        let Connecting { mtu, reliability, timeout, retry_count, congestion, .. } = self.network;
+        let now = self.network.now();
+        let remote_psn = self.network.node(peer).endpoint.query_qp(peer_qpn)?.sq_psn;
+        let path = self.network.path_to(peer);
+        let endpoint = &mut self.network.node_quietly(own).endpoint;
+        let Connecting { mtu, reliability, timeout, retry_count, congestion, .. } = self.testbed;
         let connect = Connect {
             local_psn: endpoint.query_qp(qpn)?.sq_psn,
             mtu,
@@ -494,7 +496,7 @@ impl Runner {
         if let Some(known) = self.hosts[host as usize] {
             return Ok(known);
         }
-        let node = self.fabric.node_quietly(host);
+        let node = self.network.node_quietly(host);
         let memory = node.register(MEMORY_AT, MAX_MESSAGE_BYTES, Access::ALL)?;
         let cq = node.endpoint.create_cq(QUEUE_DEPTH)?;
         let new = Host { cq, memory };
@@ -505,10 +507,10 @@ impl Runner {
     // ---- samples -------------------------------------------------------------------------------
 
     /// How far the flows under way have come.
-    fn paces_now(&self) -> Vec<(u32, Pace)> {
+    fn progress_now(&self) -> Vec<(u32, QpProgress)> {
         let pace = |(&number, connection): (&u32, &Connection)| {
             let from = self.flows[number as usize].from;
-            Some((number, self.fabric.node(from).endpoint.pace(connection.sender)?))
+            Some((number, self.network.node(from).endpoint.progress(connection.sender)?))
         };
         self.open.iter().filter_map(pace).collect()
     }
@@ -516,12 +518,12 @@ impl Runner {
     fn sample(&mut self) {
         self.sampled += 1;
         // Where nothing else is to happen, samples end, too.
-        if self.fabric.next_at().is_none() {
+        if self.network.next_at().is_none() {
             return;
         }
-        self.samples.push(self.fabric.queues());
+        self.samples.push(self.network.queues());
         if self.samples_flows {
-            self.paces.push(self.paces_now());
+            self.progress.push(self.progress_now());
         }
         let Some(span) = self.sample_every else {
             return;
@@ -530,11 +532,11 @@ impl Runner {
         if self.samples.len() == MOST_SAMPLES {
             // Every second one, from now on at twice the distance.
             keep_every_second(&mut self.samples);
-            keep_every_second(&mut self.paces);
+            keep_every_second(&mut self.progress);
             next = span * 2;
             self.sample_every = Some(next);
         }
-        self.fabric.wake_at(self.fabric.now() + next, SAMPLE);
+        self.network.wake_at(self.network.now() + next, SAMPLE);
     }
 }
 
@@ -554,10 +556,10 @@ const START: u32 = 0;
 const SAMPLE: u32 = 1;
 const FAULT: u32 = 2;
 
-fn record(fabric: &Fabric<Phantom>, mtu: Mtu, flow: &Flow) -> Record {
-    let path: Vec<LinkConfig> = fabric.path(flow.from, flow.to);
+fn record(network: &Network<Phantom>, mtu: Mtu, flow: &Flow) -> Record {
+    let path: Vec<LinkConfig> = network.path(flow.from, flow.to);
     let Flow { from, to, bytes, .. } = *flow;
-    let ideal = completion_time(&path, bytes, mtu, fabric.network_bytes());
+    let ideal = completion_time(&path, bytes, mtu, network.network_bytes());
     let (started, arrived, gave_up, is_cut) = (None, None, None, false);
     Record { from, to, bytes, started, arrived, ideal, gave_up, is_cut }
 }

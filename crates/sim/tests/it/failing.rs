@@ -3,13 +3,13 @@
 use roce::verbs::{Reliability, WcStatus};
 use roce::{Duration, Time};
 use sim::chance::Chance;
-use sim::fabric::{Cause, Fabric, FabricConfig, Rerouting};
 use sim::graph::{Graph, Spread, Vertex};
 use sim::link::LinkConfig;
 use sim::memory::Phantom;
-use sim::traffic::{Flow, Network, Outcome, Runner, TimedFault, Trouble, Workload};
+use sim::network::{Cause, Network, NetworkConfig, Rerouting};
+use sim::traffic::{Flow, Outcome, Runner, Testbed, TimedFault, Trouble, Workload};
 
-use crate::traffic::{network, run};
+use crate::traffic::{run, testbed};
 
 /// Of `leaf-spine:2x2x4`: links 0 to 3 join leaf 0 with both spines, then leaf 1; 4 to 11 are those of hosts.
 const SHAPE: &str = "leaf-spine:2x2x4";
@@ -18,13 +18,13 @@ fn us(micros: u64) -> Time {
     Time::ZERO + Duration::from_micros(micros)
 }
 
-fn failing(spread: Spread, faults: &[(Trouble, u64, Option<u64>)]) -> Network {
+fn failing(spread: Spread, faults: &[(Trouble, u64, Option<u64>)]) -> Testbed {
     let fault = |&(trouble, from, until): &(Trouble, u64, Option<u64>)| TimedFault {
         trouble,
         from: us(from),
         until: until.map(us),
     };
-    Network {
+    Testbed {
         // 1 ms.
         timeout: 8,
         retry_count: 3,
@@ -33,7 +33,7 @@ fn failing(spread: Spread, faults: &[(Trouble, u64, Option<u64>)]) -> Network {
             detection: Duration::from_micros(50),
             spread: Duration::from_micros(20),
         }),
-        ..network(SHAPE, "advertised", spread)
+        ..testbed(SHAPE, "advertised", spread)
     }
 }
 
@@ -49,8 +49,8 @@ fn flow(from: u32, to: u32, bytes: u64) -> Flow {
 fn flows_find_other_ways_and_recover() {
     let workload = Workload::Permutation { bytes: 4_000_000 };
     for trouble in [Trouble::LinkDown(0), Trouble::SwitchDown(1)] {
-        let network = failing(Spread::Flow, &[(trouble, 100, Some(2_000))]);
-        let outcome = run(&network, &workload);
+        let testbed = failing(Spread::Flow, &[(trouble, 100, Some(2_000))]);
+        let outcome = run(&testbed, &workload);
         assert_eq!(
             (outcome.unfinished(), outcome.failed, outcome.faults),
             (0, 0, 1),
@@ -66,7 +66,7 @@ fn flows_find_other_ways_and_recover() {
         // Nothing that was lost comes again before switches know, unless its sender finds another way by chance.
         let longest = losses.recoveries.iter().max().expect("some");
         assert!((50..20_000).contains(&(longest.as_nanos() / 1_000)), "{longest:?}");
-        assert_eq!(outcome, run(&network, &workload), "{trouble:?}");
+        assert_eq!(outcome, run(&testbed, &workload), "{trouble:?}");
     }
 }
 
@@ -75,8 +75,8 @@ fn a_flow_whose_receiver_is_cut_off_gives_up_and_the_others_arrive() {
     let faults = [(Trouble::LinkDown(4 + 7), 100, None)];
     let mut flows = vec![flow(0, 7, 4_000_000), flow(1, 6, 4_000_000), flow(7, 2, 4_000_000)];
     flows.push(Flow { after: vec![0], ..flow(2, 3, 1_000) });
-    let network = failing(Spread::Flow, &faults);
-    let mut runner = Runner::new(&network, flows, false);
+    let testbed = failing(Spread::Flow, &faults);
+    let mut runner = Runner::new(&testbed, flows, false);
     while runner.advance(us(1_000_000)).unwrap() {}
     assert!(runner.now() < us(100_000), "it does not wait for the deadline: {:?}", runner.now());
     let outcome = runner.outcome();
@@ -160,19 +160,19 @@ fn random_faults_end_and_runs_repeat() {
         let faults: Vec<TimedFault> =
             (0..chance.between(1, 12)).map(|_| random_fault(&mut chance)).collect();
         let spread = chance.pick(&[Spread::First, Spread::Flow, Spread::Packet]);
-        let network = Network {
+        let testbed = Testbed {
             roce_v1: chance.per_mille(300),
             reliability: chance.pick(&[Reliability::Selective, Reliability::GoBackN]),
             faults,
             seed,
             ..failing(spread, &[])
         };
-        let outcome = run(&network, &Workload::Permutation { bytes: 400_000 });
-        let what = format!("seed {seed}: {:?}", network.faults);
+        let outcome = run(&testbed, &Workload::Permutation { bytes: 400_000 });
+        let what = format!("seed {seed}: {:?}", testbed.faults);
         assert!(outcome.records.iter().all(|record| !record.is_under_way()), "{what}");
         let losses = &outcome.losses;
         assert!(losses.recoveries.len() as u64 <= losses.hits, "{what}: {losses:?}");
-        assert_eq!(outcome, run(&network, &Workload::Permutation { bytes: 400_000 }), "{what}");
+        assert_eq!(outcome, run(&testbed, &Workload::Permutation { bytes: 400_000 }), "{what}");
     }
 }
 
@@ -208,15 +208,15 @@ fn islands_agree_with_a_search() {
                 (graph, links) = (graph.join(a, b, link, link), links + 1);
             }
         }
-        let mut fabric = Fabric::new(&FabricConfig::new(graph, seed), |_| Phantom);
+        let mut network = Network::new(&NetworkConfig::new(graph, seed), |_| Phantom);
         for _ in 0..10 {
             if links > 0 {
-                fabric.set_link(2 * chance.below(links) as u32, chance.per_mille(500));
+                network.set_link(2 * chance.below(links) as u32, chance.per_mille(500));
             }
-            fabric.set_switch(chance.below(switches.into()) as u32, chance.per_mille(600));
-            let islands = fabric.islands();
+            network.set_switch(chance.below(switches.into()) as u32, chance.per_mille(600));
+            let islands = network.islands();
             for (from, to) in (0..nodes).flat_map(|from| (0..nodes).map(move |to| (from, to))) {
-                let (has_way, found) = (islands.has_way(from, to), fabric.is_connected(from, to));
+                let (has_way, found) = (islands.has_way(from, to), network.is_connected(from, to));
                 assert!(from == to || has_way == found, "seed {seed}: {from} to {to}");
             }
         }

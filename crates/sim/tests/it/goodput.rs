@@ -12,11 +12,11 @@ use roce::congestion::{CongestionControl, DelayParams};
 use roce::device;
 use roce::endpoint::{Connect, Mtu, QpConfig};
 use roce::verbs::{Access, CqId, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, WcStatus};
-use sim::fabric::{Fabric, FabricConfig};
 use sim::faults::{Fault, FaultMix};
 use sim::graph::Graph;
 use sim::link::LinkConfig;
 use sim::memory::Phantom;
+use sim::network::{Network, NetworkConfig};
 
 const LOSS_PPM: u32 = 10_000;
 
@@ -80,7 +80,7 @@ impl fmt::Display for Case {
 }
 
 struct Ends {
-    fabric: Fabric<Phantom>,
+    network: Network<Phantom>,
     qpns: [Qpn; 2],
     cqs: [CqId; 2],
     /// Buffers on each side, one per message outstanding.
@@ -90,12 +90,12 @@ struct Ends {
 
 fn ends(case: &Case) -> Ends {
     let link = LinkConfig::new(100_000_000_000, Duration::from_micros(10));
-    let config = FabricConfig::new(Graph::cable(link), 7);
-    let mut fabric = Fabric::new(&config, |_| Phantom);
-    fabric.mix = FaultMix::NONE.with(Fault::Loss, case.loss_ppm);
+    let config = NetworkConfig::new(Graph::cable(link), 7);
+    let mut network = Network::new(&config, |_| Phantom);
+    network.mix = FaultMix::NONE.with(Fault::Loss, case.loss_ppm);
     let len = u64::from(case.message_bytes) * case.buffers;
     let made = [0, 1].map(|node| {
-        let node = fabric.node_mut(node);
+        let node = network.node_mut(node);
         let region = node.register(1 << 30, len, Access::ALL).unwrap();
         let cq = node.endpoint.create_cq(1024).unwrap();
         let qpn = node.endpoint.create_qp(QpConfig::rc(node.pd, cq, 256, 256)).unwrap();
@@ -107,12 +107,12 @@ fn ends(case: &Case) -> Ends {
         )
     });
     for (own, peer) in [(0, 1), (1, 0)] {
-        let psn = fabric.node(peer).endpoint.query_qp(made[peer as usize].0).unwrap().sq_psn;
-        let plain = Connect::new(fabric.path_to(peer), made[peer as usize].0, psn);
+        let psn = network.node(peer).endpoint.query_qp(made[peer as usize].0).unwrap().sq_psn;
+        let plain = Connect::new(network.path_to(peer), made[peer as usize].0, psn);
         let mode = if case.is_selective { plain.selective() } else { plain };
         let window_packets = case.window_packets;
         // 4 ms: longer than 16 MiB take, which a READ of go-back-N may have to wait for.
-        let (endpoint, qpn) = (&mut fabric.node_mut(own).endpoint, made[own as usize].0);
+        let (endpoint, qpn) = (&mut network.node_mut(own).endpoint, made[own as usize].0);
         let local_psn = endpoint.query_qp(qpn).unwrap().sq_psn;
         let congestion = case.congestion;
         let connect =
@@ -120,7 +120,7 @@ fn ends(case: &Case) -> Ends {
         device::connect(endpoint, Time::ZERO, qpn, &connect).unwrap();
     }
     Ends {
-        fabric,
+        network,
         qpns: [made[0].0, made[1].0],
         cqs: [made[0].1, made[1].1],
         buffers: [made[0].2, made[1].2],
@@ -140,20 +140,20 @@ impl Ends {
             Stream::Send => SendOp::Send,
             Stream::Read => SendOp::Read { remote_addr, rkey },
         };
-        let now = self.fabric.now();
+        let now = self.network.now();
         if let Stream::Send = stream {
             let wr = RecvWr { wr_id: 0, sges: list(peer) };
-            self.fabric.node_mut(1).endpoint.post_recv(now, self.qpns[1], wr).unwrap();
+            self.network.node_mut(1).endpoint.post_recv(now, self.qpns[1], wr).unwrap();
         }
         let wr = SendWr { op, sges: list(own), signaled: true, ..SendWr::default() };
-        self.fabric.node_mut(0).endpoint.post_send(now, self.qpns[0], wr).unwrap();
+        self.network.node_mut(0).endpoint.post_send(now, self.qpns[0], wr).unwrap();
     }
 
     fn completed(&mut self) -> u64 {
         let [own, peer] = self.cqs;
-        while self.fabric.node_quietly(1).endpoint.poll_cq(peer).is_some() {}
+        while self.network.node_quietly(1).endpoint.poll_cq(peer).is_some() {}
         let mut count = 0;
-        while let Some(done) = self.fabric.node_quietly(0).endpoint.poll_cq(own) {
+        while let Some(done) = self.network.node_quietly(0).endpoint.poll_cq(own) {
             assert_eq!(done.status, WcStatus::Success);
             count += 1;
         }
@@ -172,14 +172,14 @@ fn measure(case: &Case) -> (f64, u64) {
             ends.post(case, posted);
             posted += 1;
         }
-        assert!(ends.fabric.advance(), "{case}: nothing will ever happen");
+        assert!(ends.network.advance(), "{case}: nothing will ever happen");
         let now = ends.completed();
         if now > 0 {
-            (done, last) = (done + now, ends.fabric.now());
+            (done, last) = (done + now, ends.network.now());
         }
     }
     let bits = (messages * u64::from(message_bytes) * 8) as f64;
-    let retransmitted = ends.fabric.node(0).endpoint.counters().retransmitted_packets;
+    let retransmitted = ends.network.node(0).endpoint.counters().retransmitted_packets;
     (bits / last.as_nanos() as f64, retransmitted)
 }
 

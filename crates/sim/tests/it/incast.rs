@@ -4,8 +4,8 @@ use roce::Duration;
 use roce::congestion::{CongestionControl, DcqcnParams, DelayParams, HpccParams};
 use roce::endpoint::Mtu;
 use roce::wire::telemetry::Form;
-use sim::fabric::Collector;
 use sim::incast::{self, Incast, IncastConfig};
+use sim::network::Collector;
 
 #[test]
 fn dcqcn_shares_a_link_fairly_at_both_rates() {

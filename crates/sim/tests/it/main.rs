@@ -7,7 +7,7 @@ mod circle;
 mod failing;
 mod goodput;
 mod incast;
-mod neighbour;
+mod noisy_neighbour;
 mod rails;
 #[path = "../../../../testing/seeds.rs"]
 mod seeds;

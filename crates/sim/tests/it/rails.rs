@@ -7,9 +7,9 @@ use sim::chance::Chance;
 use sim::graph::{Graph, Spread};
 use sim::link::LinkConfig;
 use sim::topology::{self, Nics};
-use sim::traffic::{Flow, Network, Outcome, Rails, Runner, Workload};
+use sim::traffic::{Flow, Outcome, Rails, Runner, Testbed, Workload};
 
-use crate::traffic::network;
+use crate::traffic::testbed;
 
 const GBIT: u64 = 1_000_000_000;
 const RATE: u64 = 100 * GBIT;
@@ -24,8 +24,8 @@ fn link() -> LinkConfig {
 }
 
 fn outcome(graph: Graph, flows: Vec<Flow>) -> Outcome {
-    let network = Network { graph, ..network("fat-tree:4", "off", Spread::Packet) };
-    let mut runner = Runner::new(&network, flows, false);
+    let testbed = Testbed { graph, ..testbed("fat-tree:4", "off", Spread::Packet) };
+    let mut runner = Runner::new(&testbed, flows, false);
     while runner.advance(Time::from_nanos(1_000_000_000)).unwrap() {}
     let outcome = runner.outcome();
     assert_eq!((outcome.unfinished(), outcome.failed), (0, 0));

@@ -11,11 +11,11 @@ use sim::chance::Chance;
 use sim::graph::Spread;
 use sim::link::{LinkConfig, Marking};
 use sim::topology;
-use sim::traffic::{Flow, FlowSizes, Network, Outcome, Runner, Workload};
+use sim::traffic::{Flow, FlowSizes, Outcome, Runner, Testbed, Workload};
 
 const GBIT: u64 = 1_000_000_000;
 
-pub(crate) fn network(shape: &str, control: &str, spread: Spread) -> Network {
+pub(crate) fn testbed(shape: &str, control: &str, spread: Spread) -> Testbed {
     let rate = 100 * GBIT;
     let capacity = Capacity { rate_bps: rate, delay_ns: 1_000 };
     let topology = shape.parse::<Shape>().unwrap().build(capacity).unwrap();
@@ -29,11 +29,11 @@ pub(crate) fn network(shape: &str, control: &str, spread: Spread) -> Network {
         like.with_delay(Duration::from_nanos(link.capacity.delay_ns))
     })
     .spread(spread);
-    let base_rtt = Network::base_rtt(&graph, Mtu::M1024);
+    let base_rtt = Testbed::base_rtt(&graph, Mtu::M1024);
     let hops = if shape.starts_with("leaf-spine") { 4 } else { 6 };
     let expected = hops * 2_000..hops * 2_000 + 2_000;
     assert!(expected.contains(&base_rtt.as_nanos()), "{base_rtt:?}");
-    Network {
+    Testbed {
         graph,
         buffer: Some(BufferConfig::lossless(32_000_000)),
         watermarks: None,
@@ -52,10 +52,10 @@ pub(crate) fn network(shape: &str, control: &str, spread: Spread) -> Network {
     }
 }
 
-pub(crate) fn run(network: &Network, workload: &Workload) -> Outcome {
-    let hosts = network.graph.nodes();
-    let flows = workload.flows(hosts, 100 * GBIT, &mut Chance::new(network.seed)).unwrap();
-    let mut runner = Runner::new(network, flows, workload.keeps_connections());
+pub(crate) fn run(testbed: &Testbed, workload: &Workload) -> Outcome {
+    let hosts = testbed.graph.nodes();
+    let flows = workload.flows(hosts, 100 * GBIT, &mut Chance::new(testbed.seed)).unwrap();
+    let mut runner = Runner::new(testbed, flows, workload.keeps_connections());
     while runner.advance(Time::from_nanos(1_000_000_000)).unwrap() {}
     runner.outcome()
 }
@@ -64,9 +64,9 @@ pub(crate) fn run(network: &Network, workload: &Workload) -> Outcome {
 fn a_flow_alone_takes_its_ideal_time() {
     for (to, bytes) in [(1, 1), (1, 1_024), (15, 1_025), (5, 50_000), (15, 3_000_000)] {
         let flow = Flow { from: 0, to, bytes, at: Time::ZERO, after: Vec::new() };
-        let mut network = network("fat-tree:4", "off", Spread::Flow);
-        network.reliability = Reliability::GoBackN;
-        let outcome = run(&network, &Workload::Trace(vec![flow]));
+        let mut testbed = testbed("fat-tree:4", "off", Spread::Flow);
+        testbed.reliability = Reliability::GoBackN;
+        let outcome = run(&testbed, &Workload::Trace(vec![flow]));
         let record = outcome.records[0];
         let (time, ideal) = (record.completion_time().unwrap().as_nanos(), record.ideal.as_nanos());
         // Every link rounds the time of a packet up to a nanosecond.
@@ -94,11 +94,11 @@ fn every_flow_arrives_and_runs_repeat() {
         for (control, spread) in
             [("dcqcn-mlnx", Spread::Flow), ("hpcc", Spread::Flow), ("advertised", Spread::Packet)]
         {
-            let network = network("fat-tree:4", control, spread);
-            let outcome = run(&network, &workload);
+            let testbed = testbed("fat-tree:4", control, spread);
+            let outcome = run(&testbed, &workload);
             assert_eq!((outcome.unfinished(), outcome.failed), (0, 0), "{workload:?} {control}");
             assert_eq!(outcome.total(|stats| stats.dropped), 0, "{workload:?} {control}");
-            assert_eq!(outcome, run(&network, &workload), "{workload:?} {control}");
+            assert_eq!(outcome, run(&testbed, &workload), "{workload:?} {control}");
         }
     }
 }
@@ -113,16 +113,16 @@ fn sampled_flows_are_those_under_way_and_change_nothing() {
         after: Vec::new(),
     };
     let flows = vec![flow(0, 0), flow(4, 40)];
-    let network = network("fat-tree:4", "swift", Spread::Flow);
-    let mut runner = Runner::new(&network, flows.clone(), false);
+    let testbed = testbed("fat-tree:4", "swift", Spread::Flow);
+    let mut runner = Runner::new(&testbed, flows.clone(), false);
     runner.sample_every(Duration::from_micros(1));
     runner.sample_flows();
     while runner.advance(Time::from_nanos(1_000_000_000)).unwrap() {}
     let outcome = runner.outcome();
-    assert_eq!(outcome.records, run(&network, &Workload::Trace(flows)).records);
-    assert_eq!(outcome.samples.len(), outcome.paces.len());
+    assert_eq!(outcome.records, run(&testbed, &Workload::Trace(flows)).records);
+    assert_eq!(outcome.samples.len(), outcome.progress.len());
     let mut before = [None; 2];
-    for (sample, paces) in outcome.samples.iter().zip(&outcome.paces) {
+    for (sample, paces) in outcome.samples.iter().zip(&outcome.progress) {
         for (number, record) in (0..).zip(&outcome.records) {
             let pace = paces.iter().find(|(flow, _)| *flow == number).map(|(_, pace)| *pace);
             let is_open =
@@ -140,13 +140,13 @@ fn sampled_flows_are_those_under_way_and_change_nothing() {
 fn a_flow_of_roce_v1_takes_its_ideal_time_too() {
     let time = |ipv6, roce_v1| {
         let flow = Flow { from: 0, to: 15, bytes: 3_000_000, at: Time::ZERO, after: Vec::new() };
-        let network = Network {
+        let testbed = Testbed {
             reliability: Reliability::GoBackN,
             ipv6,
             roce_v1,
-            ..network("fat-tree:4", "off", Spread::Flow)
+            ..testbed("fat-tree:4", "off", Spread::Flow)
         };
-        let outcome = run(&network, &Workload::Trace(vec![flow]));
+        let outcome = run(&testbed, &Workload::Trace(vec![flow]));
         let record = outcome.records[0];
         let (time, ideal) = (record.completion_time().unwrap().as_nanos(), record.ideal.as_nanos());
         assert!(time >= ideal && time - ideal <= 3_000, "{ipv6} {roce_v1}: {time} {ideal}");
@@ -162,7 +162,7 @@ fn a_flow_of_roce_v1_takes_its_ideal_time_too() {
 fn switches_mark_no_packet_of_roce_v1_and_delay_still_controls_it() {
     let incast = Workload::Incast { senders: 15, bytes: 1_000_000 };
     let outcome = |control, roce_v1| {
-        run(&Network { roce_v1, ..network("fat-tree:4", control, Spread::Flow) }, &incast)
+        run(&Testbed { roce_v1, ..testbed("fat-tree:4", control, Spread::Flow) }, &incast)
     };
     let marked = |outcome: &Outcome| outcome.total(|stats| stats.marked);
     let peak = |outcome: &Outcome| {
@@ -180,8 +180,8 @@ fn switches_mark_no_packet_of_roce_v1_and_delay_still_controls_it() {
 fn behind_a_grh_all_flows_of_two_hosts_take_one_path() {
     let used = |roce_v1| {
         let flow = |_| Flow { from: 0, to: 15, bytes: 10_000, at: Time::ZERO, after: Vec::new() };
-        let network = Network { roce_v1, ..network("fat-tree:4", "advertised", Spread::Flow) };
-        let outcome = run(&network, &Workload::Trace((0..16).map(flow).collect()));
+        let testbed = Testbed { roce_v1, ..testbed("fat-tree:4", "advertised", Spread::Flow) };
+        let outcome = run(&testbed, &Workload::Trace((0..16).map(flow).collect()));
         // Much more than acknowledgements.
         outcome.links.iter().filter(|link| link.stats.sent_bytes > 8_000).count()
     };
@@ -191,13 +191,13 @@ fn behind_a_grh_all_flows_of_two_hosts_take_one_path() {
 /// A connection that a short flow has left is no narrower for a long one.
 #[test]
 fn a_flow_takes_as_long_on_a_connection_that_another_one_has_left() {
-    let mut network = network("fat-tree:4", "off", Spread::Flow);
-    network.reliability = Reliability::GoBackN;
+    let mut testbed = testbed("fat-tree:4", "off", Spread::Flow);
+    testbed.reliability = Reliability::GoBackN;
     let first = Flow { from: 0, to: 15, bytes: 1, at: Time::ZERO, after: Vec::new() };
     let second = Flow { bytes: 1_000_000, at: Time::from_nanos(100_000), ..first.clone() };
     let time = |keeps_connections| {
         let flows = vec![first.clone(), second.clone()];
-        let mut runner = Runner::new(&network, flows, keeps_connections);
+        let mut runner = Runner::new(&testbed, flows, keeps_connections);
         while runner.advance(Time::from_nanos(1_000_000_000)).unwrap() {}
         runner.outcome().records[1].completion_time().unwrap()
     };

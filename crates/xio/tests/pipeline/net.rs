@@ -11,15 +11,15 @@ use roce::endpoint::{Connect, EndpointConfig, Mtu, QpConfig};
 use roce::verbs::{Access, CqId, MemoryRegion, Qpn};
 use roce::{Duration, Time};
 use sim::chance::Chance;
-use sim::fabric::{Fabric, FabricConfig};
 use sim::faults::Fault;
 use sim::graph::Graph;
 use sim::link::LinkConfig;
 use sim::memory::Regions;
+use sim::network::{Network, NetworkConfig};
 
 pub(crate) use sim::memory::Arena;
 
-pub(crate) type Node = sim::fabric::Node<Arena>;
+pub(crate) type Node = sim::network::Node<Arena>;
 
 /// Depth of completion queues in tests about something else.
 pub(crate) const CQ_DEPTH: u32 = 4_096;
@@ -53,22 +53,22 @@ fn memory(bytes: usize) -> Arena {
 
 /// The network.
 pub(crate) struct Net {
-    fabric: Fabric<Arena>,
+    network: Network<Arena>,
     /// How often a sender that finds no receive retries; 7 is for ever.
     pub(crate) rnr_retry: u8,
 }
 
 impl Deref for Net {
-    type Target = Fabric<Arena>;
+    type Target = Network<Arena>;
 
     fn deref(&self) -> &Self::Target {
-        &self.fabric
+        &self.network
     }
 }
 
 impl DerefMut for Net {
     fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut self.fabric
+        &mut self.network
     }
 }
 
@@ -77,20 +77,20 @@ impl Net {
     pub(crate) fn new(bytes: [usize; 2], seed: u64) -> Net {
         let mut chance = Chance::new(seed);
         let link = LinkConfig::unlimited(Duration::from_micros(chance.between(1, 29)));
-        let config = FabricConfig {
+        let config = NetworkConfig {
             is_sealed: false,
             batch: 32,
             endpoint: EndpointConfig::default(),
-            ..FabricConfig::new(Graph::cable(link), chance.word())
+            ..NetworkConfig::new(Graph::cable(link), chance.word())
         };
         let mut bytes = bytes.into_iter();
-        let fabric = Fabric::new(&config, |_| memory(bytes.next().expect("two nodes")));
-        Net { fabric, rnr_retry: 6 }
+        let network = Network::new(&config, |_| memory(bytes.next().expect("two nodes")));
+        Net { network, rnr_retry: 6 }
     }
 
     /// A new process on a node: nothing of the old one is left but its packets in flight.
     pub(crate) fn restart(&mut self, node: usize, bytes: usize) {
-        self.fabric.restart(node as u32, memory(bytes));
+        self.network.restart(node as u32, memory(bytes));
     }
 
     /// Connects two queue pairs.

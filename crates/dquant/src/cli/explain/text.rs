@@ -33,11 +33,11 @@ const USUAL: &[(&str, &str)] = &[
     ("direct_writes", "WRITEs without packets"),
     ("direct_reads", "READs without packets"),
     ("direct_atomics", "atomics without packets"),
-    ("direct_sends", "SENDs handed to a neighbour without packets"),
-    ("direct_sends_refused", "SENDs that a neighbour refused: sent again as packets"),
-    ("direct_receives", "SENDs taken from a neighbour without packets"),
+    ("direct_sends", "SENDs handed to a local peer without packets"),
+    ("direct_sends_refused", "SENDs that a local peer refused: sent again as packets"),
+    ("direct_receives", "SENDs taken from a local peer without packets"),
     ("direct_bytes_received", "their bytes"),
-    ("direct_receives_refused", "SENDs of a neighbour refused: no fitting receive"),
+    ("direct_receives_refused", "SENDs of a local peer refused: no fitting receive"),
     ("direct_bytes", "bytes without packets"),
     ("direct_held", "requests that waited for packets before them, to need none"),
     ("direct_refused_outstanding", "requests by packets: others before them were not done"),
@@ -136,10 +136,10 @@ const WIRE_ADVICE: &[(&str, &str)] = &[
     ("unparsable", "malformed packets on the RoCE port"),
     (
         "fifo_lost_stopped",
-        "packets for a neighbour that does not read its shared memory: it is stopped, or gets no CPU time",
+        "packets for a local peer that does not read its shared memory: it is stopped, or gets no CPU time",
     ),
-    ("fifo_malformed", "malformed packets in shared memory: a neighbour is broken, or hostile"),
-    ("fifo_broken", "a neighbour broke its shared memory, which is not read any more"),
+    ("fifo_malformed", "malformed packets in shared memory: a local peer is broken, or hostile"),
+    ("fifo_broken", "a local peer broke its shared memory, which is not read any more"),
     ("fifo_unfit", "packets longer than any MTU: report it"),
 ];
 
@@ -210,7 +210,9 @@ fn shared_memory(out: &mut String, memory: &SharedMemory) {
     let (ranges, bytes) = (Count(*ranges), Bytes(*bytes));
     line(
         out,
-        format_args!("DQUANT_MEMORY=shared: {ranges} ranges, {bytes}, can be mapped by neighbours"),
+        format_args!(
+            "DQUANT_MEMORY=shared: {ranges} ranges, {bytes}, can be mapped by local peers"
+        ),
     );
     for Stayed { why, registrations } in stayed {
         let count = Count(*registrations);
@@ -504,7 +506,7 @@ mod tests {
         let stayed =
             vec![Stayed { why: "it is on a heap or a stack".to_owned(), registrations: 2 }];
         let moved = SharedMemory { ranges: 3, bytes: 8 << 20, stayed, why_not: None };
-        let expected = "DQUANT_MEMORY=shared: 3 ranges, 8.0 MiB, can be mapped by neighbours\n  \
+        let expected = "DQUANT_MEMORY=shared: 3 ranges, 8.0 MiB, can be mapped by local peers\n  \
                         2 registrations of memory that did not move: it is on a heap or a stack\n";
         assert_eq!(text(moved), expected);
         let why_not = Some("DQUANT_PATH=udp".to_owned());
@@ -631,7 +633,7 @@ mod tests {
         assert!(text.ends_with("no queue pairs"), "{text}");
         let wire_counters = counted(&[("fifo_sent_packets", 7), ("fifo_broken", 1)]);
         let text = of(&Document { wire_counters, ..Document::default() });
-        let wanted = "\nshared memory: 7 packets sent, 0 received\n  fifo broken 1: a neighbour";
+        let wanted = "\nshared memory: 7 packets sent, 0 received\n  fifo broken 1: a local peer";
         assert!(text.contains(wanted), "{text}");
     }
 

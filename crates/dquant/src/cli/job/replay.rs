@@ -17,8 +17,8 @@ use crate::cli::perf::DeviceArgs;
 use crate::cli::run::membership;
 use crate::cli::{Console, Report};
 use crate::exit::{CliError, Exit};
-use crate::replay::meeting::{JOB_PORT, Terms};
 use crate::replay::rank::{self, Outcome, Place, Setup};
+use crate::replay::rendezvous::{JOB_PORT, Terms};
 use crate::replay::schedule::Schedule;
 
 /// Replay a training job: pauses for its computing, and the exchanges of its pattern over the network

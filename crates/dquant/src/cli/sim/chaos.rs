@@ -54,14 +54,14 @@ pub(super) struct Chaos {
     threads: Option<NonZeroUsize>,
 
     /// Make the transport make this mistake
-    #[cfg(feature = "planted-bugs")]
+    #[cfg(feature = "seeded-bugs")]
     #[arg(long, value_name = "NAME", value_parser = parse_bug)]
-    bug: Option<roce::planted::Bug>,
+    bug: Option<roce::seeded::Bug>,
 }
 
-#[cfg(feature = "planted-bugs")]
-fn parse_bug(text: &str) -> Result<roce::planted::Bug, String> {
-    let all = roce::planted::Bug::ALL;
+#[cfg(feature = "seeded-bugs")]
+fn parse_bug(text: &str) -> Result<roce::seeded::Bug, String> {
+    let all = roce::seeded::Bug::ALL;
     all.into_iter().find(|bug| bug.to_string() == text).ok_or_else(|| {
         let names: Vec<String> = all.iter().map(ToString::to_string).collect();
         format!("there are: {}", names.join(", "))
@@ -127,7 +127,7 @@ impl Chaos {
         Options {
             sends: self.sends,
             topology: self.topology.as_ref().map(|network| network.topology.clone()),
-            #[cfg(feature = "planted-bugs")]
+            #[cfg(feature = "seeded-bugs")]
             bug: self.bug,
             ..Options::default()
         }
@@ -138,9 +138,9 @@ impl Chaos {
         let sends = self.sends.map_or(String::new(), |sends| format!(" --sends {sends}"));
         let topology = self.topology.as_ref();
         let topology = topology.map_or(String::new(), |it| format!(" --topology {}", it.shape));
-        #[cfg(feature = "planted-bugs")]
+        #[cfg(feature = "seeded-bugs")]
         let bug = self.bug.map_or(String::new(), |bug| format!(" --bug {bug}"));
-        #[cfg(not(feature = "planted-bugs"))]
+        #[cfg(not(feature = "seeded-bugs"))]
         let bug = "";
         format!("dquant sim chaos --seeds {seed}{sends}{topology}{bug}")
     }
@@ -379,7 +379,7 @@ mod tests {
             sends: Some(9),
             topology: Some(parse_network("fat-tree:4").unwrap()),
             threads: None,
-            #[cfg(feature = "planted-bugs")]
+            #[cfg(feature = "seeded-bugs")]
             bug: None,
         };
         let mut outcomes = Outcomes::default();

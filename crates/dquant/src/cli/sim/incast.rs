@@ -9,8 +9,8 @@ use roce::Duration;
 use roce::congestion::watermark::MAX_AGE;
 use roce::congestion::{CongestionControl, DcqcnParams};
 use serde::Serialize;
-use sim::fabric::Collector;
 use sim::incast::{self, Incast, IncastConfig, IncastError, Reference};
+use sim::network::Collector;
 
 use super::super::{Console, Report};
 use crate::exit::{CliError, Exit};

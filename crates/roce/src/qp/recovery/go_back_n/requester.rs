@@ -8,12 +8,12 @@
 //!   not execute it again.
 
 use crate::congestion::rtt::RttProbe;
-use crate::planted::Bug;
 use crate::qp::codes::ack_timeout;
 use crate::qp::context::{PacketHeaders, QpContext};
 use crate::qp::request::Request;
 use crate::qp::requests::{Fault, Requests, Response, SendRecovery, bad_response};
 use crate::qp::{RxPacket, Scope, TimeoutReason};
+use crate::seeded::Bug;
 use crate::time::{Duration, Time};
 use crate::verbs::WcStatus;
 use crate::wire::{Aeth, Ext, Opcode, Psn, Syndrome};
@@ -100,8 +100,8 @@ impl SendRecovery for GoBackN {
         packet: RxPacket<'_>,
     ) -> Result<(), Fault> {
         let psn = packet.headers.bth().psn;
-        let is_known = cx.planted.distance(psn, requests.sent_end) < 0;
-        if !is_known && !cx.planted.is(Bug::AckBeyondWindow) {
+        let is_known = cx.seeded.distance(psn, requests.sent_end) < 0;
+        if !is_known && !cx.seeded.is(Bug::AckBeyondWindow) {
             cx.count(|c| &mut c.bad_psn);
             return Ok(());
         }
@@ -168,7 +168,7 @@ impl SendRecovery for GoBackN {
         if self.ack_deadline.is_none_or(|at| at > cx.now) {
             return Ok(());
         }
-        if cx.planted.is(Bug::TimeoutForgotten) {
+        if cx.seeded.is(Bug::TimeoutForgotten) {
             self.ack_deadline = None;
             return Ok(());
         }
@@ -267,7 +267,7 @@ impl GoBackN {
         packet: RxPacket<'_>,
     ) -> Result<(), Fault> {
         let ahead = packet.headers.bth().psn.distance_from(requests.una) as u32;
-        if self.advance(requests, cx, ahead)? > 0 && !cx.planted.is(Bug::LostReadIgnored) {
+        if self.advance(requests, cx, ahead)? > 0 && !cx.seeded.is(Bug::LostReadIgnored) {
             return self.handle_lost_response(requests, cx);
         }
         let ends = packet.headers.bth().opcode.ends_message();

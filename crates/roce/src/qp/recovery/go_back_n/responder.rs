@@ -8,13 +8,13 @@
 
 use super::super::ReceiveRecovery;
 use crate::memory::region::AccessKind;
-use crate::planted::Bug;
 use crate::qp::context::{PacketHeaders, QpContext};
 use crate::qp::delivery::{AtomicJob, Insert};
 use crate::qp::executor::{Executed, Executor, Fatal, Turn, job_limit, operation, word_of};
 use crate::qp::inbound::{check_remote, put_piece, range_of};
 use crate::qp::resources::{Job, ReadWork, Work};
 use crate::qp::{RxPacket, Scope};
+use crate::seeded::Bug;
 use crate::verbs::{Completion, MAX_MESSAGE_BYTES, WcOpcode, WcStatus};
 use crate::wire::{Aeth, Bth, Ext, Headers, Opcode, Psn, Reth, Syndrome};
 
@@ -32,7 +32,7 @@ impl ReceiveRecovery for GoBackN {
         cx: &mut Scope<'_, '_>,
         packet: RxPacket<'_>,
     ) -> Result<(), Fatal> {
-        match cx.planted.distance(packet.headers.bth().psn, executor.expected) {
+        match cx.seeded.distance(packet.headers.bth().psn, executor.expected) {
             0 => return self.handle_expected(executor, cx, packet),
             1.. => {
                 cx.count(|c| &mut c.out_of_sequence);
@@ -74,7 +74,7 @@ impl ReceiveRecovery for GoBackN {
         }
         executor.reply = None;
         let aeth = executor.reply_aeth(cx, reply);
-        let aeth = Aeth { syndrome: cx.planted.promise(aeth.syndrome), ..aeth };
+        let aeth = Aeth { syndrome: cx.seeded.promise(aeth.syndrome), ..aeth };
         cx.emit(PacketHeaders::new(Opcode::RcAcknowledge, reply.psn(), Ext::Aeth(aeth)), 0);
     }
 
@@ -160,7 +160,7 @@ impl GoBackN {
 fn handle_earlier(executor: &mut Executor, cx: &mut Scope<'_, '_>, headers: &Headers) {
     match headers.ext() {
         Ext::AtomicEth(atomic) => {
-            if cx.planted.is(Bug::AtomicRepeated) {
+            if cx.seeded.is(Bug::AtomicRepeated) {
                 repeat_atomic(cx, headers);
             }
             executor.resend_atomic_response(cx, headers, atomic);
@@ -170,7 +170,7 @@ fn handle_earlier(executor: &mut Executor, cx: &mut Scope<'_, '_>, headers: &Hea
         }
         _ => {
             cx.count(|c| &mut c.duplicates);
-            if cx.planted.is(Bug::DuplicateSendReceived) {
+            if cx.seeded.is(Bug::DuplicateSendReceived) {
                 receive_again(executor, cx, headers);
             }
             executor.acknowledge();
@@ -203,7 +203,7 @@ fn read_opcode(read: ReadWork, is_last: bool) -> Opcode {
     }
 }
 
-// ---- planted mistakes --------------------------------------------------------------------------
+// ---- seeded mistakes --------------------------------------------------------------------------
 
 /// See [`Bug::AtomicRepeated`].
 fn repeat_atomic(cx: &mut Scope<'_, '_>, headers: &Headers) {

@@ -16,12 +16,12 @@ use super::arrivals::horizon;
 use super::reads::{RangeRequest, ReadTracker, Verdict};
 use super::scoreboard::Scoreboard;
 use crate::congestion::rtt::RttEstimator;
-use crate::planted::Bug;
 use crate::qp::codes::ack_timeout;
 use crate::qp::context::{PacketHeaders, QpContext};
 use crate::qp::request::Request;
 use crate::qp::requests::{Fault, Requests, Response, SendRecovery, bad_response};
 use crate::qp::{RxPacket, Scope, TimeoutReason};
+use crate::seeded::Bug;
 use crate::time::{Duration, Time, earlier};
 use crate::verbs::{SendOp, WcStatus};
 use crate::wire::{Aeth, Ext, Opcode, Psn, Reth, Sack, Sreth, Syndrome};
@@ -102,7 +102,7 @@ impl SendRecovery for Selective {
         if !self.is_waiting() {
             self.quiet_since = cx.now;
         }
-        let forgets = cx.planted.is(Bug::ReadSlotsNotGrown) && self.reads.is_full();
+        let forgets = cx.seeded.is(Bug::ReadSlotsNotGrown) && self.reads.is_full();
         if request.awaits_response() && !forgets {
             let (psn, is_prompt) = (request.first_psn, request.is_atomic());
             self.reads.begin(psn, cx.qpc.packets(request.len), is_prompt, cx.now);

@@ -25,7 +25,6 @@ use super::super::ReceiveRecovery;
 use super::arrivals::{Arrivals, Room, Unreported};
 use crate::memory::region::{AccessKind, Range};
 use crate::memory::sg::{self, Extent, Placement, Placements};
-use crate::planted::Bug;
 use crate::qp::context::{PacketHeaders, QpContext};
 use crate::qp::executor::{Executed, Executor, Fatal, Refused, Reply, Turn};
 use crate::qp::inbound::{
@@ -33,6 +32,7 @@ use crate::qp::inbound::{
 };
 use crate::qp::resources::{Job, Work};
 use crate::qp::{RxPacket, Scope};
+use crate::seeded::Bug;
 use crate::verbs::MAX_MESSAGE_BYTES;
 use crate::wire::{Aeth, Ext, Headers, Opcode, Psn, Reth, Sack, Sreth};
 
@@ -267,7 +267,7 @@ impl ReceiveRecovery for Selective {
                     executor.reply = Some(reply);
                 }
                 cx.count(|c| &mut c.selective_acks_sent);
-                let missing = u32::from(!cx.planted.is(Bug::ReportShifted));
+                let missing = u32::from(!cx.seeded.is(Bug::ReportShifted));
                 let ext = Ext::AethSack(aeth, sack);
                 PacketHeaders::new(Opcode::SrAcknowledge, psn.minus(missing), ext)
             }
@@ -436,7 +436,7 @@ impl Selective {
         }
         match self.place_out_of_order(executor, cx, packet) {
             Ok(()) => self.keep_out_of_order(executor, cx, packet),
-            Err(Refused::Fatal(fatal)) if !cx.planted.is(Bug::OutOfOrderKeyFree) => {
+            Err(Refused::Fatal(fatal)) if !cx.seeded.is(Bug::OutOfOrderKeyFree) => {
                 executor.refuse_expected(fatal.nak);
                 self.refused = Some(psn);
                 return Err(fatal);
@@ -476,10 +476,10 @@ impl Selective {
     /// later packet for which that is not possible is discarded, and has to be retransmitted.
     fn skip_overlapped(&mut self, cx: &mut Scope<'_, '_>, expected: Psn, psn: Psn) {
         let is_last = !psn.next().is_before(self.arrivals.furthest(expected));
-        if is_last || cx.pieces.is_empty() || cx.planted.is(Bug::OverlapIgnored) {
+        if is_last || cx.pieces.is_empty() || cx.seeded.is(Bug::OverlapIgnored) {
             return;
         }
-        let (planted, pieces) = (cx.planted, &mut *cx.pieces);
+        let (seeded, pieces) = (cx.seeded, &mut *cx.pieces);
         let (whole, mut is_cut) = (pieces.clone(), false);
         let conflicts = |kept: &OutOfOrder| {
             let overlaps = kept.footprint.overlaps(&whole);
@@ -487,7 +487,7 @@ impl Selective {
             overlaps && !kept.footprint.skip(pieces)
         };
         let discarded = self.arrivals.forget_after(expected, psn, conflicts);
-        if is_cut && planted.is(Bug::OverlapSkipsAll) {
+        if is_cut && seeded.is(Bug::OverlapSkipsAll) {
             cx.pieces.clear();
         }
         self.has_forgotten |= discarded > 0;
@@ -521,7 +521,7 @@ impl Selective {
         };
         // A READ or atomic may be among the missing packets, or is still being responded to.
         let is_ordered = !packet.headers.bth().mig_req || self.owes_read(executor);
-        if is_ordered && !cx.planted.is(Bug::ReadOvertaken) {
+        if is_ordered && !cx.seeded.is(Bug::ReadOvertaken) {
             return Err(Refused::NotReady);
         }
         match target {
